@@ -156,7 +156,7 @@ async def run_infrastructure_node(
     if (
         final_update.get("execution_outcome")
         and account is not None
-        and (remaining := await account.left())
+        and (remaining := await account.remaining())
     ):
         final_update["execution_outcome"] = {
             **final_update["execution_outcome"],

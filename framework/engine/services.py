@@ -320,7 +320,7 @@ class Services:
     async def budget_left(self) -> dict[str, float]:
         """Return the remaining amount of each budget limit; empty without a budget."""
         spending = current_spending()
-        return {} if spending is None else await spending.left()
+        return {} if spending is None else await spending.remaining()
 
     def ledger(self, view: TurnView, visit_id: str = "") -> EffectLedger:
         """Return the effects, waits, and approvals of the running turn.

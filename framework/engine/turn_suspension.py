@@ -74,7 +74,7 @@ async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
     if persistence is not None and thread is not None:
         now = services.clock.now()
         moment = min(next_wake_time(shown, now) for shown in pending_waits(view).values())
-        await persistence.waits.put(SuspendedThread(thread, moment, view.caller))
+        await persistence.waits.add(SuspendedThread(thread, moment, view.caller))
     return await wake_update(view, services)
 
 

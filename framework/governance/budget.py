@@ -39,8 +39,12 @@ T = TypeVar("T")
 
 # Counters are integers, so that ten times $0.10 is exactly $1.
 _UNITS = {"cost_usd": 1_000_000_000, "seconds": 1_000_000}
-_LENGTHS = {"hour": 2 * 3_600, "day": 2 * 86_400, "month": 32 * 86_400}  # seconds, with a margin
-_MOST_PLACES = 100_000
+_TTL_SECONDS = {
+    "hour": 2 * 3_600,
+    "day": 2 * 86_400,
+    "month": 32 * 86_400,
+}  # seconds, with a margin
+_MAX_COUNTERS = 100_000
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
@@ -61,8 +65,8 @@ class BudgetExceededError(LimitError):
 
     def with_message(self, message: str) -> BudgetExceededError:
         """Return a copy of the error with another message."""
-        told: Any = {name: getattr(self, name) for name in ("limit", "value", "used", "asked")}
-        return type(self)(message, fix=self.fix, **told)
+        fields: Any = {name: getattr(self, name) for name in ("limit", "value", "used", "asked")}
+        return type(self)(message, fix=self.fix, **fields)
 
 
 class Budget:
@@ -98,7 +102,7 @@ class Budget:
     ...     budget = Budget(requests=2, tokens=100)
     ...     call = await budget.reserve(requests=1, tokens=80)
     ...     await call.settle(requests=1, tokens=30)
-    ...     return await budget.left()
+    ...     return await budget.remaining()
     >>> asyncio.run(main())
     {'requests': 1, 'tokens': 70}
     """
@@ -131,7 +135,7 @@ class Budget:
             raise ValidationError(
                 f"Invalid unknown_price {unknown_price!r}.", fix="Pass 'refuse' or a ModelPricing."
             )
-        given = {
+        limits = {
             "requests": requests,
             "tokens": tokens,
             "cost_usd": cost_usd,
@@ -141,7 +145,7 @@ class Budget:
             "consecutive_failures": consecutive_failures,
         }
         self.limits: dict[str, float] = {
-            name: value for name, value in given.items() if value is not None
+            name: value for name, value in limits.items() if value is not None
         }
         self._bounds = to_units(self.limits)
         self.per: Per = per
@@ -150,10 +154,10 @@ class Budget:
         self.unknown_price = unknown_price
         self.assumed_output_tokens = assumed_output_tokens
         self._clock = None if clock is None else as_clock(clock)
-        self._cells = MemoryValues(_MOST_PLACES) if store is None else open_values(store)
-        self._own_store = store is not None
+        self._values = MemoryValues(_MAX_COUNTERS) if store is None else open_values(store)
+        self._has_own_store = store is not None
         self._leases = Leases(None)
-        self._live: set[str] = set()
+        self._live_reservations: set[str] = set()
         self.in_flight: InFlightCalls = InFlightCalls()
 
     @property
@@ -174,10 +178,10 @@ class Budget:
             values: Store of the counters.
             leases: Leases of the runs in the same database, to detect runs that ended.
         """
-        if self._own_store:
+        if self._has_own_store:
             return self
         found = copy.copy(self)
-        found._cells, found._leases = values, leases or self._leases
+        found._values, found._leases = values, leases or self._leases
         return found
 
     async def reserve(
@@ -209,7 +213,7 @@ class Budget:
             BudgetExceededError: The amounts exceed the budget. Nothing was reserved.
             ValidationError: An amount is negative or not a number.
         """
-        asked = to_units(
+        requested = to_units(
             {
                 "requests": requests,
                 "tokens": tokens,
@@ -219,9 +223,9 @@ class Budget:
                 "seconds": seconds,
             }
         )
-        made = self.open_reservation(key, resume_key=resume_key)
-        await made.take(asked)
-        return made
+        reservation = self.open_reservation(key, resume_key=resume_key)
+        await reservation.take(requested)
+        return reservation
 
     def open_reservation(
         self, key: str = "", *, resume_key: str = "", thread_id: str | None = None
@@ -233,26 +237,26 @@ class Budget:
             resume_key: Key of the work; see :meth:`reserve`.
             thread_id: Thread of the run that the reservation is for.
         """
-        held = self._leases.find_held(thread_id or "")
-        owner = held.owner.owner_id if held is not None and held.is_acquired else ""
-        return Reservation(self, self._place(key), resume_key, owner)
+        lease = self._leases.find_held(thread_id or "")
+        owner = lease.owner.owner_id if lease is not None and lease.is_acquired else ""
+        return Reservation(self, self._counter_key(key), resume_key, owner)
 
-    async def left(self, key: str = "") -> dict[str, float]:
+    async def remaining(self, key: str = "") -> dict[str, float]:
         """Return the remaining amount of each limit, without reserved amounts."""
-        cell = await self._turn(self._place(key), lambda cell: (cell, cell))
+        cell = await self._change_value(self._counter_key(key), lambda cell: (cell, cell))
         found = cell[0] if cell else {}
         return {
             name: from_units(name, max(0, bound - found.get(name, 0)))
             for name, bound in self._bounds.items()
         }
 
-    def _place(self, key: str) -> CounterKey:
-        moment = datetime.fromtimestamp(self._time.now(), UTC)
+    def _counter_key(self, key: str) -> CounterKey:
+        moment = datetime.fromtimestamp(self._current_clock.now(), UTC)
         period = moment.strftime(_PERIODS[self.window]) if self.window else ""
         return CounterKey(self.scope, key, period)
 
     @property
-    def _time(self) -> Clock:
+    def _current_clock(self) -> Clock:
         return self._clock or current_clock()
 
     async def apply_change(
@@ -267,64 +271,71 @@ class Budget:
             BudgetExceededError: The change exceeds a limit.
         """
         bounded = change._replace(bounds=self._bounds)
-        of_the_same = f"{_short(resume_key)}|"
+        same_work = f"{_short_hash(resume_key)}|"
 
-        def stale(mark: str) -> bool:
-            return bool(resume_key) and mark.startswith(of_the_same) and mark not in self._live
+        def is_stale(reservation_id: str) -> bool:
+            return (
+                bool(resume_key)
+                and reservation_id.startswith(same_work)
+                and reservation_id not in self._live_reservations
+            )
 
-        refusal = await self._turn(counter, lambda cell: bounded.apply(cell, stale))
-        if refusal is not None and (left := await self._left_behind(counter)):
-            gone = lambda mark: mark in left or stale(mark)  # noqa: E731
-            refusal = await self._turn(counter, lambda cell: bounded.apply(cell, gone))
+        refusal = await self._change_value(counter, lambda cell: bounded.apply(cell, is_stale))
+        if refusal is not None and (abandoned := await self._abandoned_reservations(counter)):
+
+            def is_ended(reservation_id: str) -> bool:
+                return reservation_id in abandoned or is_stale(reservation_id)
+
+            refusal = await self._change_value(counter, lambda cell: bounded.apply(cell, is_ended))
         if refusal is not None:
             raise self._exceeded(counter, refusal)
 
-    async def _left_behind(self, place: CounterKey) -> set[str]:
+    async def _abandoned_reservations(self, place: CounterKey) -> set[str]:
         """Return the IDs of reservations whose run has ended."""
-        if isinstance(self._cells, MemoryValues):
+        if isinstance(self._values, MemoryValues):
             return set()  # counters of this process, which is alive
-        cell = await self._turn(place, lambda cell: (cell, cell))
-        over: dict[LeaseOwner, bool] = {}
+        cell = await self._change_value(place, lambda cell: (cell, cell))
+        ended: dict[LeaseOwner, bool] = {}
         found = set()
-        for mark in {*(cell[1] if cell else ())} - self._live:
-            _, _, owner, process, machine = [*mark.split("|", 4), "", "", ""][:5]
-            holder = LeaseOwner(owner, machine, process.replace("-", "|"))
-            if holder not in over:
-                over[holder] = await self._leases.has_ended(holder)
-            if over[holder]:
-                found.add(mark)
+        for reservation_id in {*(cell[1] if cell else ())} - self._live_reservations:
+            _, _, owner, process, machine = [*reservation_id.split("|", 4), "", "", ""][:5]
+            lease_owner = LeaseOwner(owner, machine, process.replace("-", "|"))
+            if lease_owner not in ended:
+                ended[lease_owner] = await self._leases.has_ended(lease_owner)
+            if ended[lease_owner]:
+                found.add(reservation_id)
         return found
 
     async def record_change(self, counter: CounterKey, change: CounterChange) -> None:
         """Change the counters without checking the limits, for usage that already happened."""
-        await self._turn(counter, lambda cell: change.apply(cell, lambda mark: False))
+        await self._change_value(counter, lambda cell: change.apply(cell, lambda mark: False))
 
-    async def _turn(self, place: CounterKey, work: Callable[[Any], tuple[Any, T]]) -> T:
-        kept = _LENGTHS[self.window] if self.window else FOREVER
+    async def _change_value(self, place: CounterKey, compute: Callable[[Any], tuple[Any, T]]) -> T:
+        ttl = _TTL_SECONDS[self.window] if self.window else FOREVER
 
         def change(cell: Any, now: float) -> tuple[Any, float, T]:
-            new, result = work(cell)
-            return new, kept, result
+            new_value, result = compute(cell)
+            return new_value, ttl, result
 
-        return await self._cells.achange(place.name, change, self._time)
+        return await self._values.achange(place.name, change, self._current_clock)
 
     def _exceeded(self, place: CounterKey, refusal: LimitRefusal) -> BudgetExceededError:
-        over = refusal.limit
-        limit, used = self.limits[over], from_units(over, refusal.used)
-        asked = from_units(over, refusal.requested)
+        limit_name = refusal.limit
+        limit, used = self.limits[limit_name], from_units(limit_name, refusal.used)
+        requested = from_units(limit_name, refusal.requested)
         # A turn ID means nothing to a person, and differs in a replay.
-        known = place.subject if self.per not in ("turn", "step") else ""
-        whose = f"{self.per} {known!r}" if known else f"the {self.per}"
-        more = f", and {asked:g} more is required" if asked else ""
+        subject = place.subject if self.per not in ("turn", "step") else ""
+        owner = f"{self.per} {subject!r}" if subject else f"the {self.per}"
+        shortage = f", and {requested:g} more is required" if requested else ""
         return BudgetExceededError(
-            f"The budget of {whose} is exceeded: {over} is limited to {limit:g}"
-            f"{' per ' + self.window if self.window else ''}, {used:g} is used or reserved{more}.",
+            f"The budget of {owner} is exceeded: {limit_name} is limited to {limit:g}"
+            f"{' per ' + self.window if self.window else ''}, {used:g} is used or reserved{shortage}.",
             fix=f"Request less, {'wait for the next ' + self.window + ', ' if self.window else ''}"
-            f"or raise Budget({over}=…).",
-            limit=over,
+            f"or raise Budget({limit_name}=…).",
+            limit=limit_name,
             value=limit,
             used=used,
-            asked=asked,
+            asked=requested,
         )
 
 
@@ -338,13 +349,15 @@ class Reservation:
         self.counter: CounterKey = counter
         self._resumable = resume_key
         self._base = dict.fromkeys(METRICS, 0)  # reserved directly
-        self._open = dict.fromkeys(METRICS, 0)  # reserved by open draws
-        self._held = dict.fromkeys(METRICS, 0)
+        self._drawn = dict.fromkeys(METRICS, 0)  # reserved by open draws
+        self._reserved = dict.fromkeys(METRICS, 0)
         # Work, unique ID, lease owner, and (later) process and machine.
-        self._mark = f"{_short(resume_key) if resume_key else ''}|{uuid.uuid4().hex[:12]}|{owner}"
-        self._named = isinstance(budget._cells, MemoryValues)
-        self._over = False
-        self._passing: dict[BudgetDraw, asyncio.Task[Any] | None] = {}
+        self._reservation_id = (
+            f"{_short_hash(resume_key) if resume_key else ''}|{uuid.uuid4().hex[:12]}|{owner}"
+        )
+        self._has_owner = isinstance(budget._values, MemoryValues)
+        self._is_closed = False
+        self._in_flight: dict[BudgetDraw, asyncio.Task[Any] | None] = {}
         self._lock = asyncio.Lock()
 
     async def take(self, amounts: Mapping[str, int]) -> None:
@@ -354,7 +367,7 @@ class Reservation:
             BudgetExceededError: The amounts exceed the budget.
         """
         await self.run_to_completion(
-            self._move({**self._base, **amounts}, self._open, bounded=True), self.release
+            self._move({**self._base, **amounts}, self._drawn, bounded=True), self.release
         )
 
     async def settle(self, **used: float) -> None:
@@ -371,32 +384,32 @@ class Reservation:
         """
         counted = to_units(used)
         failed = bool(counted.pop(FAILURES, 0)) if FAILURES in self.budget.limits else None
-        if self._over:
+        if self._is_closed:
             return
-        self._over = True
+        self._is_closed = True
         final, zero = {**self._base, **counted}, dict.fromkeys(METRICS, 0)
-        await self.run_to_completion(self._move(zero, zero, used=final, failed=failed))
-        self._landed(*self._passing)
+        await self.run_to_completion(self._move(zero, zero, usage=final, failed=failed))
+        self._end_in_flight(*self._in_flight)
 
     async def release(self) -> None:
         """Return all reserved amounts without recording usage."""
-        if self._over:
+        if self._is_closed:
             return
-        self._over = True
+        self._is_closed = True
         zero = dict.fromkeys(METRICS, 0)
         await self.run_to_completion(self._move(zero, zero))
-        self._landed(*self._passing)
+        self._end_in_flight(*self._in_flight)
 
-    def _landed(self, *parts: BudgetDraw) -> None:
-        for part in parts:
-            if part.is_in_flight:
-                part.is_in_flight = False
+    def _end_in_flight(self, *draws: BudgetDraw) -> None:
+        for draw in draws:
+            if draw.is_in_flight:
+                draw.is_in_flight = False
                 self.budget.in_flight.end(self.counter)
 
-    async def left(self) -> dict[str, float]:
+    async def remaining(self) -> dict[str, float]:
         """Return the amount of each limit that a draw could take."""
-        left = await self.budget.left(self.counter.subject)
-        free = {name: self._held[name] - self._open[name] for name in METRICS}
+        left = await self.budget.remaining(self.counter.subject)
+        free = {name: self._reserved[name] - self._drawn[name] for name in METRICS}
         return {name: value + from_units(name, free.get(name, 0)) for name, value in left.items()}
 
     async def count(self, **used: float) -> None:
@@ -412,61 +425,70 @@ class Reservation:
         Raises:
             BudgetExceededError: The amounts exceed the budget. Nothing was reserved.
         """
-        part = BudgetDraw(self, {**dict.fromkeys(METRICS, 0), **to_units(amounts)})
+        new_draw = BudgetDraw(self, {**dict.fromkeys(METRICS, 0), **to_units(amounts)})
 
         async def take() -> None:
             async with self._lock:
-                more = {name: self._open[name] + part.amounts[name] for name in METRICS}
-                await self._move(self._base, more, bounded=True)
+                drawn = {name: self._drawn[name] + new_draw.amounts[name] for name in METRICS}
+                await self._move(self._base, drawn, bounded=True)
 
-        await self.run_to_completion(take(), part.release)
-        return part
+        await self.run_to_completion(take(), new_draw.release)
+        return new_draw
 
     def track_in_flight(self, draw: BudgetDraw, task: asyncio.Task[Any] | None) -> None:
         """Register a draw so that others can wait until it ends.
 
         It also counts as ended when its task ends.
         """
-        self._passing[draw] = task
+        self._in_flight[draw] = task
         draw.is_in_flight = True
         self.budget.in_flight.begin(self.counter)
         if task is not None:
-            task.add_done_callback(lambda _: self._landed(draw))
+            task.add_done_callback(lambda _: self._end_in_flight(draw))
 
     def orphaned_draws(self, task: asyncio.Task[Any] | None) -> list[BudgetDraw]:
-        """Return draws that nobody will settle, because their task has moved on or ended."""
-        found = [(part, known) for part, known in self._passing.items() if known is not None]
-        return [part for part, known in found if known is task or known.done()]
+        """Return draws whose task has moved on or ended, so that they would never be settled."""
+        found = [
+            (draw, draw_task)
+            for draw, draw_task in self._in_flight.items()
+            if draw_task is not None
+        ]
+        return [draw for draw, draw_task in found if draw_task is task or draw_task.done()]
 
     async def _move(
         self,
         base: Mapping[str, int],
-        opened: Mapping[str, int],
+        open_draws: Mapping[str, int],
         *,
-        used: Mapping[str, int] | None = None,
+        usage: Mapping[str, int] | None = None,
         failed: bool | None = None,
         bounded: bool = False,
     ) -> None:
-        held = {name: max(base[name], opened[name]) for name in METRICS}
-        if held != self._held or any((used or {}).values()) or failed is not None or bounded:
-            if not self._named:
+        reserved = {name: max(base[name], open_draws[name]) for name in METRICS}
+        if (
+            reserved != self._reserved
+            or any((usage or {}).values())
+            or failed is not None
+            or bounded
+        ):
+            if not self._has_owner:
                 machine, process = await self.budget._leases.identity()
-                self._mark += f"|{process.replace('|', '-')}|{machine}"
-                self._named = True
-            change = CounterChange(self._mark, held, used or {}, failed)
+                self._reservation_id += f"|{process.replace('|', '-')}|{machine}"
+                self._has_owner = True
+            change = CounterChange(self._reservation_id, reserved, usage or {}, failed)
             if bounded:
-                self.budget._live.add(self._mark)
+                self.budget._live_reservations.add(self._reservation_id)
                 try:
                     await self.budget.apply_change(self.counter, change, self._resumable)
                 except BaseException:
-                    if not any(self._held.values()):
-                        self.budget._live.discard(self._mark)
+                    if not any(self._reserved.values()):
+                        self.budget._live_reservations.discard(self._reservation_id)
                     raise
             else:
                 await self.budget.record_change(self.counter, change)
-        if not any(held.values()):
-            self.budget._live.discard(self._mark)
-        self._base, self._open, self._held = dict(base), dict(opened), held
+        if not any(reserved.values()):
+            self.budget._live_reservations.discard(self._reservation_id)
+        self._base, self._drawn, self._reserved = dict(base), dict(open_draws), reserved
 
     async def run_to_completion(
         self,
@@ -474,29 +496,29 @@ class Reservation:
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
         """Complete a change of counters even if the caller is cancelled, and then undo it."""
-        if isinstance(self.budget._cells, MemoryValues):
+        if isinstance(self.budget._values, MemoryValues):
             await work  # in memory, the work never suspends
             return
 
-        async def take_back(_: None) -> None:
+        async def revert(_: None) -> None:
             if undo is not None:
                 await undo()
 
-        await shielded(work, take_back)
+        await shielded(work, revert)
 
 
 class BudgetDraw:
     """Part of a reservation, such as a model call inside a step."""
 
     def __init__(self, reservation: Reservation, amounts: Mapping[str, int]) -> None:
-        self._whole = reservation
+        self._reservation = reservation
         self.amounts: Mapping[str, int] = amounts
-        self._over = self.is_in_flight = False
+        self._is_closed = self.is_in_flight = False
 
     @property
     def budget(self) -> Budget:
         """Budget of the reservation."""
-        return self._whole.budget
+        return self._reservation.budget
 
     async def settle_as_reserved(self) -> None:
         """Record the reserved amounts as used."""
@@ -505,8 +527,8 @@ class BudgetDraw:
     async def settle(self, **used: float) -> None:
         """Record the actual usage; for a step, ``consecutive_failures`` tells whether it failed."""
         counted = to_units(used)
-        ended = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
-        failed = None if ended is None else bool(ended)
+        failure_count = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
+        failed = None if failure_count is None else bool(failure_count)
         counted.pop(FAILURES, None)
         await self._end({**dict.fromkeys(METRICS, 0), **counted}, failed=failed)
 
@@ -514,21 +536,23 @@ class BudgetDraw:
         """Return the amounts without recording usage."""
         await self._end(dict.fromkeys(METRICS, 0))
 
-    async def _end(self, used: Mapping[str, int], *, failed: bool | None = None) -> None:
-        whole = self._whole
-        if self._over:
+    async def _end(self, usage: Mapping[str, int], *, failed: bool | None = None) -> None:
+        reservation = self._reservation
+        if self._is_closed:
             return
-        self._over = True
+        self._is_closed = True
 
         async def move() -> None:
-            async with whole._lock:
-                opened = {name: max(0, whole._open[name] - self.amounts[name]) for name in METRICS}
-                base = {name: max(0, whole._base[name] - used[name]) for name in METRICS}
-                await whole._move(base, opened, used=used, failed=failed)
+            async with reservation._lock:
+                drawn = {
+                    name: max(0, reservation._drawn[name] - self.amounts[name]) for name in METRICS
+                }
+                base = {name: max(0, reservation._base[name] - usage[name]) for name in METRICS}
+                await reservation._move(base, drawn, usage=usage, failed=failed)
 
-        await whole.run_to_completion(move())
-        whole._passing.pop(self, None)
-        whole._landed(self)
+        await reservation.run_to_completion(move())
+        reservation._in_flight.pop(self, None)
+        reservation._end_in_flight(self)
 
 
 class InFlightCalls:
@@ -598,5 +622,5 @@ def from_units(name: str, amount: int) -> float:
     return amount / _UNITS[name] if name in _UNITS else amount
 
 
-def _short(name: str) -> str:
+def _short_hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]

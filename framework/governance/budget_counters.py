@@ -16,7 +16,7 @@ METRICS = ("requests", "tokens", "cost_usd", "tool_calls", "steps", "seconds")
 
 FAILURES = "consecutive_failures"
 Amounts = Mapping[str, int]
-_NONE: Amounts = MappingProxyType({})
+_NO_AMOUNTS: Amounts = MappingProxyType({})
 
 
 class CounterKey(NamedTuple):
@@ -64,10 +64,10 @@ class CounterChange(NamedTuple):
     """
 
     reservation_id: str
-    reserved: Amounts = _NONE
-    used: Amounts = _NONE
+    reserved: Amounts = _NO_AMOUNTS
+    used: Amounts = _NO_AMOUNTS
     failed: bool | None = None
-    bounds: Amounts = _NONE
+    bounds: Amounts = _NO_AMOUNTS
 
     def apply(self, value: Any, is_stale: Callable[[str], bool]) -> tuple[Any, LimitRefusal | None]:
         """Return the changed value, or the refusal of a limit.
@@ -79,29 +79,35 @@ class CounterChange(NamedTuple):
             is_stale: Function that returns whether the process of a reservation has died.
         """
         total: Amounts = value[0] if value else {}
-        marks: dict[str, Amounts] = dict(value[1]) if value else {}
-        for mark in [mark for mark in marks if is_stale(mark)]:
-            total = _sum(total, marks.pop(mark), -1)
-        after = _sum(_sum(total, marks.get(self.reservation_id, _NONE), -1), self.reserved)
-        after = _sum(after, self.used)
+        reservations: dict[str, Amounts] = dict(value[1]) if value else {}
+        for reservation in [reservation for reservation in reservations if is_stale(reservation)]:
+            total = _add(total, reservations.pop(reservation), -1)
+        new_total = _add(
+            _add(total, reservations.get(self.reservation_id, _NO_AMOUNTS), -1), self.reserved
+        )
+        new_total = _add(new_total, self.used)
         if self.failed is not None:
-            after[FAILURES] = after.get(FAILURES, 0) + 1 if self.failed else 0
+            new_total[FAILURES] = new_total.get(FAILURES, 0) + 1 if self.failed else 0
         for name, bound in self.bounds.items():
-            there = total.get(name, 0)
-            more = after.get(name, 0) - there
-            if there >= bound if name == FAILURES else more > 0 and there + more > bound:
-                return (total, marks), LimitRefusal(name, there, more)
-        marks[self.reservation_id] = {
+            current = total.get(name, 0)
+            increase = new_total.get(name, 0) - current
+            if (
+                current >= bound
+                if name == FAILURES
+                else increase > 0 and current + increase > bound
+            ):
+                return (total, reservations), LimitRefusal(name, current, increase)
+        reservations[self.reservation_id] = {
             name: amount for name, amount in self.reserved.items() if amount
         }
-        if not marks[self.reservation_id]:
-            del marks[self.reservation_id]
-        return (after, marks), None
+        if not reservations[self.reservation_id]:
+            del reservations[self.reservation_id]
+        return (new_total, reservations), None
 
 
-def _sum(amounts: Amounts, more: Amounts, sign: int = 1) -> dict[str, int]:
-    found = dict(amounts)
-    for name, amount in more.items():
+def _add(amounts: Amounts, added: Amounts, sign: int = 1) -> dict[str, int]:
+    result = dict(amounts)
+    for name, amount in added.items():
         if amount:
-            found[name] = found.get(name, 0) + sign * amount
-    return found
+            result[name] = result.get(name, 0) + sign * amount
+    return result

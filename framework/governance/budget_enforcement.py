@@ -44,7 +44,7 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 from capgraph.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
 from capgraph.telemetry.usage_recorder import UsageRecorder, average_capability_usage
 
-_INSTANT = 1e-6
+_MIN_SECONDS = 1e-6
 Draws = list[tuple[BudgetDraw, float | None]]
 
 
@@ -71,18 +71,24 @@ class BudgetPolicy:
         Raises:
             ConfigurationError: The option is not a budget, or two budgets share their counters.
         """
-        several = isinstance(budget, (list, tuple))
-        budgets = () if budget is None else tuple(budget) if several else (budget,)
-        for item in budgets:
-            if not isinstance(item, Budget):
-                raise ConfigurationError(f"{item!r} is not a Budget.", fix="Pass Budget(tokens=…).")
-        scopes = [item.scope for item in budgets]
-        if twice := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
+        is_list = isinstance(budget, (list, tuple))
+        budgets = () if budget is None else tuple(budget) if is_list else (budget,)
+        for one_budget in budgets:
+            if not isinstance(one_budget, Budget):
+                raise ConfigurationError(
+                    f"{one_budget!r} is not a Budget.", fix="Pass Budget(tokens=…)."
+                )
+        scopes = [one_budget.scope for one_budget in budgets]
+        if duplicates := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
             raise ConfigurationError(
-                f"Two budgets have the scope {twice[0]!r}.", fix="Pass name= to one of them."
+                f"Two budgets have the scope {duplicates[0]!r}.", fix="Pass name= to one of them."
             )
         table = prices or PriceTable.of_process()
-        return cls(tuple(item.with_clock(clock) for item in budgets), table, UsageRecorder(table))
+        return cls(
+            tuple(one_budget.with_clock(clock) for one_budget in budgets),
+            table,
+            UsageRecorder(table),
+        )
 
     def for_turn(
         self,
@@ -102,16 +108,16 @@ class BudgetPolicy:
             plan_limits: Limits of the current plan.
             run_id: ID of the run, for custom graphs without turns.
         """
-        own = [Budget(**plan_limits, name="plan")] if plan_limits else []  # type: ignore[arg-type]
-        rows = persistence.tables if persistence is not None else None
-        if rows is None and not self.budgets and not own:
+        plan_budgets = [Budget(**plan_limits, name="plan")] if plan_limits else []  # type: ignore[arg-type]
+        tables = persistence.tables if persistence is not None else None
+        if tables is None and not self.budgets and not plan_budgets:
             return None
-        budgets = [*self.budgets, *own]
-        if persistence is not None and rows is not None:
+        budgets = [*self.budgets, *plan_budgets]
+        if persistence is not None and tables is not None:
             values, leases = persistence.values, persistence.leases
             budgets = [item.with_counters(values, leases) for item in budgets]
-        visit = run_id or _visit(view, kept=has_saver)
-        return TurnSpending(budgets, self.prices, view, rows, self.recorder, visit=visit)
+        run_identity = run_id or _run_identity(view, has_saver=has_saver)
+        return TurnSpending(budgets, self.prices, view, tables, self.recorder, visit=run_identity)
 
 
 def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
@@ -123,18 +129,18 @@ def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
     >>> [budget.per for budget in budgets_from_settings([{"tokens": 100, "per": "user"}])]
     ['user']
     """
-    made = []
-    for place, item in enumerate(entries):
-        price = item.get("unknown_price", "refuse")
+    budgets = []
+    for index, entry in enumerate(entries):
+        price = entry.get("unknown_price", "refuse")
         try:
             priced = ModelPricing(**price) if isinstance(price, Mapping) else price
-            made.append(Budget(**{**item, "unknown_price": priced}))
+            budgets.append(Budget(**{**entry, "unknown_price": priced}))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
-                f"Invalid setting budgets.{place} {dict(item)!r}: {exc}",
+                f"Invalid setting budgets.{index} {dict(entry)!r}: {exc}",
                 fix="Use the arguments of Budget.",
             ) from exc
-    return made
+    return budgets
 
 
 def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTable | None:
@@ -153,18 +159,18 @@ def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTab
     return PriceTable(prices) if prices else None
 
 
-def _visit(view: TurnView, *, kept: bool) -> str:
+def _run_identity(view: TurnView, *, has_saver: bool) -> str:
     """Return an ID for runs that the turn ID does not distinguish.
 
     These are runs without a saver, and nodes of graphs without turns.
     """
     if view.turn_id:
-        return "" if kept else current_event_ids().get("run_id", "")
+        return "" if has_saver else current_event_ids().get("run_id", "")
     runtime = current_runtime()
     return runtime.execution_info.task_id if runtime is not None else uuid.uuid4().hex
 
 
-def _subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
+def _budget_subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
     turn = "/".join(part for part in (view.thread_id, view.turn_id, run) if part)
     return {
         "turn": turn,
@@ -188,24 +194,24 @@ class TurnSpending:
         *,
         visit: str,
     ) -> None:
-        self._budgets, self._prices, self._rows, self._book = budgets, prices, rows, book
+        self._budgets, self._prices, self._tables, self._recorder = budgets, prices, rows, book
         payer = billing_subject()
-        self._subjects = _subjects(view, payer, visit)
-        self._about = {
+        self._subjects = _budget_subjects(view, payer, visit)
+        self._usage_context = {
             "thread_id": view.thread_id,
             "turn_id": view.turn_id,
             "user_id": payer.user_id,
             "tenant": payer.tenant,
         }
         self._calls: dict[UUID, tuple[str, Draws]] = {}
-        self._paid: set[UUID] = set()  # settled calls
-        self._late: list[tuple[Reservation, dict[str, float]]] = []
-        self._plan: dict[int, Reservation] = {}  # of the current plan, by budget
+        self._settled: set[UUID] = set()  # settled calls
+        self._late_usage: list[tuple[Reservation, dict[str, float]]] = []
+        self._plan_reservations: dict[int, Reservation] = {}  # of the current plan, by budget
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
     def belongs_to(self, policy: BudgetPolicy) -> bool:
         """Return whether this spending was created by a policy."""
-        return self._book is policy.recorder
+        return self._recorder is policy.recorder
 
     @property
     def has_budgets(self) -> bool:
@@ -232,28 +238,30 @@ class TurnSpending:
         Raises:
             BudgetExceededError: The amounts exceed a budget. Nothing was reserved.
         """
-        taken: list[Reservation | BudgetDraw] = []
-        held: list[Reservation] = []
+        draws: list[Reservation | BudgetDraw] = []
+        reservations: list[Reservation] = []
         used: dict[str, float] = {}
         try:
             for budget in self._budgets:
-                plan = self._plan.get(id(budget)) if amounts else None
+                plan = self._plan_reservations.get(id(budget)) if amounts else None
                 if plan is not None:
-                    taken.append(await plan.draw(**amounts))
-                    held.append(plan)
+                    draws.append(await plan.draw(**amounts))
+                    reservations.append(plan)
                 else:
-                    taken.append(made := await self._take(budget, name, amounts))
-                    held.append(made)
-            around = run_context().reservations
-            with override_run_context(reservations={**around, id(self): tuple(held)}):
+                    draws.append(made := await self._open_and_take(budget, name, amounts))
+                    reservations.append(made)
+            outer = run_context().reservations
+            with override_run_context(reservations={**outer, id(self): tuple(reservations)}):
                 yield used
         finally:
-            for reservation in held:
-                late = [entry for entry in self._late if entry[0] is reservation]
-                self._late = [entry for entry in self._late if entry[0] is not reservation]
+            for reservation in reservations:
+                late = [entry for entry in self._late_usage if entry[0] is reservation]
+                self._late_usage = [
+                    entry for entry in self._late_usage if entry[0] is not reservation
+                ]
                 for _, amount in late:
                     await reservation.count(**amount)
-            for part in taken:
+            for part in draws:
                 if used:
                     await part.settle(**{**dict.fromkeys(METRICS, 0.0), **used})
                 else:
@@ -272,7 +280,7 @@ class TurnSpending:
         Raises:
             BudgetExceededError: The estimate exceeds a budget. The message contains the amounts.
         """
-        rows, plan = self._rows, dict[int, Reservation]()
+        rows, plan = self._tables, dict[int, Reservation]()
         history = (
             await average_capability_usage(rows, sorted(set(capabilities)))
             if rows and capabilities
@@ -283,27 +291,29 @@ class TurnSpending:
             for budget in self._budgets:
                 if budget.per != "step":
                     asked = {name: value for name, value in needs.items() if name in budget.limits}
-                    plan[id(budget)] = await self._take(budget, "plan", asked)
-            self._plan = plan
+                    plan[id(budget)] = await self._open_and_take(budget, "plan", asked)
+            self._plan_reservations = plan
             yield
         except BudgetExceededError as error:
-            if self._plan is plan:
+            if self._plan_reservations is plan:
                 raise
             raise error.with_message(f"The plan exceeds a budget. {error.message}") from None
         finally:
-            self._plan = {}
+            self._plan_reservations = {}
             for made in plan.values():
                 await made.release()
 
-    async def _take(self, budget: Budget, name: str, asked: Mapping[str, float]) -> Reservation:
+    async def _open_and_take(
+        self, budget: Budget, name: str, amounts: Mapping[str, float]
+    ) -> Reservation:
         subject = self._subjects[budget.per]
         key = f"{subject}/{name}" if budget.per == "step" else subject
         resumable = f"{self._subjects['turn']}/{name}"
         made = budget.open_reservation(
-            key, resume_key=resumable, thread_id=self._about["thread_id"]
+            key, resume_key=resumable, thread_id=self._usage_context["thread_id"]
         )
-        if asked:
-            await made.take(to_units(asked))
+        if amounts:
+            await made.take(to_units(amounts))
         return made
 
     async def check_plan_fits(
@@ -317,13 +327,13 @@ class TurnSpending:
         async with self.reserve_plan(capabilities, specs):
             pass
 
-    async def left(self) -> dict[str, float]:
+    async def remaining(self) -> dict[str, float]:
         """Return the smallest remaining amount of each limit."""
         found: dict[str, float] = {}
         for budget in self._budgets:
             if budget.per == "step":
                 continue
-            for name, value in (await budget.left(self._subjects[budget.per])).items():
+            for name, value in (await budget.remaining(self._subjects[budget.per])).items():
                 found[name] = min(value, found.get(name, value))
         return found
 
@@ -376,18 +386,18 @@ class TurnSpending:
             if call.max_output_tokens is not None
             else budget.assumed_output_tokens
         )
-        wanted: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens + answer}
-        least: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens}
+        requested: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens + answer}
+        minimum: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens}
         if "cost_usd" in budget.limits:
-            wanted["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, answer)
-            least["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, 0)
+            requested["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, answer)
+            minimum["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, 0)
         while True:
-            for cut in reservation.orphaned_draws(call.task):
-                await cut.settle(requests=1)  # it was sent, and no response arrived
+            for draw in reservation.orphaned_draws(call.task):
+                await draw.settle(requests=1)  # it was sent, and no response arrived
             try:
-                part = await reservation.draw(**wanted)
+                part = await reservation.draw(**requested)
                 reservation.track_in_flight(part, call.task)
-                return part, wanted.get("cost_usd")
+                return part, requested.get("cost_usd")
             except BudgetExceededError as error:
                 if error.limit not in ("tokens", "cost_usd"):
                     raise
@@ -397,12 +407,12 @@ class TurnSpending:
                 if call.max_output_tokens is not None:
                     raise
                 # Without a length limit, reserve what is left.
-                left = await reservation.left()
-                for name, value in least.items():
+                left = await reservation.remaining()
+                for name, value in minimum.items():
                     if name in ("tokens", "cost_usd") and left.get(name, math.inf) <= value:
                         raise
-                for name in least.keys() - {"requests"}:
-                    wanted[name] = min(wanted[name], left.get(name, math.inf))
+                for name in minimum.keys() - {"requests"}:
+                    requested[name] = min(requested[name], left.get(name, math.inf))
 
     def _cost(self, budget: Budget, model: str, prompt: int, answer: int) -> float:
         used = UsageSnapshot(input_tokens=prompt, output_tokens=answer)
@@ -434,8 +444,8 @@ class TurnSpending:
         if (found := self._calls.pop(run_id, None)) is None:
             return
         # LangChain notifies handlers in any order, so record_call may follow.
-        self._paid.add(run_id)
-        asked_model, taken = found
+        self._settled.add(run_id)
+        requested_model, taken = found
         for part, _ in taken:
             if failed:
                 await part.settle(requests=1)
@@ -443,17 +453,19 @@ class TurnSpending:
                 await part.settle_as_reserved()
             else:
                 await part.settle(
-                    **self._used(part.budget, model or asked_model, asked_model, usage)
+                    **self._usage_amounts(
+                        part.budget, model or requested_model, requested_model, usage
+                    )
                 )
 
-    def _used(
-        self, budget: Budget, model: str, asked_model: str, usage: UsageSnapshot
+    def _usage_amounts(
+        self, budget: Budget, model: str, requested_model: str, usage: UsageSnapshot
     ) -> dict[str, float]:
         used: dict[str, float] = {"requests": 1, "tokens": usage.total_tokens}
         if "cost_usd" in budget.limits:
             cost = self._prices.cost(model, usage)
             if cost is None:
-                cost = self._prices.cost(asked_model, usage)
+                cost = self._prices.cost(requested_model, usage)
             if cost is None and not isinstance(budget.unknown_price, str):
                 cost = budget.unknown_price.cost(usage)
             used["cost_usd"] = cost or 0.0
@@ -461,15 +473,18 @@ class TurnSpending:
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
         """Record the usage of a model call. An unreserved call counts when its step ends."""
-        if self._rows is not None:
+        if self._tables is not None:
             job, ids = enclosing_execution(), current_event_ids()
-            own = {"step_id": ids.get("step_id"), "capability": job.spec.name if job else None}
-            told = {**self._about, **own, "role": role}
-            self._book.record(self._rows, str(run_id), model, usage, told)
-        if run_id not in self._calls and run_id not in self._paid:
+            step_fields = {
+                "step_id": ids.get("step_id"),
+                "capability": job.spec.name if job else None,
+            }
+            context = {**self._usage_context, **step_fields, "role": role}
+            self._recorder.record(self._tables, str(run_id), model, usage, context)
+        if run_id not in self._calls and run_id not in self._settled:
             for reservation in self.current_reservations():
-                used = self._used(reservation.budget, model, model, usage)
-                self._late.append((reservation, used))
+                used = self._usage_amounts(reservation.budget, model, model, usage)
+                self._late_usage.append((reservation, used))
 
 
 def current_spending() -> TurnSpending | None:
@@ -494,18 +509,18 @@ async def charge_node(spending: TurnSpending | None, node: str) -> AsyncIterator
 
 
 @asynccontextmanager
-async def _drawn(
+async def _draw_from_outer(
     accounts: Sequence[TurnSpending],
     own: Mapping[str, float],
-    used: Mapping[str, float],
-    taken: Collection[CounterKey] = (),
+    usage: Mapping[str, float],
+    excluded: Collection[CounterKey] = (),
 ) -> AsyncIterator[None]:
     """Draw amounts from the reservations of the surrounding steps, which cover the nested step."""
     held = {
         made.counter: made
         for one in accounts
         for made in one.current_reservations()
-        if made.counter not in taken
+        if made.counter not in excluded
     }
     parts: list[BudgetDraw] = []
     try:
@@ -514,7 +529,7 @@ async def _drawn(
         yield
     finally:
         for part in parts:
-            await (part.settle(**own) if used else part.release())
+            await (part.settle(**own) if usage else part.release())
 
 
 class BudgetStage:
@@ -538,7 +553,7 @@ class BudgetStage:
         if job.spec.cost_usd:
             own["cost_usd"] = job.spec.cost_usd
         began = clock.monotonic()
-        reserved: Any = spending.reserve_for(attempt.key, **own, seconds=_INSTANT)
+        reserved: Any = spending.reserve_for(attempt.key, **own, seconds=_MIN_SECONDS)
         inside = job.outer is not None and bool(spending.current_reservations())
         async with nullcontext({}) if inside else reserved as used:
             # Only nested steps draw on the step's own reservation.
@@ -547,7 +562,7 @@ class BudgetStage:
                 if inside
                 else {made.counter for made in spending.current_reservations()}
             )
-            async with _drawn(bounded, own, used, taken):
+            async with _draw_from_outer(bounded, own, used, taken):
                 try:
                     result = await call_next(attempt)
                 except GraphBubbleUp:

@@ -20,12 +20,12 @@ from capgraph.governance.permissions import (
 from capgraph.planning.recipes import underlying_capabilities
 from capgraph.registry import Registry
 
-_KEPT = 64
+_MAX_CACHED = 64
 """Maximum number of cached registries, one per set of denied capabilities."""
 
 
 def unknown_names(
-    names: Iterable[str], case_sensitive: Collection[str], known: Collection[str]
+    names: Iterable[str], case_sensitive: Collection[str], registered: Collection[str]
 ) -> list[str]:
     """Return the names in permissions that match no registered capability.
 
@@ -34,12 +34,12 @@ def unknown_names(
         case_sensitive: Names that are compared with case; the others are not.
         known: Names of the capabilities.
     """
-    folded = {normalize_name(name) for name in known}
+    folded = {normalize_name(name) for name in registered}
     return [
         name
         for name in names
         if normalize_name(name) not in folded
-        or (name in case_sensitive and name.strip() not in known)
+        or (name in case_sensitive and name.strip() not in registered)
     ]
 
 
@@ -63,7 +63,7 @@ class CallerPermissions:
     def __init__(self, registry: Registry, permissions: Permissions) -> None:
         self._registry = registry
         self._permissions = permissions
-        self._cuts: BoundedDict[frozenset[str], Registry] = BoundedDict(_KEPT)
+        self._restricted: BoundedDict[frozenset[str], Registry] = BoundedDict(_MAX_CACHED)
 
     def unknown_name_warnings(self) -> list[str]:
         """Return a warning if the permissions name capabilities that are not registered."""
@@ -112,8 +112,8 @@ class CallerPermissions:
         denied = frozenset(found_denied)
         if not denied:
             return self._registry
-        found = self._cuts.get(denied) or self._registry.with_(without=denied).freeze()
-        self._cuts[denied] = found  # most recently used, so evicted last
+        found = self._restricted.get(denied) or self._registry.with_(without=denied).freeze()
+        self._restricted[denied] = found  # most recently used, so evicted last
         return found
 
     def check_plan(self, plan: Any, view: TurnSnapshot) -> None:
@@ -129,9 +129,9 @@ class CallerPermissions:
             if isinstance(name, str) and name in self._registry.capabilities:
                 record = view.results.get(str(step.get("context_key"))) or {}
                 done = record.get("success") and record.get("capability") == name
-                found = self.outcome(name, view.caller)
-                if not (found.allowed or done):
-                    denied[name] = found
+                outcome = self.outcome(name, view.caller)
+                if not (outcome.allowed or done):
+                    denied[name] = outcome
         if denied:
             first = next(iter(denied.values()))
             reasons = "; ".join(str(outcome.reason) for outcome in denied.values())
@@ -145,7 +145,7 @@ class CallerPermissions:
         Raises:
             PermissionDeniedError: The caller may not use the capability.
         """
-        found = self.outcome(step["capability"], view.caller)
-        if not found.allowed:
-            raise PermissionDeniedError(found)
+        outcome = self.outcome(step["capability"], view.caller)
+        if not outcome.allowed:
+            raise PermissionDeniedError(outcome)
         return Verdict("allow")

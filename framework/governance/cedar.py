@@ -47,18 +47,18 @@ class CedarPermissions:
         try:
             self._policies = self._cedar.PolicySet.from_str(policies)
             self._entities = self._cedar.Entities.from_json_str(json.dumps(list(entities)))
-            checked = None
+            validation = None
             if schema is not None:
                 text = schema if isinstance(schema, str) else json.dumps(schema)
-                checked = self._cedar.validate_policies(policies, text)
+                validation = self._cedar.validate_policies(policies, text)
         except ValueError as exc:
             raise ConfigurationError(
                 f"The Cedar policies cannot be parsed: {exc}.", fix="Correct the policies."
             ) from exc
-        if checked is not None and not checked.validation_passed:
-            told = "; ".join(str(error) for error in checked.errors)
+        if validation is not None and not validation.validation_passed:
+            errors = "; ".join(str(error) for error in validation.errors)
             raise ConfigurationError(
-                f"The Cedar policies do not match their schema: {told}.",
+                f"The Cedar policies do not match their schema: {errors}.",
                 fix="Correct the policies or the schema.",
             )
 
@@ -76,24 +76,26 @@ class CedarPermissions:
             return PermissionOutcome(False, f"the caller of {name!r} has no role")
         groups = [_uid("Role", role), *([_uid("Tenant", tenant)] if tenant else [])]
         user, capability = _uid("User", user_id or ""), _uid("Capability", name)
-        asked = {"mode": required.name, "level": int(required)}
-        about = [
+        required_attrs = {"mode": required.name, "level": int(required)}
+        request_entities = [
             {"uid": user, "attrs": {}, "parents": groups},
-            {"uid": capability, "attrs": asked, "parents": []},
+            {"uid": capability, "attrs": required_attrs, "parents": []},
         ]
         request = {"principal": user, "action": _uid("Action", "use"), "resource": capability}
         try:
-            known = self._entities.with_added_json_str(json.dumps(about))
-            found = self._cedar.is_authorized({**request, "context": {}}, self._policies, known)
+            entities = self._entities.with_added_json_str(json.dumps(request_entities))
+            response = self._cedar.is_authorized(
+                {**request, "context": {}}, self._policies, entities
+            )
         except ValueError as exc:
             return PermissionOutcome(False, f"Cedar could not decide about {name!r}: {exc}")
-        if errors := found.diagnostics.errors:
+        if errors := response.diagnostics.errors:
             # Cedar skips a failed "forbid" policy, which would allow the request.
             return PermissionOutcome(
                 False, f"a Cedar policy failed at {name!r}: {'; '.join(map(str, errors))}"
             )
-        reason = None if found.allowed else f"no Cedar policy lets {role!r} use {name!r}"
-        return PermissionOutcome(found.allowed, reason, role, required.name)
+        reason = None if response.allowed else f"no Cedar policy lets {role!r} use {name!r}"
+        return PermissionOutcome(response.allowed, reason, role, required.name)
 
 
 def _uid(kind: str, name: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ Barrier = Literal["effect", "outside"]
 UNTRUSTED = "untrusted"
 SECRET = "secret"  # noqa: S105
 _RULES: Mapping[str, tuple[Barrier, ...]] = {UNTRUSTED: ("effect",), SECRET: ("outside",)}
-_WORDS = ""  # key of the labels of a step's text
+_TEXT = ""  # key of the labels of a step's text
 
 
 class InformationFlow:
@@ -69,21 +69,21 @@ class InformationFlow:
             raise ConfigurationError(
                 f"Invalid on_violation {on_violation!r}.", fix="Use 'ask' or 'deny'."
             )
-        given: dict[str, Any] = {
-            label: (where,) if isinstance(where, str) else tuple(where)
-            for label, where in (labels or {}).items()
+        custom: dict[str, Any] = {
+            label: (destinations,) if isinstance(destinations, str) else tuple(destinations)
+            for label, destinations in (labels or {}).items()
         }
-        for label, where in given.items():
-            if unknown := sorted(set(where) - set(get_args(Barrier))):
+        for label, destinations in custom.items():
+            if unknown := sorted(set(destinations) - set(get_args(Barrier))):
                 raise ConfigurationError(
                     f"The label {label!r} has unknown destinations {unknown}.",
                     fix="Use 'effect' or 'outside'.",
                 )
-        self.rules: Mapping[str, tuple[Barrier, ...]] = {**_RULES, **given}
-        self._verdict = on_violation
+        self.rules: Mapping[str, tuple[Barrier, ...]] = {**_RULES, **custom}
+        self._on_violation = on_violation
         self._registry = Registry(infrastructure=())
         self._types: dict[str, tuple[str, ...]] = {}
-        self._may_ask: Callable[[], bool] = lambda: True
+        self._can_ask: Callable[[], bool] = lambda: True
 
     def bind(self, registry: Registry, can_ask: Callable[[], bool]) -> InformationFlow:
         """Return this policy for the capabilities and types of a graph.
@@ -94,7 +94,7 @@ class InformationFlow:
         """
         bound = copy.copy(self)
         bound._registry, bound._types = registry, context_type_labels(registry)
-        bound._may_ask = can_ask
+        bound._can_ask = can_ask
         return bound
 
     # --- before anything runs -------------------------------------------------------------
@@ -102,20 +102,20 @@ class InformationFlow:
     async def review(self, plan: ExecutionPlan, view: Any) -> Verdict:
         """Check a whole plan, given the stored data and the data that its author has seen."""
         steps = plan["steps"]
-        done = carry_over(view.plan if view.has_plan else None, plan, view.results).kept
-        words = plan_text_labels(plan, view)
-        given: dict[str, dict[str, Labels]] = {}
+        finished = carry_over(view.plan if view.has_plan else None, plan, view.results).kept
+        text_labels = plan_text_labels(plan, view)
+        context_labels: dict[str, dict[str, Labels]] = {}
         problems: list[str] = []
         for step in steps:
             key = step["context_key"]
             spec = self._registry.capabilities.get(step["capability"])
             if spec is None or step["capability"] in TERMINAL_STEPS:
                 continue
-            reaches = self._reaching(step, spec, given, view, words.get(key, {}))
-            if key not in done:
-                problems += self._problems(step, spec, reaches)
-            given[key] = self._gives(spec, reaches, key, spec.provides)
-        return self._said(problems)
+            inputs = self._input_labels(step, spec, context_labels, view, text_labels.get(key, {}))
+            if key not in finished:
+                problems += self._problems(step, spec, inputs)
+            context_labels[key] = self._result_labels(spec, inputs, key, spec.provides)
+        return self._verdict_for(problems)
 
     # --- just before a step, and after it -------------------------------------------------
 
@@ -142,61 +142,66 @@ class InformationFlow:
         if planned.get("capability") != step["capability"]:
             planned = step
         history = view.state.get("planning_history") or []
-        said = history[-1].get("labels") or {} if include_plan_text and history else {}
-        return self._reaching(planned, spec, {}, view, said.get(key, {}))
+        text_labels = history[-1].get("labels") or {} if include_plan_text and history else {}
+        return self._input_labels(planned, spec, {}, view, text_labels.get(key, {}))
 
     def check(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
         """Decide whether data with these labels may reach a step."""
-        return self._said(self._problems(step, spec, labels))
+        return self._verdict_for(self._problems(step, spec, labels))
 
     def label_record(
         self, record: StepRecord, spec: CapabilitySpec, labels: Labels, view: TurnView
     ) -> StepRecord:
         """Return the record of a step with the labels of its results."""
         kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
-        known = view.labels
+        stored = view.labels
         found = {
             kind: own
-            for kind, own in self._gives(spec, labels, record.key, kinds).items()
+            for kind, own in self._result_labels(spec, labels, record.key, kinds).items()
             # An unlabeled result is recorded only if it replaces a known label.
-            if own or self._types.get(kind) or known.get(kind, {}).get(record.key)
+            if own or self._types.get(kind) or stored.get(kind, {}).get(record.key)
         }
         return replace(record, labels=found)
 
     # --- how labels travel ----------------------------------------------------------------
 
-    def _reaching(
+    def _input_labels(
         self,
         step: PlannedStep,
         spec: CapabilitySpec,
-        given: Mapping[str, Mapping[str, Labels]],
+        context_labels: Mapping[str, Mapping[str, Labels]],
         view: TurnView,
-        words: Labels,
+        text_labels: Labels,
     ) -> Labels:
         """Return the labels of a step's inputs."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
-        for read in step_reads(step, StoredKeys({"": given, **view.contexts})):
+        for read in step_reads(step, StoredKeys({"": context_labels, **view.contexts})):
             kind = None if read.label == FROM else kinds.get(read.label, read.label)
-            made = given.get(read.key) or dict(self._stored(read.key, view))
+            key_labels = context_labels.get(read.key) or dict(
+                self._stored_context_labels(read.key, view)
+            )
             # A list has another type name; in that case, all contexts of the key count.
-            one = made.get(kind) if kind is not None else None
-            for labels in made.values() if one is None else [one]:
+            type_labels = key_labels.get(kind) if kind is not None else None
+            for labels in key_labels.values() if type_labels is None else [type_labels]:
                 found = {**labels, **found}
         if uses_signal(step):  # the sender is external
             found.setdefault("untrusted", f"the event {awaited_event(step)[0]!r}")
-        return {**{label: _written(source) for label, source in words.items()}, **found}
+        return {
+            **{label: _plan_text_source(source) for label, source in text_labels.items()},
+            **found,
+        }
 
-    def _stored(self, key: str, view: TurnView) -> Iterator[tuple[str, Labels]]:
+    def _stored_context_labels(self, key: str, view: TurnView) -> Iterator[tuple[str, Labels]]:
         for kind, entries in view.contexts.items():
             if key in entries:
                 yield kind, self.stored_labels(kind, key, view)
 
     def stored_labels(self, kind: str, key: str, view: TurnView) -> Labels:
         """Return the labels of a stored context."""
-        told = view.labels.get(kind, {}).get(key)
-        if told is not None:
-            return told
+        recorded = view.labels.get(kind, {}).get(key)
+        if recorded is not None:
+            return recorded
         return dict.fromkeys(self._types.get(kind, ()), f"the stored {kind} {key!r}")
 
     def thread_labels(self, view: TurnView) -> Labels:
@@ -214,7 +219,7 @@ class InformationFlow:
             if step["capability"] == capability and step["context_key"] in view.succeeded_keys:
                 spec = self._registry.capabilities[capability]
                 reaches = self.labels_for_step(spec, step, view)
-                own = self._gives(spec, reaches, step["context_key"], spec.provides)[_WORDS]
+                own = self._result_labels(spec, reaches, step["context_key"], spec.provides)[_TEXT]
                 found = {**own, **found}
         return found
 
@@ -226,18 +231,18 @@ class InformationFlow:
             for label in self._registry.capabilities[name].labels
         }
 
-    def _gives(
+    def _result_labels(
         self, spec: CapabilitySpec, reaches: Labels, key: str, kinds: Collection[str]
     ) -> dict[str, Labels]:
         """Return the labels of a step's results by type, and of its text."""
         derived = {label: at for label, at in reaches.items() if label not in spec.removes_labels}
         own = {**dict.fromkeys(spec.labels, f"step {key!r} ({spec.name})"), **derived}
-        found: dict[str, Labels] = {_WORDS: {**self._of_types(spec, key, spec.provides), **own}}
+        found: dict[str, Labels] = {_TEXT: {**self._type_labels(spec, key, spec.provides), **own}}
         for kind in kinds:
-            found[kind] = {**self._of_types(spec, key, [kind]), **own}
+            found[kind] = {**self._type_labels(spec, key, [kind]), **own}
         return found
 
-    def _of_types(self, spec: CapabilitySpec, key: str, kinds: Collection[str]) -> Labels:
+    def _type_labels(self, spec: CapabilitySpec, key: str, kinds: Collection[str]) -> Labels:
         return {
             label: f"{kind} of step {key!r} ({spec.name})"
             for kind in kinds
@@ -246,24 +251,24 @@ class InformationFlow:
 
     # --- what is wrong --------------------------------------------------------------------
 
-    def _problems(self, step: PlannedStep, spec: CapabilitySpec, reaches: Labels) -> list[str]:
-        here = {"effect": spec.effect != "none", "outside": spec.sends_externally}
-        told = {
+    def _problems(self, step: PlannedStep, spec: CapabilitySpec, inputs: Labels) -> list[str]:
+        applies = {"effect": spec.effect != "none", "outside": spec.sends_externally}
+        descriptions = {
             "effect": f"a capability with effect={spec.effect!r}",
             "outside": "a capability that sends data externally",
         }
         return [
             f"Data with the label {label!r}, from {source}, would reach step"
-            f" {step['context_key']!r} ({spec.name}), {told[barrier]}."
-            for label, source in reaches.items()
+            f" {step['context_key']!r} ({spec.name}), {descriptions[barrier]}."
+            for label, source in inputs.items()
             for barrier in self.rules.get(label, ())
-            if here[barrier]
+            if applies[barrier]
         ]
 
-    def _said(self, problems: list[str]) -> Verdict:
+    def _verdict_for(self, problems: list[str]) -> Verdict:
         if not problems:
             return Verdict()
-        return Verdict(self._verdict if self._may_ask() else "deny", problems)
+        return Verdict(self._on_violation if self._can_ask() else "deny", problems)
 
 
 def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
@@ -272,10 +277,10 @@ def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
     items = list_item_types(types.values())
     found: dict[str, set[str]] = {}
     for kind, cls in types.items():
-        inside = [cls, *_types_inside(cls, set())]
+        inside = [cls, *_nested_types(cls, set())]
         if kind in items and items[kind] in types:
             inside.append(types[items[kind]])
-        found[kind] = {label for one in inside for label in _declared(one)}
+        found[kind] = {label for one in inside for label in _declared_labels(one)}
     return {kind: tuple(sorted(labels)) for kind, labels in found.items() if labels}
 
 
@@ -286,22 +291,22 @@ def declares_labels(registry: Registry) -> bool:
     )
 
 
-def _declared(cls: type[CapabilityContext]) -> Collection[str]:
+def _declared_labels(cls: type[CapabilityContext]) -> Collection[str]:
     # A field named labels is data, not a declaration.
     return () if "labels" in cls.model_fields else getattr(cls, "labels", ())
 
 
-def _types_inside(cls: type[Any], seen: set[type[Any]]) -> Iterator[type[CapabilityContext]]:
+def _nested_types(cls: type[Any], visited: set[type[Any]]) -> Iterator[type[CapabilityContext]]:
     for info in cls.model_fields.values():
         parts = [info.annotation]
         while parts:
             part = parts.pop()
             parts += get_args(part)
-            if isinstance(part, type) and hasattr(part, "model_fields") and part not in seen:
-                seen.add(part)
+            if isinstance(part, type) and hasattr(part, "model_fields") and part not in visited:
+                visited.add(part)
                 if issubclass(part, CapabilityContext):
                     yield part
-                yield from _types_inside(part, seen)
+                yield from _nested_types(part, visited)
 
 
 def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
@@ -315,20 +320,20 @@ def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
         return {}
     history: Sequence[PlanVersion] = view.state.get("planning_history") or []
     clean = {
-        said
+        text
         for version in history
-        for key, said in _said(version["plan"]).items()
+        for key, text in _step_texts(version["plan"]).items()
         if key not in version.get("labels", {})
     }
-    return {key: labels for key, said in _said(plan).items() if said not in clean}
+    return {key: labels for key, text in _step_texts(plan).items() if text not in clean}
 
 
-def _said(plan: ExecutionPlan) -> dict[str, tuple[str, str]]:
+def _step_texts(plan: ExecutionPlan) -> dict[str, tuple[str, str]]:
     """Return the fingerprint and objective of each step, by context key."""
     objectives = {step["context_key"]: step.get("task_objective") or "" for step in plan["steps"]}
     return {key: (name, objectives[key]) for key, name in fingerprints(plan).items()}
 
 
-def _written(source: str) -> str:
-    told = "text of the plan, whose author had seen "
-    return source if source.startswith(told) else told + source
+def _plan_text_source(source: str) -> str:
+    prefix = "text of the plan, whose author had seen "
+    return source if source.startswith(prefix) else prefix + source

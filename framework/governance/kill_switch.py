@@ -46,11 +46,11 @@ async def stop(
     >>> asyncio.run(stop(InMemorySaver(), thread="trip", reason="wrong price")).name
     'trip'
     """
-    kind, name = _one(thread, user, all)
-    made = Stop(kind, name, reason)
-    async with _stops(saver) as stops:
-        await stops.put(made)
-    return made
+    kind, name = _stop_target(thread, user, all)
+    request = Stop(kind, name, reason)
+    async with _open_stops(saver) as stops:
+        await stops.add(request)
+    return request
 
 
 async def clear_stop(
@@ -64,19 +64,19 @@ async def clear_stop(
 
     The stopped turns have ended. A new message starts a new turn.
     """
-    kind, name = _one(thread, user, all)
-    async with _stops(saver) as stops:
+    kind, name = _stop_target(thread, user, all)
+    async with _open_stops(saver) as stops:
         return await stops.clear(kind, name)
 
 
 async def list_stops(saver: SaverOrUrl) -> list[Stop]:
     """Return all stop requests, oldest first."""
-    async with _stops(saver) as stops:
+    async with _open_stops(saver) as stops:
         return await stops.all()
 
 
 @asynccontextmanager
-async def _stops(where: SaverOrUrl) -> AsyncIterator[StopRequests]:
+async def _open_stops(where: SaverOrUrl) -> AsyncIterator[StopRequests]:
     if not isinstance(where, str):
         yield Persistence.of(where).stops
         return
@@ -85,17 +85,17 @@ async def _stops(where: SaverOrUrl) -> AsyncIterator[StopRequests]:
         yield Persistence.of(saver).stops
 
 
-def _one(thread: str | None, user: str | None, every: bool) -> tuple[StopKind, str]:
-    given: list[tuple[StopKind, str]] = []
+def _stop_target(thread: str | None, user: str | None, all_runs: bool) -> tuple[StopKind, str]:
+    targets: list[tuple[StopKind, str]] = []
     if thread:
-        given.append(("thread", thread))
+        targets.append(("thread", thread))
     if user:
-        given.append(("user", user))
-    if every:
-        given.append(("all", ""))
-    if len(given) != 1:
+        targets.append(("user", user))
+    if all_runs:
+        targets.append(("all", ""))
+    if len(targets) != 1:
         raise ConfigurationError(
-            f"Exactly one of thread, user, and all must be set, but {len(given)} are.",
+            f"Exactly one of thread, user, and all must be set, but {len(targets)} are.",
             fix="Pass one thread, one user, or all=True.",
         )
-    return given[0]
+    return targets[0]

@@ -45,19 +45,19 @@ class ModelCallAdjuster:
 
             inputs["model"] = without_streaming(model, attempt.capability)
         if turn is not None and turn.context_cuts:
-            inputs["messages"] = _shorter(inputs["messages"], turn.context_cuts)
+            inputs["messages"] = _drop_oldest(inputs["messages"], turn.context_cuts)
         return await call_next(replace(attempt, inputs=inputs))
 
 
-def _shorter(messages: Sequence[BaseMessage], cuts: int) -> list[BaseMessage]:
+def _drop_oldest(messages: Sequence[BaseMessage], cuts: int) -> list[BaseMessage]:
     """Drop the oldest messages. Instructions and the last message are kept."""
-    room = sum(len(str(message.text)) for message in messages)
+    max_chars = sum(len(str(message.text)) for message in messages)
     for _ in range(cuts):
-        room = smaller_context_budget(room)
-    kept = list(messages)
-    size = sum(len(str(message.text)) for message in kept)
+        max_chars = smaller_context_budget(max_chars)
+    remaining = list(messages)
+    size = sum(len(str(message.text)) for message in remaining)
     for message in messages[:-1]:
-        if size > room and not isinstance(message, SystemMessage):
-            kept.remove(message)
+        if size > max_chars and not isinstance(message, SystemMessage):
+            remaining.remove(message)
             size -= len(str(message.text))
-    return kept
+    return remaining

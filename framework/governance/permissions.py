@@ -102,15 +102,15 @@ class RolePermissionConfig:
         self.role = self.role.strip()
         self.mode = PermissionMode.of(self.mode)
         for name in ("allowed_tools", "denied_tools"):
-            given = getattr(self, name)
-            if isinstance(given, str) or (given is None and name == "denied_tools"):
+            names = getattr(self, name)
+            if isinstance(names, str) or (names is None and name == "denied_tools"):
                 raise TypeError(
-                    f"{name} of role {self.role!r} is {given!r}: expected a list of names."
+                    f"{name} of role {self.role!r} is {names!r}: expected a list of names."
                     " Fix: pass a list."
                 )
-            if given is not None:
+            if names is not None:
                 # A copy, so that later changes to the caller's list have no effect.
-                setattr(self, name, [tool.strip() for tool in given if normalize_name(tool)])
+                setattr(self, name, [tool.strip() for tool in names if normalize_name(tool)])
 
 
 class Permissions(Protocol):
@@ -202,29 +202,29 @@ class PermissionPolicy:
                 raise TypeError(
                     f"{config!r} is not a RolePermissionConfig. Fix: pass one for each role."
                 )
-            place = (config.role, config.tenant)
-            if role.strip() != config.role or place in self._roles:
+            key = (config.role, config.tenant)
+            if role.strip() != config.role or key in self._roles:
                 raise ValueError(
                     f"The role {config.role!r} has the key {role!r} or two entries for one tenant."
                     " Fix: use the role as its key, with one entry per tenant."
                 )
-            self._roles[place] = _Role.of(config)
+            self._roles[key] = _Role.of(config)
         self._required: dict[str, PermissionMode] = {}
         for tool, mode in (tool_requirements or {}).items():
             # For two spellings of one name, the stricter mode applies.
-            known = self._required.get(normalize_name(tool), PermissionMode.READ_ONLY)
-            self._required[normalize_name(tool)] = max(known, PermissionMode.of(mode))
+            current = self._required.get(normalize_name(tool), PermissionMode.READ_ONLY)
+            self._required[normalize_name(tool)] = max(current, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
         self.allowed_names: frozenset[str] = frozenset(
             name for _, config in entries for name in config.allowed_tools or ()
         )
-        named = [
+        listed = [
             name
             for _, config in entries
             for name in (*(config.allowed_tools or ()), *config.denied_tools)
         ]
         self.capability_names: tuple[str, ...] = tuple(
-            dict.fromkeys([*named, *(tool_requirements or ())])
+            dict.fromkeys([*listed, *(tool_requirements or ())])
         )
 
     def authorize(
@@ -238,31 +238,31 @@ class PermissionPolicy:
     ) -> PermissionOutcome:
         """Decide whether a caller may use a capability; see :class:`Permissions`."""
         tool = normalize_name(name)
-        known = role.strip() if isinstance(role, str) else None
-        found = self._roles.get((known or "", tenant)) or self._roles.get((known or "", None))
-        needed = max(required, self._required.get(tool, PermissionMode.READ_ONLY))
-        if found is None:
+        role_name = role.strip() if isinstance(role, str) else None
+        entry = self._roles.get((role_name or "", tenant)) or self._roles.get(
+            (role_name or "", None)
+        )
+        required_mode = max(required, self._required.get(tool, PermissionMode.READ_ONLY))
+        if entry is None:
             if self._allow_unknown:
                 return PermissionOutcome(True, "callers without a configured role are allowed")
-            why = f"the caller of {name!r} has no role"
-            if known:
-                why = f"no permissions are configured for the role {known!r}"
-            return PermissionOutcome(False, why, _NOT_APPLICABLE, _NOT_APPLICABLE)
-        if tool in found.denied:
+            problem = f"the caller of {name!r} has no role"
+            if role_name:
+                problem = f"no permissions are configured for the role {role_name!r}"
+            return PermissionOutcome(False, problem, _NOT_APPLICABLE, _NOT_APPLICABLE)
+        if tool in entry.denied:
             return PermissionOutcome(
                 False,
-                f"{name!r} is in denied_tools of the role {known!r}",
-                found.mode.name,
+                f"{name!r} is in denied_tools of the role {role_name!r}",
+                entry.mode.name,
                 _NOT_APPLICABLE,
             )
         reason: str | None = None
-        if found.mode < needed:
-            reason = (
-                f"{name!r} requires {needed.name}, and the role {known!r} has {found.mode.name}"
-            )
-        elif found.allowed is not None and name not in found.allowed:
-            reason = f"{name!r} is not in allowed_tools of the role {known!r}"
-        return PermissionOutcome(reason is None, reason, found.mode.name, needed.name)
+        if entry.mode < required_mode:
+            reason = f"{name!r} requires {required_mode.name}, and the role {role_name!r} has {entry.mode.name}"
+        elif entry.allowed is not None and name not in entry.allowed:
+            reason = f"{name!r} is not in allowed_tools of the role {role_name!r}"
+        return PermissionOutcome(reason is None, reason, entry.mode.name, required_mode.name)
 
 
 class PermissionEnforcer:

@@ -101,25 +101,25 @@ def build_pilot_profile(
     [True, False]
     """
     names = [name.strip().casefold() for name in allowed_tools]
-    bounds = (budget_usd, max_iterations, max_tool_calls, max_consecutive_failures)
+    maximums = (budget_usd, max_iterations, max_tool_calls, max_consecutive_failures)
     if isinstance(allowed_tools, str) or not names or len({*names}) < len(names):
         raise ValueError(
             f"allowed_tools is {allowed_tools!r}: expected unique capability names. Fix: pass a list of"
             " at least one name."
         )
-    if not all(bound > 0 for bound in bounds):
-        raise ValueError(f"The limits are {bounds}: expected positive numbers. Fix: raise them.")
+    if not all(bound > 0 for bound in maximums):
+        raise ValueError(f"The limits are {maximums}: expected positive numbers. Fix: raise them.")
     config = RolePermissionConfig(
         role, PermissionMode.of(permission_mode), list(allowed_tools), list(denied_tools)
     )
-    looked_at: frozenset[Any] = frozenset(prompt_injection_stages)
-    if not looked_at or not looked_at <= {"pre", "post"}:
+    stages: frozenset[Any] = frozenset(prompt_injection_stages)
+    if not stages or not stages <= {"pre", "post"}:
         raise ValueError(
             f"Invalid prompt_injection_stages {prompt_injection_stages!r}. Fix: use 'pre', 'post', or"
             " both."
         )
     guardrails: list[PatternGuardrail] = [
-        PromptInjectionGuardrail(extra_prompt_injection_patterns, stages=looked_at)
+        PromptInjectionGuardrail(extra_prompt_injection_patterns, stages=stages)
     ]
     if tool_deny_patterns:
         deny = PatternGuardrail(tool_deny_patterns, name="pilot_tool_deny", stages=["pre"])

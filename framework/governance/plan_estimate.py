@@ -52,10 +52,10 @@ def estimate_plan(
     >>> found.requests, found.tokens, round(found.cost_usd, 2)
     (3, 800, 0.06)
     """
-    wanted = list(capabilities)
+    names = list(capabilities)
     requests = tokens = cost = 0.0
     unknown: dict[str, None] = {}
-    for name in wanted:
+    for name in names:
         calls, used, price = history.get(name, (0.0, 0.0, None))
         if price is None:
             unknown[name] = None
@@ -63,8 +63,8 @@ def estimate_plan(
         tokens += used
         cost += (price or 0.0) + specs[name].cost_usd
     return PlanEstimate(
-        steps=len(wanted),
-        tool_calls=len(wanted),
+        steps=len(names),
+        tool_calls=len(names),
         requests=math.ceil(requests),
         tokens=math.ceil(tokens),
         cost_usd=cost,

@@ -82,7 +82,7 @@ class And(PolicyCondition):
 
     def matches(self, ctx: PhaseContext) -> Matched:
         """Evaluate the conditions in order, up to the first that does not hold."""
-        return _in_turn(iter(self.conditions), ctx, until=False)
+        return _evaluate_in_order(iter(self.conditions), ctx, until=False)
 
 
 @dataclass(frozen=True)
@@ -97,25 +97,31 @@ class Or(PolicyCondition):
 
     def matches(self, ctx: PhaseContext) -> Matched:
         """Evaluate the conditions in order, up to the first that holds."""
-        return _in_turn(iter(self.conditions), ctx, until=True)
+        return _evaluate_in_order(iter(self.conditions), ctx, until=True)
 
 
-def _in_turn(left: Iterable[PolicyCondition], ctx: PhaseContext, *, until: bool) -> Matched:
-    for condition in left:
-        found = condition.matches(ctx)
-        if inspect.isawaitable(found):
-            return _later(found, left, ctx, until=until)
-        if bool(found) is until:
+def _evaluate_in_order(
+    conditions: Iterable[PolicyCondition], ctx: PhaseContext, *, until: bool
+) -> Matched:
+    for condition in conditions:
+        matched = condition.matches(ctx)
+        if inspect.isawaitable(matched):
+            return _evaluate_rest(matched, conditions, ctx, until=until)
+        if bool(matched) is until:
             return until
     return not until
 
 
-async def _later(
-    found: Awaitable[bool], left: Iterable[PolicyCondition], ctx: PhaseContext, *, until: bool
+async def _evaluate_rest(
+    matched: Awaitable[bool],
+    conditions: Iterable[PolicyCondition],
+    ctx: PhaseContext,
+    *,
+    until: bool,
 ) -> bool:
-    if bool(await found) is until:
+    if bool(await matched) is until:
         return until
-    rest = _in_turn(left, ctx, until=until)
+    rest = _evaluate_in_order(conditions, ctx, until=until)
     return bool(await maybe_await(rest))
 
 
@@ -375,34 +381,34 @@ class PolicyEngine:
 
     def matching(self, ctx: PhaseContext) -> Any:
         """Return the matching rules, or an awaitable if a condition is asynchronous."""
-        found = [(rule, _asked(rule, ctx)) for rule in self._rules]
+        found = [(rule, _matches(rule, ctx)) for rule in self._rules]
         if any(inspect.isawaitable(matched) for _, matched in found):
             return _matching_later(found)
         return [rule for rule, matched in found if matched]
 
 
-def _asked(rule: PolicyRule, ctx: PhaseContext) -> Any:
+def _matches(rule: PolicyRule, ctx: PhaseContext) -> Any:
     try:
         return rule.condition.matches(ctx)
     except Exception:
-        _log(rule)
+        _log_failure(rule)
         return False
 
 
-def _log(rule: PolicyRule) -> None:
+def _log_failure(rule: PolicyRule) -> None:
     get_logger("framework", "policy").exception(
         "The condition of the rule %r raised an error, so the rule does not apply", rule.name
     )
 
 
-async def _matching_later(found: Sequence[tuple[PolicyRule, Any]]) -> list[PolicyRule]:
+async def _matching_later(candidates: Sequence[tuple[PolicyRule, Any]]) -> list[PolicyRule]:
     matching = []
-    for rule, matched in found:
+    for rule, matched in candidates:
         try:
             if await maybe_await(matched):
                 matching.append(rule)
         except Exception:
-            _log(rule)
+            _log_failure(rule)
     return matching
 
 
@@ -411,5 +417,5 @@ def _actions(rules: Iterable[PolicyRule]) -> list[PolicyActionData]:
     return [PolicyActionData(a.action, a.params) for rule in rules for a in rule.actions]
 
 
-async def _actions_later(found: Awaitable[list[PolicyRule]]) -> list[PolicyActionData]:
-    return _actions(await found)
+async def _actions_later(rules: Awaitable[list[PolicyRule]]) -> list[PolicyActionData]:
+    return _actions(await rules)

@@ -137,7 +137,7 @@ class QualityGate:
         """
         fault = ""
         try:
-            outcome = self.evaluate(await self._observed(result))
+            outcome = self.evaluate(await self._observe(result))
         except AssertionError as exc:
             outcome, fault = self.evaluate(None), f" ({exc})" if str(exc) else ""
         except CapgraphError:
@@ -150,12 +150,12 @@ class QualityGate:
             ) from exc
         if outcome.satisfied:
             return GateResult(outcome.observed_level)
-        seen = outcome.observed_level.label if outcome.observed_level else "not rated"
-        told = f"The gate on {subject} requires {self.required_level.label}, but the result is {seen}{fault}."
+        observed_label = outcome.observed_level.label if outcome.observed_level else "not rated"
+        message = f"The gate on {subject} requires {self.required_level.label}, but the result is {observed_label}{fault}."
         if self.below == "ask":
-            return GateResult(outcome.observed_level, told)
+            return GateResult(outcome.observed_level, message)
         raise QualityGateError(
-            told,
+            message,
             fix="Improve the result, or lower the required level.",
             severity=_SEVERITY[self.below],
         )
@@ -174,7 +174,7 @@ class QualityGate:
             raise
         return Verdict("ask", [seen.approval_reason]) if seen.approval_reason else Verdict("allow")
 
-    async def _observed(self, result: Any) -> Any:
+    async def _observe(self, result: Any) -> Any:
         if self.check is None:
             raise ValueError("the gate has no check")
         if isinstance(self.check, type) and issubclass(self.check, BaseModel):

@@ -261,33 +261,33 @@ async def _attempt(
     recipe = ctx.recipe(scenario)
     steps = [step.value for step in recipe.steps]
     if not ctx._begin(recipe):
-        told = f"{recipe.max_attempts} attempts for {recipe.scenario} are exhausted"
-        return ctx._end(recipe, RecoveryResult("escalation_required", 0, [], steps, told))
+        reason = f"{recipe.max_attempts} attempts for {recipe.scenario} are exhausted"
+        return ctx._end(recipe, RecoveryResult("escalation_required", 0, [], steps, reason))
     ran = False
     done: list[str] = []
     reasons: list[str] = []
-    for place, step in enumerate(recipe.steps):
+    for index, step in enumerate(recipe.steps):
         action = ctx.actions.get(step)
         if action is None:
             reasons.append(f"{step.value} has no action")
             continue
         ran = True
-        fault = await _tried(step, action, recipe.step_retries.get(step, 1), wait)
+        fault = await _run_step(step, action, recipe.step_retries.get(step, 1), wait)
         if fault:
             # Later steps assume that this one succeeded.
             reasons += [
                 fault,
-                *(f"{left.value} was not reached" for left in recipe.steps[place + 1 :]),
+                *(f"{remaining.value} was not reached" for remaining in recipe.steps[index + 1 :]),
             ]
             break
         done.append(step.value)
-    left = [name for name in steps if name not in done]
+    remaining = [name for name in steps if name not in done]
     outcome: Any = "partial_recovery" if ran else "escalation_required"
-    outcome = "recovered" if not left else outcome
-    return ctx._end(recipe, RecoveryResult(outcome, len(done), done, left, "; ".join(reasons)))
+    outcome = "recovered" if not remaining else outcome
+    return ctx._end(recipe, RecoveryResult(outcome, len(done), done, remaining, "; ".join(reasons)))
 
 
-async def _tried(
+async def _run_step(
     step: RecoveryStep,
     action: Callable[[], Any],
     tries: int,
@@ -309,9 +309,9 @@ async def _tried(
     return fault
 
 
-async def _blocking(found: Awaitable[Any]) -> Any:
+async def _blocking(awaitable: Awaitable[Any]) -> Any:
     """Wait for an awaitable without suspending the coroutine."""
-    return run_sync(maybe_await(found))
+    return run_sync(maybe_await(awaitable))
 
 
 _BY_CATEGORY: Mapping[Category, FailureScenario] = MappingProxyType(

@@ -78,15 +78,15 @@ class UsageLimits:
             UsageLimitExceededError: A limit is exceeded.
         """
         prompts, answers = tracker.total_input_tokens, tracker.total_output_tokens
-        seen: dict[str, float | None] = {
+        usage: dict[str, float | None] = {
             "request_tokens_max": prompts,
             "response_tokens_max": answers,
             "total_tokens_max": prompts + answers,
             "tool_calls_max": tracker.total_tool_calls,
         }
         if self.cost_usd_max is not None:
-            seen["cost_usd_max"] = tracker.total_cost()
-        for name, observed in seen.items():
+            usage["cost_usd_max"] = tracker.total_cost()
+        for name, observed in usage.items():
             ceiling = getattr(self, name)
             if ceiling is None or (observed is not None and observed <= ceiling):
                 continue

@@ -54,7 +54,7 @@ class StatusReader:
             budget = given.with_counters(values) if values is not None else given
             subject = subjects.get(budget.per)
             with use_clock(self._services.clock):
-                left = await budget.left(subject) if subject else {}
+                left = await budget.remaining(subject) if subject else {}
             found += [
                 {
                     "limit": name,

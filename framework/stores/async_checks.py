@@ -24,7 +24,7 @@ def require_async_saver(saver: Any) -> None:
         isinstance(saver, BaseCheckpointSaver)
         and type(saver).aput_writes is BaseCheckpointSaver.aput_writes
     ):
-        raise _refusal("checkpointer", saver, "one of open_saver", "AsyncSqliteSaver")
+        raise _synchronous_error("checkpointer", saver, "one of open_saver", "AsyncSqliteSaver")
 
 
 def require_async_store(store: Any) -> None:
@@ -41,13 +41,15 @@ def require_async_store(store: Any) -> None:
     defining = next(cls for cls in type(store).__mro__ if "abatch" in vars(cls))
     # SqliteStore overrides abatch only to raise; PostgresStore runs batch in a thread.
     if (defining.__module__, defining.__name__) == ("langgraph.store.sqlite.base", "SqliteStore"):
-        raise _refusal("store", store, "one of open_store", "AsyncSqliteStore")
+        raise _synchronous_error("store", store, "one of open_store", "AsyncSqliteStore")
 
 
-def _refusal(role: str, given: object, ours: str, theirs: str) -> ConfigurationError:
+def _synchronous_error(
+    role: str, value: object, own_function: str, langgraph_class: str
+) -> ConfigurationError:
     return ConfigurationError(
-        f"The {role} must be asynchronous: {type(given).__name__} supports only synchronous calls.",
+        f"The {role} must be asynchronous: {type(value).__name__} supports only synchronous calls.",
         fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a postgresql://"
-        f" URL), or pass an asynchronous {role}: {ours}, or LangGraph's {theirs} or"
-        f" {theirs.replace('Sqlite', 'Postgres')}.",
+        f" URL), or pass an asynchronous {role}: {own_function}, or LangGraph's {langgraph_class} or"
+        f" {langgraph_class.replace('Sqlite', 'Postgres')}.",
     )

@@ -33,7 +33,7 @@ _IS_INTERRUPTED = (
 
 
 class BaseSaver(BaseCheckpointSaver[Any]):
-    """Mixin for LangGraph savers that runs each operation through :meth:`guarded`.
+    """Mixin for LangGraph savers that runs each operation through :meth:`run_operation`.
 
     List it before LangGraph's saver in the bases of a class.
 
@@ -94,16 +94,16 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         """Run a database operation and translate its errors.
 
         Args:
-            what: Verb for the error message, such as ``read`` or ``written``.
-            call: The operation. It must be idempotent, because it may be retried.
+            verb: Verb for the error message, such as ``read`` or ``written``.
+            operation: The operation. It must be idempotent, because it may be retried.
 
         Raises:
             PersistenceError: The database rejected the operation or is unavailable.
         """
 
-    def unseal(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def unseal(self, checkpoint_tuple: CheckpointTuple | None) -> CheckpointTuple | None:
         """Return a loaded checkpoint with its encoded values restored."""
-        return found
+        return checkpoint_tuple
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Load a checkpoint."""
@@ -127,7 +127,13 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         ordered = "thread_id" in configurable and "checkpoint_ns" in configurable
         remaining = limit
         while remaining is None or remaining > 0:
-            size = remaining if not ordered else PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
+            size = (
+                remaining
+                if not ordered
+                else PAGE_SIZE
+                if remaining is None
+                else min(remaining, PAGE_SIZE)
+            )
 
             async def read(
                 start: RunnableConfig | None = before, size: int | None = size
@@ -150,7 +156,11 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         """Load the writes to channels since the last snapshot of each."""
         read = super().aget_delta_channel_history
         configurable = config["configurable"]
-        position = (str(configurable["thread_id"]), configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id") or "")
+        position = (
+            str(configurable["thread_id"]),
+            configurable.get("checkpoint_ns", ""),
+            configurable.get("checkpoint_id") or "",
+        )
         with wrap_read_errors(_thread(config)):
             found = await load_deltas_since_snapshot(self.persistence, position, channels)
             if found is not None:

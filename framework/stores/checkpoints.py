@@ -95,12 +95,12 @@ class CheckpointManager:
         )
         self._ttl = default_ttl
         if isinstance(store, BaseStateStore):
-            self._kept: _InStore | _InSaver = _InStore(store)
+            self._backend: _StoreBackend | _SaverBackend = _StoreBackend(store)
         elif isinstance(store, BaseStore):
             time = SystemClock() if clock is None else as_clock(clock)
-            self._kept = _InStore(_OfLangGraph(store, time))
+            self._backend = _StoreBackend(_LangGraphStoreAdapter(store, time))
         else:
-            self._kept = _InSaver(store)
+            self._backend = _SaverBackend(store)
 
     @validate_arguments
     async def save(
@@ -133,12 +133,12 @@ class CheckpointManager:
         found = Checkpoint(
             str(uuid6()), agent_id, state, metadata=metadata or {}, execution_id=execution_id
         )
-        return await self._kept.put(found, self._ttl if ttl is None else ttl)
+        return await self._backend.save(found, self._ttl if ttl is None else ttl)
 
     @validate_arguments
     async def load(self, checkpoint_id: str) -> Checkpoint | None:
         """Return a snapshot, or ``None`` if it does not exist or has expired."""
-        return await self._kept.get(checkpoint_id)
+        return await self._backend.get(checkpoint_id)
 
     @validate_arguments
     async def list(self, agent_id: str) -> builtins.list[Checkpoint]:
@@ -146,12 +146,12 @@ class CheckpointManager:
 
         With a saver, the list includes graph checkpoints whose metadata contains this ``agent_id``.
         """
-        return await self._kept.of("agent", agent_id)
+        return await self._backend.of("agent", agent_id)
 
     @validate_arguments
     async def list_by_execution(self, execution_id: str) -> builtins.list[Checkpoint]:
         """Return the snapshots of an execution, oldest first."""
-        return await self._kept.of("execution", execution_id)
+        return await self._backend.of("execution", execution_id)
 
     @validate_arguments
     async def load_latest_for_execution(self, execution_id: str) -> Checkpoint | None:
@@ -159,7 +159,7 @@ class CheckpointManager:
 
         For a thread in which a graph ran, this is the graph's latest checkpoint.
         """
-        return await self._kept.latest(execution_id)
+        return await self._backend.latest(execution_id)
 
     @validate_arguments
     async def delete(self, checkpoint_id: str, agent_id: str) -> None:
@@ -179,24 +179,24 @@ class CheckpointManager:
                 f"The checkpoint {checkpoint_id!r} does not belong to agent {agent_id!r}.",
                 fix=f"Pass agent_id={found.agent_id!r}.",
             )
-        await self._kept.drop(found)
+        await self._backend.drop(found)
 
 
-class _InStore:
+class _StoreBackend:
     """Snapshots in a store: one entry with the data, and one entry per index."""
 
-    def __init__(self, store: BaseStateStore | _OfLangGraph) -> None:
+    def __init__(self, store: BaseStateStore | _LangGraphStoreAdapter) -> None:
         self._store = store
 
-    async def put(self, checkpoint: Checkpoint, ttl: float | None) -> str:
+    async def save(self, checkpoint: Checkpoint, ttl: float | None) -> str:
         name = checkpoint.checkpoint_id
-        await self._store.set(_place("data") + name, checkpoint.to_dict(), ttl)
-        for place in _indices(checkpoint):
-            await self._store.set(place + name, {}, ttl)
+        await self._store.set(_key_prefix("data") + name, checkpoint.to_dict(), ttl)
+        for prefix in _index_prefixes(checkpoint):
+            await self._store.set(prefix + name, {}, ttl)
         return name
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        found = await self._store.get(_place("data") + checkpoint_id)
+        found = await self._store.get(_key_prefix("data") + checkpoint_id)
         return None if found is None else Checkpoint.from_dict(found)
 
     async def of(self, index: str, owner: str) -> list[Checkpoint]:
@@ -210,25 +210,25 @@ class _InStore:
         return None
 
     async def drop(self, checkpoint: Checkpoint) -> None:
-        for place in (*_indices(checkpoint), _place("data")):
-            await self._store.delete(place + checkpoint.checkpoint_id)
+        for prefix in (*_index_prefixes(checkpoint), _key_prefix("data")):
+            await self._store.delete(prefix + checkpoint.checkpoint_id)
 
-    async def _names(self, *place: str) -> list[str]:
-        prefix = _place(*place)
+    async def _names(self, *parts: str) -> list[str]:
+        prefix = _key_prefix(*parts)
         return sorted(key.removeprefix(prefix) for key in await self._store.entries(prefix))
 
 
-def _place(*parts: str) -> str:
+def _key_prefix(*parts: str) -> str:
     return "/".join(("checkpoints", *(quote(part, safe="") for part in parts), ""))
 
 
-def _indices(checkpoint: Checkpoint) -> list[str]:
-    run = checkpoint.execution_id
-    places = [_place("agent", checkpoint.agent_id)]
-    return places if run is None else [*places, _place("execution", run)]
+def _index_prefixes(checkpoint: Checkpoint) -> list[str]:
+    execution_id = checkpoint.execution_id
+    prefixes = [_key_prefix("agent", checkpoint.agent_id)]
+    return prefixes if execution_id is None else [*prefixes, _key_prefix("execution", execution_id)]
 
 
-class _OfLangGraph:
+class _LangGraphStoreAdapter:
     """Adapter from a LangGraph store to string keys.
 
     LangGraph stores may return expired items, so each value carries its expiry time.
@@ -239,64 +239,66 @@ class _OfLangGraph:
 
     async def set(self, key: str, value: Any, ttl: float | None) -> None:
         until = None if ttl is None else self._clock.now() + ttl
-        dropped: dict[str, Any] = (
+        options: dict[str, Any] = (
             {"ttl": ttl / 60} if ttl is not None and self._store.supports_ttl else {}
         )
-        kept = {"value": value, "until": until}
-        await self._store.aput(*_namespaced(key), kept, index=False, **dropped)
+        item = {"value": value, "until": until}
+        await self._store.aput(*_split_key(key), item, index=False, **options)
 
     async def get(self, key: str) -> Any:
-        found = await self._store.aget(*_namespaced(key), refresh_ttl=False)
+        found = await self._store.aget(*_split_key(key), refresh_ttl=False)
         # LangGraph's store in memory returns its own objects.
-        return copy_plain(found.value["value"]) if found and self._lasts(found.value) else None
+        return copy_plain(found.value["value"]) if found and self._is_current(found.value) else None
 
     async def entries(self, prefix: str) -> list[str]:
-        (namespace, _), names, offset = _namespaced(prefix), [], 0
+        (namespace, _), names, offset = _split_key(prefix), [], 0
         while True:
             page = await self._store.asearch(
                 namespace, limit=_PAGE, offset=offset, refresh_ttl=False
             )
-            names += [i.key for i in page if i.namespace == namespace and self._lasts(i.value)]
+            names += [i.key for i in page if i.namespace == namespace and self._is_current(i.value)]
             offset += len(page)
             if len(page) < _PAGE:
                 return names
 
     async def delete(self, key: str) -> None:
-        await self._store.adelete(*_namespaced(key))
+        await self._store.adelete(*_split_key(key))
 
-    def _lasts(self, value: dict[str, Any]) -> bool:
+    def _is_current(self, value: dict[str, Any]) -> bool:
         return value["until"] is None or bool(value["until"] > self._clock.now())
 
 
-def _namespaced(key: str) -> tuple[tuple[str, ...], str]:
+def _split_key(key: str) -> tuple[tuple[str, ...], str]:
     # LangGraph does not allow empty names or periods in namespaces.
     first, *parts, name = key.split("/")
     return ("capgraph", first, *(f"_{part}".replace(".", "%2E") for part in parts)), name
 
 
-class _InSaver:
+class _SaverBackend:
     """Snapshots in a saver: checkpoints of graphs, and records for manual snapshots."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver = saver
 
-    async def put(self, checkpoint: Checkpoint, ttl: float | None) -> str:
+    async def save(self, checkpoint: Checkpoint, ttl: float | None) -> str:
         if ttl is not None:
             raise ConfigurationError(
                 f"A snapshot in a saver cannot have ttl={ttl:g}: savers do not expire checkpoints.",
                 fix="Omit the TTL and delete old threads with prune_threads.",
             )
-        run, row = checkpoint.execution_id, checkpoint.checkpoint_id
-        thread = f"agent:{checkpoint.agent_id}" if run is None else run
+        execution_id, row = checkpoint.execution_id, checkpoint.checkpoint_id
+        thread = f"agent:{checkpoint.agent_id}" if execution_id is None else execution_id
         checkpoint.checkpoint_id = f"{row}@{thread}"
-        told = {"agent_id": checkpoint.agent_id}
-        await write_record(self._saver, thread, _KEY, checkpoint.to_dict(), record_id=row, **told)
+        extra_metadata = {"agent_id": checkpoint.agent_id}
+        await write_record(
+            self._saver, thread, _KEY, checkpoint.to_dict(), record_id=row, **extra_metadata
+        )
         return checkpoint.checkpoint_id
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
         row, _, thread = checkpoint_id.partition("@")
         for namespace in ("", f"{RECORD_PREFIX}{_KEY}"):
-            if thread and (found := await self._at(thread, namespace, checkpoint_id=row)):
+            if thread and (found := await self._load_at(thread, namespace, checkpoint_id=row)):
                 return found
         return None
 
@@ -309,7 +311,7 @@ class _InSaver:
         return sorted((c for c in read if c is not None), key=lambda c: c.checkpoint_id)
 
     async def latest(self, execution_id: str) -> Checkpoint | None:
-        found = await self._at(execution_id, "") or await self._at(
+        found = await self._load_at(execution_id, "") or await self._load_at(
             execution_id, RECORD_PREFIX + _KEY
         )
         if found is None:  # the newest one may have been deleted
@@ -318,7 +320,7 @@ class _InSaver:
 
     async def drop(self, checkpoint: Checkpoint) -> None:
         row, _, thread = checkpoint.checkpoint_id.partition("@")
-        if await self._at(thread, "", checkpoint_id=row) is not None:
+        if await self._load_at(thread, "", checkpoint_id=row) is not None:
             raise PersistenceError(
                 f"The checkpoint {checkpoint.checkpoint_id!r} is part of the history of its thread.",
                 fix="Prune the history with prune_threads.",
@@ -326,24 +328,26 @@ class _InSaver:
         # Savers cannot delete a single checkpoint, so its content is cleared.
         await write_record(self._saver, thread, _KEY, {}, record_id=row)
 
-    async def _at(self, thread: str, namespace: str, **named: str) -> Checkpoint | None:
-        place = {"thread_id": thread, "checkpoint_ns": namespace, **named}
-        found = await self._saver.aget_tuple({"configurable": place})
+    async def _load_at(self, thread: str, namespace: str, **checkpoint: str) -> Checkpoint | None:
+        configurable = {"thread_id": thread, "checkpoint_ns": namespace, **checkpoint}
+        found = await self._saver.aget_tuple({"configurable": configurable})
         return None if found is None else await self._read(found)
 
-    async def _read(self, found: CheckpointTuple) -> Checkpoint | None:
-        place = found.config["configurable"]
-        if place["checkpoint_ns"] == f"{RECORD_PREFIX}{_KEY}":
-            record = record_from_checkpoint(self._saver, found)
+    async def _read(self, checkpoint_tuple: CheckpointTuple) -> Checkpoint | None:
+        configurable = checkpoint_tuple.config["configurable"]
+        if configurable["checkpoint_ns"] == f"{RECORD_PREFIX}{_KEY}":
+            record = record_from_checkpoint(self._saver, checkpoint_tuple)
             return Checkpoint.from_dict(record) if record else None
-        if place["checkpoint_ns"]:
+        if configurable["checkpoint_ns"]:
             return None  # a nested graph's checkpoint, or another record
-        values = plain_values(await load_full_checkpoint(Persistence.of(self._saver), found))
+        values = plain_values(
+            await load_full_checkpoint(Persistence.of(self._saver), checkpoint_tuple)
+        )
         return Checkpoint(
-            f"{found.checkpoint['id']}@{place['thread_id']}",
-            str(found.metadata.get("agent_id", "")),
+            f"{checkpoint_tuple.checkpoint['id']}@{configurable['thread_id']}",
+            str(checkpoint_tuple.metadata.get("agent_id", "")),
             {n: v for n, v in values.items() if is_state_key(n)},
-            datetime.fromisoformat(found.checkpoint["ts"]),
-            dict(found.metadata),
-            place["thread_id"],
+            datetime.fromisoformat(checkpoint_tuple.checkpoint["ts"]),
+            dict(checkpoint_tuple.metadata),
+            configurable["thread_id"],
         )

@@ -23,22 +23,22 @@ class CrossLoopLock:
     """
 
     def __init__(self) -> None:
-        self._of_loops: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
-        self._of_all = threading.Lock()
+        self._loop_locks: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
+        self._thread_lock = threading.Lock()
 
     async def __aenter__(self) -> None:
-        own = self._of_loops.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-        await own.acquire()
+        loop_lock = self._loop_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        await loop_lock.acquire()
         try:
-            while not self._of_all.acquire(blocking=False):  # noqa: ASYNC110
+            while not self._thread_lock.acquire(blocking=False):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)  # no other loop can wake this task
         except BaseException:
-            own.release()
+            loop_lock.release()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._of_all.release()
-        self._of_loops[asyncio.get_running_loop()].release()
+        self._thread_lock.release()
+        self._loop_locks[asyncio.get_running_loop()].release()
 
 
 class CrossLoopStore(BaseStore):
@@ -56,7 +56,7 @@ class CrossLoopStore(BaseStore):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.lock: Any = CrossLoopLock()
-        self._abroad = CrossLoopLock()
+        self._other_loops_lock = CrossLoopLock()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations from a thread that has no event loop."""
@@ -64,9 +64,9 @@ class CrossLoopStore(BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations on the current event loop."""
-        own: Any = self
-        theirs: Any = super()
-        away = asyncio.get_running_loop() is not own.loop
-        async with self._abroad if away else nullcontext():
-            found: list[Result] = await theirs.abatch(ops)
+        store: Any = self
+        langgraph_store: Any = super()
+        is_other_loop = asyncio.get_running_loop() is not store.loop
+        async with self._other_loops_lock if is_other_loop else nullcontext():
+            found: list[Result] = await langgraph_store.abatch(ops)
         return found

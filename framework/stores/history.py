@@ -41,13 +41,13 @@ _CHAIN = (
     " WHERE c.thread_id = ? AND c.checkpoint_ns = ? AND depth < ?)"
 )
 # A range scan takes half as long as one lookup per checkpoint.
-_WRITTEN = (
+_WRITES_QUERY = (
     "SELECT checkpoint_id, channel, type, {value}, task_id, idx, task_path FROM {writes}"
     " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id"
     " BETWEEN (SELECT MIN(id) FROM chain) AND (SELECT MAX(id) FROM chain) AND channel IN"
 )
-_DEPTHS = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
-_FAR = 50
+_DEPTHS_QUERY = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
+_CACHE_DISTANCE = 50
 """Number of checkpoints back to a snapshot beyond which the value is cached."""
 
 
@@ -67,8 +67,8 @@ async def load_full_checkpoint(
     Raises:
         PersistenceError: A delta channel is unknown to all graphs of this saver.
     """
-    ours = {name: key.reducer for name, key in StateSchema.of(AgentState).keys.items()}
-    known = {**ours, **persistence.channels}
+    own_channels = {name: key.reducer for name, key in StateSchema.of(AgentState).keys.items()}
+    known = {**own_channels, **persistence.channels}
     channels = {
         name: channel
         for name, channel in known.items()
@@ -106,42 +106,42 @@ async def load_deltas_since_snapshot(
     thread, namespace, latest = position
     rows, cache = persistence.tables, persistence.history_cache
     assert rows is not None
-    _, told = await rows.run(
+    _, metadata_rows = await rows.run(
         f"SELECT {rows.metadata(DELTA_COUNTERS)} FROM checkpoints"
         " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
         position,
     )
-    counters = json.loads((told and told[0][0]) or "{}")
+    counters = json.loads((metadata_rows and metadata_rows[0][0]) or "{}")
     if not channels or any(name not in counters for name in channels):
         return None
-    held = cache.get("" if namespace else thread, EMPTY_HISTORY)
+    cached = cache.get("" if namespace else thread, EMPTY_HISTORY)
     steps = {
-        name: counters[name][1] - held.counters[name][1]
+        name: counters[name][1] - cached.counters[name][1]
         for name in channels
-        if name in held.counters
+        if name in cached.counters
     }
     back = max(steps.values(), default=-1)
     # A channel with a newer snapshot starts at that snapshot.
     near = {name for name in channels if back >= 0 and steps.get(name) == back}
     reach = {name: back if name in near else counters[name][1] for name in channels}
-    saved = [far for name, far in reach.items() if name not in near] or [-1]
-    walk = (*position, thread, namespace, max(reach.values()))
+    snapshot_depths = [far for name, far in reach.items() if name not in near] or [-1]
+    chain_values = (*position, thread, namespace, max(reach.values()))
     marks = f"({','.join('?' * len(channels))})"
     _, found = await rows.run(
-        f"{_CHAIN} {_WRITTEN} {marks} UNION ALL {_DEPTHS}"
+        f"{_CHAIN} {_WRITES_QUERY} {marks} UNION ALL {_DEPTHS_QUERY}"
         f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.snapshot_query}"
         " WHERE c.thread_id = ? AND c.checkpoint_ns = ?"
-        f" AND (depth IN ({','.join('?' * len(saved))}) OR parent IS NULL)) saved",
-        (*walk, thread, namespace, *channels, thread, namespace, *saved),
+        f" AND (depth IN ({','.join('?' * len(snapshot_depths))}) OR parent IS NULL)) saved",
+        (*chain_values, thread, namespace, *channels, thread, namespace, *snapshot_depths),
     )
     read = persistence.saver.serde.loads_typed
     depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
     if (
-        near and depths.get(held.checkpoint_id) != back
+        near and depths.get(cached.checkpoint_id) != back
     ):  # the cached checkpoint is on another branch
         cache.pop(thread, None)
         return await load_deltas_since_snapshot(persistence, position, channels)
-    written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
+    writes = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds: dict[int, dict[str, Any]] = {}
     for checkpoint, name, kind, data, task, number, _ in found:
         if not task and number < 0:
@@ -151,26 +151,31 @@ async def load_deltas_since_snapshot(
             elif name in reach:
                 seed[name] = read((kind, bytes(data)))
     for name in near:
-        seeds.setdefault(back, {})[name] = read(held.values[name])
+        seeds.setdefault(back, {})[name] = read(cached.values[name])
     result: dict[str, DeltaChannelHistory] = {}
     for name in channels:
         far = min(reach[name], max(seeds))
-        mine = [row for row in written if row[1] == name and 0 < row[0] <= far]
+        channel_writes = [row for row in writes if row[1] == name and 0 < row[0] <= far]
         # update_state and other durability modes count differently.
-        updates = counters[name][0] - (held.counters[name][0] if name in near else 0)
-        if far == reach[name] and len({row[0] for row in mine}) != updates:
+        updates = counters[name][0] - (cached.counters[name][0] if name in near else 0)
+        if far == reach[name] and len({row[0] for row in channel_writes}) != updates:
             return None
-        mine.sort(key=lambda row: (-row[0], writes_sort_key(row[6], row[4], row[5])))
+        channel_writes.sort(key=lambda row: (-row[0], writes_sort_key(row[6], row[4], row[5])))
         result[name] = {
             "writes": [
-                (task, name, read((kind, bytes(data)))) for _, _, kind, data, task, *_ in mine
+                (task, name, read((kind, bytes(data))))
+                for _, _, kind, data, task, *_ in channel_writes
             ]
         }
         if name in seeds[far]:
             result[name]["seed"] = seeds[far][name]
     known = persistence.channels
-    newer = not namespace and held.checkpoint_id < latest
-    if not newer or max(reach.values()) <= _FAR or any(known.get(n) is None for n in channels):
+    newer = not namespace and cached.checkpoint_id < latest
+    if (
+        not newer
+        or max(reach.values()) <= _CACHE_DISTANCE
+        or any(known.get(n) is None for n in channels)
+    ):
         return result
     values = {
         name: replay_channel(channel, history)
@@ -259,17 +264,17 @@ class History:
         return any(found)
 
     async def _copy_rows(self, target: str, up_to: str | None) -> None:
-        was, until = "checkpoint_id <= ?", up_to or _LAST
+        up_to_condition, last_id = "checkpoint_id <= ?", up_to or _LAST
         # A record has a constant ID; its parent is the checkpoint that it belongs to.
-        wanted: dict[str, tuple[str, tuple[str, ...]]] = {
+        filters: dict[str, tuple[str, tuple[str, ...]]] = {
             "checkpoints": (
-                f" AND CASE WHEN {_IS_RECORD} THEN parent_checkpoint_id < ? ELSE {was} END",
-                (await self._turn_end(until), until),
+                f" AND CASE WHEN {_IS_RECORD} THEN parent_checkpoint_id < ? ELSE {up_to_condition} END",
+                (await self._turn_end(last_id), last_id),
             ),
-            self._rows.placeholders["writes"]: (f" AND {was}", (until,)),
+            self._rows.placeholders["writes"]: (f" AND {up_to_condition}", (last_id,)),
         }
         for table, columns in self._rows.checkpoint_tables.items():
-            where, values = wanted.get(table, ("", ()))
+            where, values = filters.get(table, ("", ()))
             await self._rows.run(
                 f"INSERT INTO {table} (thread_id, {columns}) SELECT ?, {columns} FROM {table}"
                 f" WHERE thread_id = ?{where}",
@@ -290,8 +295,8 @@ class History:
             The later of the two IDs; an empty string if there are fewer turns and checkpoints.
         """
         return max(
-            await self._newest("", checkpoints) if checkpoints is not None else "",
-            await self._turn_begin(turns) if turns is not None else "",
+            await self._nth_newest("", checkpoints) if checkpoints is not None else "",
+            await self._turn_start(turns) if turns is not None else "",
         )
 
     async def prune(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
@@ -310,7 +315,7 @@ class History:
         if not oldest:
             return False
         # The last turn may be resumed and needs its records to not repeat an effect.
-        bound = min(oldest, await self._turn_begin(1) or oldest)
+        effects_bound = min(oldest, await self._turn_start(1) or oldest)
         _, namespaces = await self._rows.run(
             "SELECT checkpoint_ns, MIN(CASE WHEN checkpoint_id >= ? THEN checkpoint_id END),"
             f" MAX(checkpoint_id) FROM checkpoints WHERE thread_id = ? AND NOT {_IS_RECORD}"
@@ -319,17 +324,17 @@ class History:
         )
         for namespace, first, latest in namespaces:
             in_step = ":" in namespace.rpartition("|")[2]
-            if first is None and in_step and await self._began(namespace, latest):
+            if first is None and in_step and await self._has_parent(namespace, latest):
                 # A finished call of a graph nested in a step is never resumed.
-                await self._drop("checkpoint_ns = ?", namespace)
+                await self._delete("checkpoint_ns = ?", namespace)
                 continue
-            keep = latest if first is None or checkpoints == 1 else first
-            await self._make_whole(namespace, keep)
-            await self._drop("checkpoint_ns = ? AND checkpoint_id < ?", namespace, keep)
-        await self._drop(
+            first_kept = latest if first is None or checkpoints == 1 else first
+            await self._make_complete(namespace, first_kept)
+            await self._delete("checkpoint_ns = ? AND checkpoint_id < ?", namespace, first_kept)
+        await self._delete(
             f"{_IS_RECORD} AND checkpoint_ns <> ? AND parent_checkpoint_id < ?",
             f"{RECORD_PREFIX}{RUN_END}",
-            bound,
+            effects_bound,
         )
         await self._sweep()
         return True
@@ -337,22 +342,24 @@ class History:
     async def delete_run(self, run: str) -> None:
         """Delete the checkpoints of a run."""
         is_run = f"{self._rows.metadata('run_id')} = ?"
-        gone = f"SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND {is_run}"
+        deleted = f"SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND {is_run}"
         _, following = await self._rows.run(
             "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
-            f" AND parent_checkpoint_id IN ({gone}) AND checkpoint_id NOT IN ({gone})",
+            f" AND parent_checkpoint_id IN ({deleted}) AND checkpoint_id NOT IN ({deleted})",
             (self._thread, self._thread, run, self._thread, run),
         )
         for namespace, checkpoint_id in following:
-            await self._make_whole(namespace, checkpoint_id)
-        await self._drop(is_run, run)
+            await self._make_complete(namespace, checkpoint_id)
+        await self._delete(is_run, run)
         await self._sweep()
 
     async def _read(self, namespace: str, checkpoint_id: str) -> CheckpointTuple | None:
-        place = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
-        return await self._saver.aget_tuple({"configurable": {"thread_id": self._thread, **place}})
+        configurable = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
+        return await self._saver.aget_tuple(
+            {"configurable": {"thread_id": self._thread, **configurable}}
+        )
 
-    async def _make_whole(self, namespace: str, checkpoint_id: str) -> None:
+    async def _make_complete(self, namespace: str, checkpoint_id: str) -> None:
         found = await self._read(namespace, checkpoint_id)
         if found is None:
             return
@@ -360,9 +367,12 @@ class History:
             found = await load_full_checkpoint(self._persistence, found)
         checkpoint = found.checkpoint
         # Without a checkpoint ID, the checkpoint has no parent.
-        place: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}
+        configurable: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}
         await self._saver.aput(
-            {"configurable": place}, checkpoint, found.metadata, checkpoint["channel_versions"]
+            {"configurable": configurable},
+            checkpoint,
+            found.metadata,
+            checkpoint["channel_versions"],
         )
         await self._rows.run(
             "UPDATE checkpoints SET parent_checkpoint_id = NULL WHERE thread_id = ?"
@@ -370,17 +380,17 @@ class History:
             (self._thread, namespace, checkpoint_id),
         )
 
-    async def _began(self, namespace: str, checkpoint_id: str) -> bool:
+    async def _has_parent(self, namespace: str, checkpoint_id: str) -> bool:
         found = await self._read(namespace, checkpoint_id)
         return found is not None and bool((found.metadata.get("parents") or {}).get(""))
 
-    async def _drop(self, where: str, *values: Any) -> None:
+    async def _delete(self, where: str, *values: Any) -> None:
         # Writes are deleted by checkpoint, because an active run may store writes before
         # their checkpoint.
-        place = "checkpoint_ns, checkpoint_id"
-        gone = f"SELECT {place} FROM checkpoints WHERE thread_id = ? AND {where}"
+        key_columns = "checkpoint_ns, checkpoint_id"
+        deleted = f"SELECT {key_columns} FROM checkpoints WHERE thread_id = ? AND {where}"
         await self._rows.run(
-            f"DELETE FROM {{writes}} WHERE thread_id = ? AND ({place}) IN ({gone})",
+            f"DELETE FROM {{writes}} WHERE thread_id = ? AND ({key_columns}) IN ({deleted})",
             (self._thread, self._thread, *values),
         )
         await self._rows.run(
@@ -391,9 +401,9 @@ class History:
         if self._rows.sweep_statement:
             await self._rows.run(self._rows.sweep_statement, (self._thread, self._thread))
 
-    async def _turn_begin(self, number: int) -> str:
+    async def _turn_start(self, number: int) -> str:
         # A turn starts at a checkpoint with an input.
-        return await self._newest(f" AND {self._rows.metadata('source')} = 'input'", number)
+        return await self._nth_newest(f" AND {self._rows.metadata('source')} = 'input'", number)
 
     async def _turn_end(self, checkpoint_id: str) -> str:
         _, found = await self._rows.run(
@@ -403,7 +413,7 @@ class History:
         )
         return str(found[0][0] or _LAST)
 
-    async def _newest(self, condition: str, number: int) -> str:
+    async def _nth_newest(self, condition: str, number: int) -> str:
         _, found = await self._rows.run(
             "SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''"
             f"{condition} ORDER BY checkpoint_id DESC LIMIT 1 OFFSET ?",

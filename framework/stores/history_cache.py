@@ -35,11 +35,11 @@ EMPTY_HISTORY = CachedHistory("", {}, {})
 class HistoryCache(dict[str, CachedHistory]):
     """Size-bounded cache of histories by thread ID."""
 
-    def __setitem__(self, thread: str, held: CachedHistory) -> None:
+    def __setitem__(self, thread: str, history: CachedHistory) -> None:
         """Cache a history as the newest entry and evict the oldest entries if necessary."""
         self.pop(thread, None)
-        super().__setitem__(thread, held)
-        size = sum(one.size for one in [*self.values()])
-        for first in [*self]:
-            if size > MAX_BYTES and (gone := self.pop(first, None)):
-                size -= gone.size
+        super().__setitem__(thread, history)
+        size = sum(entry.size for entry in [*self.values()])
+        for oldest in [*self]:
+            if size > MAX_BYTES and (evicted := self.pop(oldest, None)):
+                size -= evicted.size

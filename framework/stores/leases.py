@@ -56,12 +56,12 @@ _BEAT = "UPDATE capgraph_leases SET beat = {now} WHERE owner IN ({marks}) RETURN
 _DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 
 # Leases of all active runs of this process, by owner ID.
-_under_way: dict[str, Lease] = {}
+_active_leases: dict[str, Lease] = {}
 _LOCK = threading.Lock()
 # By process ID, because a forked process is a different one.
-_process: dict[int, tuple[str, str]] = {}
-_MACHINE = "CAPGRAPH_MACHINE"
-_TRUSTED = 1.5
+_identities: dict[int, tuple[str, str]] = {}
+_MACHINE_VARIABLE = "CAPGRAPH_MACHINE"
+_TRUST_INTERVALS = 1.5
 """Number of heartbeat intervals for which an owner trusts its last heartbeat. A process that takes
 over a late lease observes it for as long, so the two never overlap, even if the database's clock is
 wrong.
@@ -139,15 +139,15 @@ class Leases:
         self._saver = saver
         self.ttl_seconds: float = 30.0
         self.heartbeat_seconds: float = 10.0
-        self._rows = tables
-        self._held: dict[str, Lease] = {}
+        self._tables = tables
+        self._leases: dict[str, Lease] = {}
         self._wake = threading.Event()
-        self._heart: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         # Last heartbeat of processes that were found silent. A process sends the heartbeats of all
         # its leases at once, so a very different time belongs to another boot or clock.
-        self._silent: dict[tuple[str, str], float] = {}
+        self._silent_processes: dict[tuple[str, str], float] = {}
         # By owner ID: the late heartbeat, and the time at which it was found.
-        self._late: BoundedDict[str, tuple[float, float]] = BoundedDict(256)
+        self._late_heartbeats: BoundedDict[str, tuple[float, float]] = BoundedDict(256)
 
     def configure(self, settings: ScaleSettings) -> None:
         """Apply the lease times of the settings."""
@@ -158,10 +158,10 @@ class Leases:
 
     def find_held(self, thread_id: str) -> Lease | None:
         """Return the lease of a thread that this process holds through this saver, or ``None``."""
-        if (mine := self._held.get(thread_id)) is not None:
-            return mine
+        if (own_lease := self._leases.get(thread_id)) is not None:
+            return own_lease
         # Another graph with the same saver may have acquired it.
-        for lease in [*_under_way.values()]:
+        for lease in [*_active_leases.values()]:
             if lease.thread_id == thread_id and is_same_saver(lease.leases._saver, self._saver):
                 return lease
         return None
@@ -182,26 +182,28 @@ class Leases:
             PersistenceError: The lease cannot be stored.
         """
         machine, process = await self.identity()
-        mine = Lease(thread_id, LeaseOwner(uuid.uuid4().hex, machine, process), self, share_key)
+        new_lease = Lease(
+            thread_id, LeaseOwner(uuid.uuid4().hex, machine, process), self, share_key
+        )
         with _LOCK:
             if (lease := self.find_held(thread_id)) is not None:
-                shared = any(lease is one for one in outer_leases)
+                shared = any(lease is outer for outer in outer_leases)
                 if not shared and (share_key is None or lease.share_key != share_key):
                     raise thread_busy_error(thread_id, lease.owner)
                 lease.share_count += 1
                 return lease
-            self._held[thread_id] = _under_way[mine.owner.owner_id] = mine
+            self._leases[thread_id] = _active_leases[new_lease.owner.owner_id] = new_lease
         try:
-            if self._rows is not None:
-                other = await self._insert(self._rows, mine)
-                if other is not None:
-                    raise thread_busy_error(thread_id, other)
-                mine.is_acquired = True
+            if self._tables is not None:
+                current_owner = await self._insert(self._tables, new_lease)
+                if current_owner is not None:
+                    raise thread_busy_error(thread_id, current_owner)
+                new_lease.is_acquired = True
         except BaseException:
-            await asyncio.shield(self._forget(mine))
+            await asyncio.shield(self._delete(new_lease))
             raise
-        self._keep_beating()
-        return mine
+        self._start_heartbeats()
+        return new_lease
 
     async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
         """Raise unless this process still holds the lease of a thread that it runs.
@@ -215,12 +217,12 @@ class Leases:
             PersistenceError: Another process took over, or the database cannot be reached.
         """
         lease = self.find_held(thread_id)
-        if lease is None or not lease.is_acquired or self._rows is None:
+        if lease is None or not lease.is_acquired or self._tables is None:
             return
-        while not lease.is_lost and (force_query or not self._is_sure(lease)):
-            began = self._now()
-            count, _ = await self._rows.run(_TOUCH, (thread_id, lease.owner.owner_id))
-            self._found(lease, bool(count), began)
+        while not lease.is_lost and (force_query or not self._is_fresh(lease)):
+            asked_at = self._now()
+            count, _ = await self._tables.run(_TOUCH, (thread_id, lease.owner.owner_id))
+            self._record_check(lease, bool(count), asked_at)
             force_query = False
         if lease.is_lost:
             raise PersistenceError(
@@ -228,13 +230,13 @@ class Leases:
                 fix="This run has stopped; follow the thread to see how it continues.",
             )
 
-    def _is_sure(self, lease: Lease) -> bool:
-        return self._now() - lease.confirmed_at < _TRUSTED * self.heartbeat_seconds
+    def _is_fresh(self, lease: Lease) -> bool:
+        return self._now() - lease.confirmed_at < _TRUST_INTERVALS * self.heartbeat_seconds
 
     @staticmethod
-    def _found(lease: Lease, there: bool, asked: float) -> None:
-        if there:
-            lease.confirmed_at = max(lease.confirmed_at, asked)
+    def _record_check(lease: Lease, exists: bool, checked_at: float) -> None:
+        if exists:
+            lease.confirmed_at = max(lease.confirmed_at, checked_at)
         # A lease that was released in the meantime is not lost.
         elif lease.is_acquired:
             lease.is_lost = True
@@ -245,64 +247,67 @@ class Leases:
             lease.share_count -= 1
             if lease.share_count:
                 return
-        await asyncio.shield(lease.leases._forget(lease))
+        await asyncio.shield(lease.leases._delete(lease))
 
-    async def _forget(self, lease: Lease) -> None:
+    async def _delete(self, lease: Lease) -> None:
         owner = lease.owner.owner_id
         try:
             lease.is_acquired = False
-            if self._rows is not None:
-                await self._rows.run(_DELETE, (lease.thread_id, owner))
+            if self._tables is not None:
+                await self._tables.run(_DELETE, (lease.thread_id, owner))
         except CapgraphError as exc:
             # The next run treats the row as stale, because its owner is no longer active.
             _logger().warning("A lease was not released: %s", exc)
         finally:
             with _LOCK:
-                self._held.pop(lease.thread_id, None)
-                _under_way.pop(owner, None)
-                if not self._held:
+                self._leases.pop(lease.thread_id, None)
+                _active_leases.pop(owner, None)
+                if not self._leases:
                     self._wake.set()
 
-    async def _insert(self, rows: SqlTables, lease: Lease) -> LeaseOwner | None:
-        claim = lease.owner
-        who = (claim.owner_id, claim.machine, claim.process)
-        late: LeaseOwner | None = None
+    async def _insert(self, tables: SqlTables, lease: Lease) -> LeaseOwner | None:
+        new_owner = lease.owner
+        new_row = (new_owner.owner_id, new_owner.machine, new_owner.process)
+        late_owner: LeaseOwner | None = None
         while True:
             lease.confirmed_at = self._now()
-            count, _ = await rows.run(_INSERT, (lease.thread_id, *who))
+            count, _ = await tables.run(_INSERT, (lease.thread_id, *new_row))
             if count:
                 return None
-            _, found = await rows.run(_SELECT, (lease.thread_id,))
+            _, found = await tables.run(_SELECT, (lease.thread_id,))
             if not found:
                 continue
-            holder = LeaseOwner(*found[0])
-            gone = await self._is_gone(holder, claim)
-            if gone is False:
-                return holder
-            place = (holder.machine, holder.process)
-            known = abs(holder.heartbeat_at - self._silent.get(place, 0)) <= self.heartbeat_seconds
-            if gone is None and not known:
-                if late is None or late.heartbeat_at != holder.heartbeat_at:
-                    late = holder
-                    await asyncio.sleep(_TRUSTED * self.heartbeat_seconds)
+            owner = LeaseOwner(*found[0])
+            is_expired = await self._is_expired(owner, new_owner)
+            if is_expired is False:
+                return owner
+            process_key = (owner.machine, owner.process)
+            is_silent = (
+                abs(owner.heartbeat_at - self._silent_processes.get(process_key, 0))
+                <= self.heartbeat_seconds
+            )
+            if is_expired is None and not is_silent:
+                if late_owner is None or late_owner.heartbeat_at != owner.heartbeat_at:
+                    late_owner = owner
+                    await asyncio.sleep(_TRUST_INTERVALS * self.heartbeat_seconds)
                     continue
-                self._silent[place] = holder.heartbeat_at
-                await rows.end_stale_connections(self.ttl_seconds)
-            values = (*who, lease.thread_id, holder.owner_id, holder.heartbeat_at)
+                self._silent_processes[process_key] = owner.heartbeat_at
+                await tables.end_stale_connections(self.ttl_seconds)
+            values = (*new_row, lease.thread_id, owner.owner_id, owner.heartbeat_at)
             lease.confirmed_at = self._now()
-            count, _ = await rows.run(_REPLACE, values)
+            count, _ = await tables.run(_REPLACE, values)
             if count:
                 return None
 
-    async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
+    async def _is_expired(self, owner: LeaseOwner, new_owner: LeaseOwner) -> bool | None:
         """Return whether an owner has lost its lease, or ``None`` if its heartbeat is only late."""
-        if holder.machine == claim.machine:
-            if holder.process == claim.process:
-                return holder.owner_id not in _under_way
-            if not await self._lives(holder.process):
+        if owner.machine == new_owner.machine:
+            if owner.process == new_owner.process:
+                return owner.owner_id not in _active_leases
+            if not await self._is_alive(owner.process):
                 return True
         # A heartbeat far in the future is from before the clock was set back.
-        return None if abs(holder.age) > self.ttl_seconds else False
+        return None if abs(owner.age) > self.ttl_seconds else False
 
     async def has_ended(self, owner: LeaseOwner) -> bool:
         """Return whether the run of an owner ended without releasing its lease, or lost its thread.
@@ -315,71 +320,74 @@ class Leases:
                 process is checked.
         """
         machine, process = await self.identity()
-        mine = owner.process == process
-        if owner.machine == machine and not (mine or await self._lives(owner.process)):
+        is_own_process = owner.process == process
+        if owner.machine == machine and not (is_own_process or await self._is_alive(owner.process)):
             return True
-        if self._rows is None or not owner.owner_id or owner.owner_id in _under_way:
+        if self._tables is None or not owner.owner_id or owner.owner_id in _active_leases:
             return False
-        _, found = await self._rows.run(_AGE, (owner.owner_id,))
+        _, found = await self._tables.run(_AGE, (owner.owner_id,))
         if not found or abs(found[0][1]) <= self.ttl_seconds:
             return not found
-        beat, now = found[0][0], self._now()
-        first = self._late.setdefault(owner.owner_id, (beat, now))
-        if first[0] != beat:
-            self._late[owner.owner_id] = (beat, now)
-        return first[0] == beat and now - first[1] >= _TRUSTED * self.heartbeat_seconds
+        heartbeat, now = found[0][0], self._now()
+        first_late = self._late_heartbeats.setdefault(owner.owner_id, (heartbeat, now))
+        if first_late[0] != heartbeat:
+            self._late_heartbeats[owner.owner_id] = (heartbeat, now)
+        return (
+            first_late[0] == heartbeat
+            and now - first_late[1] >= _TRUST_INTERVALS * self.heartbeat_seconds
+        )
 
     async def identity(self) -> tuple[str, str]:
         """Return the IDs of this machine and process."""
-        known = _process.get(os.getpid())
+        known = _identities.get(os.getpid())
         return known if known is not None else await _off_loop(read_identity)
 
-    async def _lives(self, process: str) -> bool:
-        return await _off_loop(lambda: _alive(process))
+    async def _is_alive(self, process: str) -> bool:
+        return await _off_loop(lambda: _is_process_alive(process))
 
     def _now(self) -> float:
         return seconds_since_boot()
 
-    def _keep_beating(self) -> None:
+    def _start_heartbeats(self) -> None:
         with _LOCK:
-            if self._rows is None or (self._heart is not None and self._heart.is_alive()):
+            if self._tables is None or (self._thread is not None and self._thread.is_alive()):
                 return
             self._wake.clear()
-            self._heart = threading.Thread(
-                target=self._live, name="capgraph heartbeat", daemon=True
+            self._thread = threading.Thread(
+                target=self._run_heartbeats, name="capgraph heartbeat", daemon=True
             )
-            self._heart.start()
+            self._thread.start()
 
-    def _live(self) -> None:
+    def _run_heartbeats(self) -> None:
         while True:
             self._wake.wait(self.heartbeat_seconds)
             with _LOCK:
-                if not self._held:
-                    self._heart = None
+                if not self._leases:
+                    self._thread = None
                     return
                 self._wake.clear()
-            self._beat()
+            self._send_heartbeats()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         with _LOCK:
-            held = [
-                lease for lease in self._held.values() if lease.is_acquired and not lease.is_lost
+            leases = [
+                lease for lease in self._leases.values() if lease.is_acquired and not lease.is_lost
             ]
-        if not held or self._rows is None:
+        if not leases or self._tables is None:
             return
-        owners = tuple(lease.owner.owner_id for lease in held)
-        began = self._now()
+        owners = tuple(lease.owner.owner_id for lease in leases)
+        sent_at = self._now()
         marks = ", ".join("?" * len(owners))
         try:
-            found = self._rows.run_blocking(_BEAT.format(marks=marks, now="{now}"), owners)
+            result = self._tables.run_blocking(_BEAT.format(marks=marks, now="{now}"), owners)
         except CapgraphError as exc:
             # While the database is unavailable, no other process can take over either.
             _logger().warning("A heartbeat was not sent: %s", exc)
             return
-        if found is not None:
-            there = {owner for (owner,) in found[1]}
-            for lease in held:
-                self._found(lease, lease.owner.owner_id in there, began)
+        if result is not None:
+            renewed = {owner for (owner,) in result[1]}
+            for lease in leases:
+                self._record_check(lease, lease.owner.owner_id in renewed, sent_at)
 
 
 def thread_busy_error(thread_id: str, owner: LeaseOwner) -> ThreadBusyError:
@@ -409,9 +417,9 @@ def read_identity() -> tuple[str, str]:
     with suppress(OSError):
         # Process IDs are unique only within a container.
         boot += os.readlink("/proc/self/ns/pid")
-    name = os.environ.get(_MACHINE) or platform.node()
-    _process[pid] = f"{name}|{boot}", f"{pid}|{_started(pid)}"
-    return _process[pid]
+    name = os.environ.get(_MACHINE_VARIABLE) or platform.node()
+    _identities[pid] = f"{name}|{boot}", f"{pid}|{_process_start(pid)}"
+    return _identities[pid]
 
 
 def seconds_since_boot() -> float:
@@ -420,7 +428,7 @@ def seconds_since_boot() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def _alive(process: str) -> bool:
+def _is_process_alive(process: str) -> bool:
     number, _, started = process.partition("|")
     try:
         os.kill(int(number), 0)
@@ -428,10 +436,10 @@ def _alive(process: str) -> bool:
         return False
     except PermissionError:
         return True
-    return _started(int(number)) == started
+    return _process_start(int(number)) == started
 
 
-def _started(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """Return the start time of a process, which tells it from a later one with the same ID."""
     line = _text(f"/proc/{pid}/stat")
     fields = line.rpartition(")")[2].split()

@@ -72,7 +72,7 @@ class Persistence:
         self.listener: ChannelListener = ChannelListener(self.tables)
         self.history_cache: HistoryCache = HistoryCache()
         self.channels: dict[str, DeltaChannel[Any] | None] = {}
-        self._audits: dict[Any, AuditTable] = {}
+        self._audit_tables: dict[Any, AuditTable] = {}
 
     @classmethod
     def of(cls, saver: BaseCheckpointSaver[Any]) -> Persistence:
@@ -81,8 +81,8 @@ class Persistence:
         >>> Persistence.of(InMemorySaver()).tables is None
         True
         """
-        own = getattr(saver, "persistence", None)
-        return own if isinstance(own, Persistence) else cls(saver)
+        existing = getattr(saver, "persistence", None)
+        return existing if isinstance(existing, Persistence) else cls(saver)
 
     @classmethod
     def for_run(
@@ -117,9 +117,9 @@ class Persistence:
         """
         for name, channel in channels.items():
             if isinstance(channel, DeltaChannel):
-                same = self.channels.setdefault(name, channel) == channel
+                is_same = self.channels.setdefault(name, channel) == channel
                 # Two graphs define the channel differently, and a thread may belong to either.
-                self.channels[name] = channel if same else None
+                self.channels[name] = channel if is_same else None
         if settings is not None:
             self.leases.configure(settings)
 
@@ -152,9 +152,9 @@ class Persistence:
             tables = open_tables(MEMORY_URL)  # both exist only in this process
         if tables is None:
             return None
-        found = self._audits.get(signing_key)
+        found = self._audit_tables.get(signing_key)
         if found is None:
-            found = self._audits[signing_key] = AuditTable(tables, signing_key=signing_key)
+            found = self._audit_tables[signing_key] = AuditTable(tables, signing_key=signing_key)
         return found
 
     async def record_names(self, thread_id: str) -> list[str]:
@@ -165,12 +165,17 @@ class Persistence:
                 " AND substr(checkpoint_ns, 1, ?) = ?",
                 (thread_id, len(RECORD_PREFIX), RECORD_PREFIX),
             )
-            spaces = {str(space) for (space,) in found}
+            namespaces = {str(namespace) for (namespace,) in found}
         else:
-            listed = self.saver.alist({"configurable": {"thread_id": thread_id}})
-            spaces = {one.config["configurable"].get("checkpoint_ns", "") async for one in listed}
+            checkpoints = self.saver.alist({"configurable": {"thread_id": thread_id}})
+            namespaces = {
+                checkpoint.config["configurable"].get("checkpoint_ns", "")
+                async for checkpoint in checkpoints
+            }
         return sorted(
-            space.removeprefix(RECORD_PREFIX) for space in spaces if space.startswith(RECORD_PREFIX)
+            namespace.removeprefix(RECORD_PREFIX)
+            for namespace in namespaces
+            if namespace.startswith(RECORD_PREFIX)
         )
 
 
@@ -192,7 +197,7 @@ def open_values(store: str | SqlTables | None) -> AtomicValueStore:
     if store is None:
         return MemoryValues()
     if store == SAVER:
-        return TableValues(_tables_of_run)
+        return TableValues(_run_tables)
     if not isinstance(store, str):
         return TableValues(store)
     if store.partition("://")[0] in {"redis", "rediss", "unix"}:
@@ -202,7 +207,7 @@ def open_values(store: str | SqlTables | None) -> AtomicValueStore:
     return TableValues(open_tables(store))
 
 
-def _tables_of_run() -> SqlTables:
+def _run_tables() -> SqlTables:
     try:
         saver = inherited_saver(get_config())
     except RuntimeError:

@@ -40,17 +40,17 @@ from capgraph.stores.database import (
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 30.0
+RETRY_SECONDS = 30.0
 """Seconds for which an operation is retried while the database is unavailable."""
 CONNECT_SECONDS = 5
 _SETUP_LOCK = 0x6361_7067_7261_7068
 _SEAL = "capgraph:sealed:"
 _SCHEMA_LOCK = 7089056
-OURS = "capgraph"
+APPLICATION_NAME = "capgraph"
 """Application name of the connections, unless the URL sets one."""
 _END_FROZEN = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'ClientRead'"
-    f" AND datname = current_database() AND usename = current_user AND application_name = '{OURS}'"
+    f" AND datname = current_database() AND usename = current_user AND application_name = '{APPLICATION_NAME}'"
     " AND xact_start < clock_timestamp() - make_interval(secs => ?)"
 )
 
@@ -115,12 +115,12 @@ class PostgresTables(SqlTables):
             PersistenceError: The database is unavailable.
         """
         try:
-            opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
-            async with await opened as connection:
+            connecting = psycopg.AsyncConnection.connect(self._address, autocommit=True)
+            async with await connecting as connection:
                 await connection.execute(f"LISTEN {channel}".encode())
                 yield ""
-                async for told in connection.notifies():
-                    yield told.payload
+                async for notification in connection.notifies():
+                    yield notification.payload
         except psycopg.Error as exc:
             raise database_error(exc) from exc
 
@@ -136,16 +136,18 @@ class PostgresTables(SqlTables):
         await self.run(_END_FROZEN, (idle_seconds,))
 
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
-        guarded = getattr(self._saver, "guarded", None)
-        if guarded is not None:
-            found: StatementResult = await guarded("used", lambda: self._once(statement, values))
+        run_operation = getattr(self._saver, "run_operation", None)
+        if run_operation is not None:
+            found: StatementResult = await run_operation(
+                "used", lambda: self._execute_once(statement, values)
+            )
             return found
         try:
-            return await self._once(statement, values)
+            return await self._execute_once(statement, values)
         except psycopg.Error as exc:
             raise database_error(exc) from exc
 
-    async def _once(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
+    async def _execute_once(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         async with postgres_cursor(self._saver) as cursor:
             await cursor.execute(*self._format(statement, values))
             rows = await cursor.fetchall() if cursor.description else []
@@ -168,11 +170,11 @@ class PostgresTables(SqlTables):
         return psycopg.Error
 
     def _format(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
-        return _worded(statement), values or None
+        return _to_psycopg(statement), values or None
 
 
 @functools.lru_cache(512)
-def _worded(statement: str) -> str:
+def _to_psycopg(statement: str) -> str:
     return statement.format(**PostgresTables.placeholders).replace("?", "%s")
 
 
@@ -223,7 +225,7 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         conn: Connection pool.
         serde: Serializer.
         name: Name of the database in error messages.
-        patience: Seconds for which an operation is retried.
+        retry_seconds: Seconds for which an operation is retried.
     """
 
     def __init__(
@@ -232,12 +234,12 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         *,
         serde: SerializerProtocol,
         name: str,
-        patience: float = PATIENCE_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         super().__init__(conn, serde=serde)
         self.lock: Any = CrossLoopLock()
         self._name = name
-        self._patience = patience
+        self._retry_seconds = retry_seconds
 
     async def aput(
         self,
@@ -248,25 +250,25 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
     ) -> RunnableConfig:
         """Store a checkpoint."""
         # The base class stores text channels unencrypted, outside the blobs.
-        sealed = self._sealed(checkpoint)
+        sealed = self._seal_texts(checkpoint)
         written: RunnableConfig = await super().aput(config, sealed, metadata, new_versions)
         return written
 
-    async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def run_operation(self, verb: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an operation and retry it while the database is unavailable.
 
         Raises:
             PersistenceError: The database rejected the operation, or was unavailable for too long.
         """
         loop = asyncio.get_running_loop()
-        end, delay = loop.time() + self._patience, 0.05
+        end, delay = loop.time() + self._retry_seconds, 0.05
         while True:
             try:
-                return await call()
+                return await operation()
             except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
                 if loop.time() + delay > end:
                     raise PersistenceError(
-                        f"The database {self._name!r} was unavailable for {self._patience:g} s: {exc}.",
+                        f"The database {self._name!r} was unavailable for {self._retry_seconds:g} s: {exc}.",
                         fix="Restore the database, then resume the thread.",
                         is_unavailable=True,
                     ) from exc
@@ -278,7 +280,7 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
                     fix="Correct the cause, then resume the thread from its last saved step.",
                 ) from exc
 
-    def _sealed(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _seal_texts(self, checkpoint: Checkpoint) -> Checkpoint:
         secret = isinstance(self.serde, EncryptedSerializer)
         values = {
             name: self._seal(value)
@@ -293,16 +295,16 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         kind, data = self.serde.dumps_typed(text)
         return f"{_SEAL}{kind}:{base64.b64encode(data).decode()}"
 
-    def unseal(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def unseal(self, checkpoint_tuple: CheckpointTuple | None) -> CheckpointTuple | None:
         """Return a loaded checkpoint with its sealed texts decoded."""
-        if found is None:
-            return found
-        values = found.checkpoint["channel_values"]
+        if checkpoint_tuple is None:
+            return checkpoint_tuple
+        values = checkpoint_tuple.checkpoint["channel_values"]
         for name, value in values.items():
             if isinstance(value, str) and value.startswith(_SEAL):
                 kind, _, data = value.removeprefix(_SEAL).partition(":")
                 values[name] = self.serde.loads_typed((kind, base64.b64decode(data)))
-        return found
+        return checkpoint_tuple
 
 
 @asynccontextmanager
@@ -340,9 +342,9 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
 @asynccontextmanager
 async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
     options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
-    options["fallback_application_name"] = OURS
+    options["fallback_application_name"] = APPLICATION_NAME
     url = location.target
-    with _reachable(location):
+    with _wrap_connect_errors(location):
         probe = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_SECONDS)
         await probe.close()
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
@@ -357,7 +359,7 @@ async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
 
 async def _set_up(location: Location, setup: Callable[[], Awaitable[Any]]) -> None:
     """Create LangGraph's tables under a lock, because concurrent statements conflict."""
-    with _reachable(location):
+    with _wrap_connect_errors(location):
         async with await psycopg.AsyncConnection.connect(location.target, autocommit=True) as conn:
             # Polled, because a statement that waits for the lock would block CREATE INDEX
             # CONCURRENTLY in the process that holds it.
@@ -374,7 +376,7 @@ async def _set_up(location: Location, setup: Callable[[], Awaitable[Any]]) -> No
 
 
 @contextmanager
-def _reachable(location: Location) -> Iterator[None]:
+def _wrap_connect_errors(location: Location) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as exc:

@@ -63,8 +63,8 @@ class RecordValues(AtomicValueStore):
             async with _RECORDS:
                 found, now = await self._read(name), clock.now()
                 old = found.pop(name, None)
-                value, kept, result = change(old, now)
-                if value is not None and kept > 0:
+                value, ttl, result = change(old, now)
+                if value is not None and ttl > 0:
                     found[name] = value
                 if found.get(name) != old:
                     await self._write(name, found)
@@ -91,10 +91,10 @@ class RecordValues(AtomicValueStore):
         return dict(metadata.get(_VALUES) or {})
 
     async def _write(self, name: str, values: dict[str, Any]) -> None:
-        place = thread_config(_RECORDS_THREAD, RECORD_PREFIX + _kind(name))
+        config = thread_config(_RECORDS_THREAD, RECORD_PREFIX + _kind(name))
         # Metadata is replaced, while a saver may store every version of a channel.
         metadata: Any = {"source": "update", "step": 0, _VALUES: values}
-        await self._saver.aput(place, {**empty_checkpoint(), "id": RECORD_ID}, metadata, {})
+        await self._saver.aput(config, {**empty_checkpoint(), "id": RECORD_ID}, metadata, {})
 
 
 def _kind(name: str) -> str:

@@ -21,8 +21,8 @@ from capgraph.stores.atomic_values import (
 
 T = TypeVar("T")
 
-_KEYS = "capgraph:"
-_AGES = 1e10  # seconds; Redis does not support a longer time to live
+_KEY_PREFIX = "capgraph:"
+_MAX_TTL_SECONDS = 1e10  # seconds; Redis does not support a longer time to live
 
 
 class RedisValues(AtomicValueStore):
@@ -37,8 +37,8 @@ class RedisValues(AtomicValueStore):
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
-    def __init__(self, url: str, key_prefix: str = _KEYS) -> None:
-        self._keys = key_prefix
+    def __init__(self, url: str, key_prefix: str = _KEY_PREFIX) -> None:
+        self._prefix = key_prefix
         self._redis = require_extra("redis", "redis")
         try:
             self._client = self._redis.Redis.from_url(url, decode_responses=True)
@@ -51,22 +51,24 @@ class RedisValues(AtomicValueStore):
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
         """Change a value. This method blocks the calling thread."""
 
-        def work(pipe: Any) -> T:
+        def update(pipe: Any) -> T:
             now = self._now(pipe, clock)
             text = pipe.get(key)
             value = None if text is None else json.loads(text)
-            new, kept, result = change(value, now)
+            new_value, ttl, result = change(value, now)
             pipe.multi()
-            if new is None or kept <= 0:
+            if new_value is None or ttl <= 0:
                 pipe.delete(key)
-            elif (written := json.dumps(new)) != text:
+            elif (written := json.dumps(new_value)) != text:
                 # Redis cannot expire keys by the caller's clock.
-                lasts = kept > _AGES or not isinstance(clock, SystemClock)
-                pipe.set(key, written, px=None if lasts else math.ceil(kept * 1000))
+                has_no_expiry = ttl > _MAX_TTL_SECONDS or not isinstance(clock, SystemClock)
+                pipe.set(key, written, px=None if has_no_expiry else math.ceil(ttl * 1000))
             return result
 
-        key = self._keys + name
-        return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
+        key = self._prefix + name
+        return cast(
+            "T", self._call(self._client.transaction, update, key, value_from_callable=True)
+        )
 
     async def achange(
         self,
@@ -87,10 +89,10 @@ class RedisValues(AtomicValueStore):
             keys = self._scan(prefix)
             texts = self._client.mget(keys) if keys else []
             named = zip(keys, texts, strict=True)
-            found = {k.removeprefix(self._keys): json.loads(t) for k, t in named if t is not None}
+            found = {k.removeprefix(self._prefix): json.loads(t) for k, t in named if t is not None}
             return found, self._now(self._client, clock)
 
-        return await asyncio.to_thread(self._asked, read)
+        return await asyncio.to_thread(self._call, read)
 
     async def aclear(self, prefix: str) -> None:
         """Delete all values whose names start with a prefix."""
@@ -99,15 +101,15 @@ class RedisValues(AtomicValueStore):
             if keys := self._scan(prefix):
                 self._client.delete(*keys)
 
-        await asyncio.to_thread(self._asked, clear)
+        await asyncio.to_thread(self._call, clear)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
     def _scan(self, prefix: str) -> list[str]:
-        plain = re.sub(r"[*?\[\]\\^]", r"\\\g<0>", self._keys + prefix)
-        return list(self._client.scan_iter(match=f"{plain}*", count=1000))
+        escaped = re.sub(r"[*?\[\]\\^]", r"\\\g<0>", self._prefix + prefix)
+        return list(self._client.scan_iter(match=f"{escaped}*", count=1000))
 
     def _now(self, client: Any, clock: Clock) -> float:
         if not isinstance(clock, SystemClock):
@@ -116,9 +118,9 @@ class RedisValues(AtomicValueStore):
         moment: float = seconds + millionths / 1e6
         return moment
 
-    def _asked(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def _call(self, command: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:
-            return ask(*args, **kwargs)
+            return command(*args, **kwargs)
         except self._redis.RedisError as exc:
             raise PersistenceError(
                 f"Redis rejected the command: {str(exc).strip()}.",

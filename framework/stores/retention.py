@@ -15,8 +15,8 @@ from capgraph.stores.threads import prune_threads
 if TYPE_CHECKING:
     from capgraph.configs.settings import PersistenceSettings
 
-_EVERY_SECONDS = 3600.0
-_AT_ONCE = 100
+_INTERVAL_SECONDS = 3600.0
+_MAX_THREADS = 100
 
 
 class Retention:
@@ -31,7 +31,7 @@ class Retention:
     """
 
     def __init__(self, settings: PersistenceSettings) -> None:
-        self._kept = settings
+        self._settings = settings
         self._next = 0.0
 
     async def prune_after_turn(self, persistence: Persistence, thread_id: str) -> None:
@@ -41,19 +41,19 @@ class Retention:
             persistence: Persistence that stores the thread.
             thread_id: ID of the thread. The caller must hold its lease.
         """
-        kept = self._kept
-        bounds = {"turns": kept.keep_turns, "checkpoints": kept.keep_checkpoints}
+        settings = self._settings
+        limits = {"turns": settings.keep_turns, "checkpoints": settings.keep_checkpoints}
         try:
-            for name, number in bounds.items():
+            for name, number in limits.items():
                 if number is not None:
                     history = History(persistence, thread_id)
                     if await history.oldest_checkpoint_id(**{name: number + number // 10 + 1}):
                         await history.prune(**{name: number})
-            if kept.keep_days is not None and time.monotonic() >= self._next:
-                self._next = time.monotonic() + _EVERY_SECONDS
-                age = timedelta(days=kept.keep_days)
+            if settings.keep_days is not None and time.monotonic() >= self._next:
+                self._next = time.monotonic() + _INTERVAL_SECONDS
+                age = timedelta(days=settings.keep_days)
                 await prune_threads(
-                    persistence.saver, policy="older_than", older_than=age, limit=_AT_ONCE
+                    persistence.saver, policy="older_than", older_than=age, limit=_MAX_THREADS
                 )
         except CapgraphError as exc:
             get_logger("framework", "retention").warning("Old history was not deleted: %s", exc)

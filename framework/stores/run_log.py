@@ -31,32 +31,32 @@ STOPPING = "stopping"
 OPEN_STATUSES = ("queued", "running", STOPPING)
 """Statuses of a run that has not ended."""
 
-_TELL = (
+_INSERT_EVENTS = (
     "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
     " FROM (VALUES {marks}) AS told WHERE column1 IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM capgraph_run_places p WHERE p.run_id = column1"
     " AND p.teller <> column4) ON CONFLICT DO NOTHING RETURNING run_id"
 )
-_BEGIN = (
+_SET_RUNNING = (
     "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ?"
     " AND status IN ('queued', 'running') AND {held} RETURNING run_id"
 )
-_END = (
+_FINISH = (
     "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?"
     " AND NOT EXISTS (SELECT 1 FROM capgraph_run_places p WHERE p.run_id = ?"
     " AND p.teller <> COALESCE(?, p.teller)) RETURNING run_id"
 )
-_TAKE_UP = (
+_CLAIM = (
     "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller)"
     " SELECT ?, ?, COALESCE(({next}), ?), ? WHERE {held}"
     " ON CONFLICT (run_id) DO UPDATE SET teller = excluded.teller RETURNING run_id"
 )
-_NEXT_PLACE = (
+_NEXT_POSITION = (
     "SELECT p.begins + (SELECT COALESCE(MAX(e.seq), 0) FROM capgraph_run_events e"
     " WHERE e.run_id = p.run_id) FROM capgraph_run_places p WHERE p.thread_id = ?"
     " ORDER BY p.begins DESC LIMIT 1"
 )
-_OF_THREAD = (
+_THREAD_EVENTS = (
     "SELECT p.run_id, p.begins + e.seq, e.data FROM capgraph_run_places p"
     " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
@@ -64,24 +64,24 @@ _OF_THREAD = (
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 Statement = tuple[str, tuple[Any, ...]]
 _PAGE = 200
-_MOST = 10_000
-_AT_ONCE = 500
-_TAIL = 256
+_MAX_RUNS = 10_000
+_BATCH_SIZE = 500
+_RECENT_EVENTS = 256
 """Number of recent events per run that are cached for listeners."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 """Seconds between polls for events of other processes."""
-_LONGEST = 1_000_000
+_MAX_EVENT_CHARS = 1_000_000
 """Maximum length of an event in characters. Longer events are shortened."""
 TERMINAL_EVENTS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 """Types of the event that ends a run."""
-_LAST = tuple(f'{{"type":"{name}"' for name in TERMINAL_EVENTS)
+_TERMINAL_PREFIXES = tuple(f'{{"type":"{name}"' for name in TERMINAL_EVENTS)
 """Prefixes of the serialized events that end a run."""
-_GATHER_SECONDS = 0.05
+_BATCH_SECONDS = 0.05
 """Maximum seconds that an event waits for its batch, if no listener waits for it."""
-_QUIET_SECONDS = 5.0
+_IDLE_SECONDS = 5.0
 """Seconds between empty pages, which reveal whether a listener is still connected."""
-_LAST_ENDED = "SELECT run_id FROM capgraph_runs WHERE ended > 0 ORDER BY ended DESC LIMIT ?"
-_IN_MEMORY = 1000
+_LATEST_ENDED = "SELECT run_id FROM capgraph_runs WHERE ended > 0 ORDER BY ended DESC LIMIT ?"
+_MAX_ENDED_IN_MEMORY = 1000
 """Number of ended runs kept if there is no database."""
 
 
@@ -118,41 +118,41 @@ class LoggedRun:
         return "message" in self.request or "plan" in self.request
 
 
-class _Live:
+class _LiveRun:
     """Run of this process, with its recent events and waiting listeners."""
 
     def __init__(self, thread: str, seq: int = 0) -> None:
         self.thread = thread
         self.seq, self.written = seq, seq
-        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.recent: deque[str] = deque(maxlen=_RECENT_EVENTS)
         self.changed = asyncio.Event()
-        self.ended = self.left = self.heard = False
-        self.teller = ""
-        self.quiet: asyncio.TimerHandle | None = None
+        self.ended = self.is_released = self.has_listeners = False
+        self.writer_id = ""
+        self.idle_timer: asyncio.TimerHandle | None = None
 
     def publish(self, text: str) -> None:
         self.written += 1
-        self.tail.append(text)
+        self.recent.append(text)
         self.wake()
 
     def wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
-        if self.quiet is not None:
-            self.quiet.cancel()
-            self.quiet = None
-        if self.heard and not self.left:
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
+        if self.has_listeners and not self.is_released:
             # One timer per run. A timer per listener would be recreated for every event.
-            self.quiet = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self.wake)
+            self.idle_timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.wake)
 
     def after(self, seq: int) -> list[tuple[int, str]] | None:
         """Return the cached events after a number, or ``None`` if they are no longer cached."""
-        first = self.written - len(self.tail)
+        first = self.written - len(self.recent)
         if seq < first:
             return None
         return [
-            (first + 1 + place, self.tail[place])
-            for place in range(seq - first, min(len(self.tail), seq - first + _PAGE))
+            (first + 1 + place, self.recent[place])
+            for place in range(seq - first, min(len(self.recent), seq - first + _PAGE))
         ]
 
 
@@ -173,14 +173,14 @@ class RunLog:
         listener: ChannelListener,
         leases: Leases,
     ) -> None:
-        self._saver_rows, self._leases = tables, leases
-        self._rows: SqlTables = tables or open_tables(MEMORY_URL)
+        self._saver_tables, self._leases = tables, leases
+        self._tables: SqlTables = tables or open_tables(MEMORY_URL)
         self._serde: Any = serde
-        self._live: dict[str, _Live] = {}
-        self._waiting: deque[tuple[str, int, str, str]] = deque()
-        self._ending: dict[str, tuple[str, float, asyncio.Future[None]]] = {}
+        self._live: dict[str, _LiveRun] = {}
+        self._queue: deque[tuple[str, int, str, str]] = deque()
+        self._endings: dict[str, tuple[str, float, asyncio.Future[None]]] = {}
         self._writer: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._write_now = asyncio.Event()
         self._listener = listener
         self._ready = False
         self.closing: asyncio.Event = asyncio.Event()
@@ -198,14 +198,16 @@ class RunLog:
         found = await self._run(
             f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
-            (*values, self._packed(dict(run.request))),
+            (*values, self._pack(dict(run.request))),
         )
         if not found:
             return False
-        if self._saver_rows is None:
-            await self._drop(f"ended > 0 AND run_id NOT IN ({_LAST_ENDED})", _IN_MEMORY)
+        if self._saver_tables is None:
+            await self._delete(
+                f"ended > 0 AND run_id NOT IN ({_LATEST_ENDED})", _MAX_ENDED_IN_MEMORY
+            )
         if is_local:
-            self._live[run.run_id] = _Live(run.thread_id)
+            self._live[run.run_id] = _LiveRun(run.thread_id)
         return True
 
     async def claim(self, run: LoggedRun) -> tuple[list[dict[str, Any]], bool]:
@@ -216,58 +218,62 @@ class RunLog:
         Returns:
             The events so far, and False if a stop was requested.
         """
-        told: list[dict[str, Any]] = []
-        teller, may = await self._place(run)
+        events: list[dict[str, Any]] = []
+        writer_id, may_run = await self._assign_position(run)
         if run.status == "queued":
-            self._live.setdefault(run.run_id, _Live(run.thread_id)).teller = teller
-            return told, may
+            self._live.setdefault(run.run_id, _LiveRun(run.thread_id)).writer_id = writer_id
+            return events, may_run
         seq = 0
         while page := await self._page(run.run_id, seq):
-            told += [json.loads(text) for _, text in page]
+            events += [json.loads(text) for _, text in page]
             seq = page[-1][0]
-        self._live[run.run_id] = _Live(run.thread_id, seq)
-        self._live[run.run_id].teller = teller
-        return told, may
+        self._live[run.run_id] = _LiveRun(run.thread_id, seq)
+        self._live[run.run_id].writer_id = writer_id
+        return events, may_run
 
-    async def _place(self, run: LoggedRun) -> tuple[str, bool]:
+    async def _assign_position(self, run: LoggedRun) -> tuple[str, bool]:
         # Without earlier runs, numbers start at the clock, so they exceed the numbers of runs
         # that were deleted.
-        at = int(1000 * time.time())
+        first_position = int(1000 * time.time())
         # A process that lost the thread must not write events; its successor writes them.
         lease = self._leases.find_held(run.thread_id)
-        teller = lease.owner.owner_id if lease is not None and self._saver_rows is not None else ""
-        held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
-        values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
-        is_ours, may = await self._all(
-            (_TAKE_UP.format(next=_NEXT_PLACE, held=held), values),
-            (_BEGIN.format(held=held), (run.run_id, teller)),
+        writer_id = (
+            lease.owner.owner_id if lease is not None and self._saver_tables is not None else ""
         )
-        if not is_ours:
+        holds_lease = (
+            "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if writer_id else "? = ''"
+        )
+        values = (run.run_id, run.thread_id, run.thread_id, first_position, writer_id, writer_id)
+        is_claimed, may_run = await self._run_together(
+            (_CLAIM.format(next=_NEXT_POSITION, held=holds_lease), values),
+            (_SET_RUNNING.format(held=holds_lease), (run.run_id, writer_id)),
+        )
+        if not is_claimed:
             raise PersistenceError(
                 f"Another process has taken over the thread {run.thread_id!r}.",
                 fix="This run has stopped; follow the thread to see how it continues.",
             )
-        return teller, may
+        return writer_id, may_run
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run, or ``None`` if it does not exist."""
-        return next(iter(await self._where("run_id = ?", run_id)), None)
+        return next(iter(await self._select("run_id = ?", run_id)), None)
 
     async def unfinished_runs(self) -> list[LoggedRun]:
         """Return all open runs, newest first."""
-        return await self._where("ended = 0")
+        return await self._select("ended = 0")
 
     async def open_runs(self, thread_id: str) -> list[LoggedRun]:
         """Return the open runs of a thread, oldest first."""
-        return (await self._where(f"thread_id = ? AND status IN {OPEN_STATUSES}", thread_id))[::-1]
+        return (await self._select(f"thread_id = ? AND status IN {OPEN_STATUSES}", thread_id))[::-1]
 
     async def thread_runs(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
         """Return the latest runs of a thread, newest first."""
-        return await self._where("thread_id = ?", thread_id, limit=limit)
+        return await self._select("thread_id = ?", thread_id, limit=limit)
 
-    async def owner_runs(self, owner: str, limit: int = _MOST) -> list[LoggedRun]:
+    async def owner_runs(self, owner: str, limit: int = _MAX_RUNS) -> list[LoggedRun]:
         """Return the latest runs of an owner, newest first."""
-        return await self._where("owner = ?", owner, limit=limit)
+        return await self._select("owner = ?", owner, limit=limit)
 
     async def waiting_threads(self, owner: str | None = None) -> list[str]:
         """Return the IDs of threads whose last run ended with a question, newest first.
@@ -279,7 +285,7 @@ class RunLog:
 
     async def waiting_runs(self, owner: str | None = None) -> list[LoggedRun]:
         """Return the runs that ended with a question and are the last of their thread."""
-        return await self._where(
+        return await self._select(
             "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
             " WHERE other.thread_id = capgraph_runs.thread_id)"
             + (" AND owner = ?" if owner is not None else ""),
@@ -290,9 +296,9 @@ class RunLog:
         """Record the final status of a run. No further events are accepted."""
         # Written with the last events, so that a listener who sees the end finds the run ended.
         written = asyncio.get_running_loop().create_future()
-        self._ending[run_id] = status, time.time(), written
-        self._hurry.set()
-        writer = self._keep_writing()
+        self._endings[run_id] = status, time.time(), written
+        self._write_now.set()
+        writer = self._ensure_writer()
         await asyncio.wait({written, writer}, return_when=asyncio.FIRST_COMPLETED)
         if not written.done():
             writer.result()
@@ -302,31 +308,31 @@ class RunLog:
 
     async def request_stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
         """Mark the open runs of a thread, or one of them, as stopping. Return their IDs."""
-        found = await self._run(
+        stopped = await self._run(
             "UPDATE capgraph_runs SET status = ?"
             f" WHERE thread_id = ? AND status IN {OPEN_STATUSES}"
             f"{' AND run_id = ?' if run_id is not None else ''} RETURNING run_id",
             (STOPPING, thread_id, *([run_id] if run_id is not None else [])),
         )
-        return [run for (run,) in found]
+        return [run for (run,) in stopped]
 
     async def stopping_run_ids(self) -> list[str]:
         """Return the IDs of the runs for which a stop was requested."""
-        return [run.run_id for run in await self._where("ended = 0 AND status = ?", STOPPING)]
+        return [run.run_id for run in await self._select("ended = 0 AND status = ?", STOPPING)]
 
     def release(self, run_id: str) -> None:
         """Stop writing events of a run, because it ended or another process took it over."""
         if (live := self._live.pop(run_id, None)) is not None:
-            live.left = True
+            live.is_released = True
             live.wake()
 
     async def drop_thread(self, thread_id: str) -> None:
         """Delete the runs of a thread."""
-        await self._drop("thread_id = ?", thread_id)
+        await self._delete("thread_id = ?", thread_id)
 
     async def prune(self, seconds: float) -> None:
         """Delete the runs that ended more than this many seconds ago."""
-        await self._drop("ended > 0 AND ended < ?", time.time() - seconds)
+        await self._delete("ended > 0 AND ended < ?", time.time() - seconds)
 
     # --- events ---------------------------------------------------------------------------
 
@@ -346,71 +352,76 @@ class RunLog:
         live = self._live[run_id]
         for event in events:
             text = _text(event)
-            if len(text) > _LONGEST and shorten_event is not None:
+            if len(text) > _MAX_EVENT_CHARS and shorten_event is not None:
                 text = _text(shorten_event(event))
             live.seq += 1
-            self._waiting.append((run_id, live.seq, text, live.teller))
-        if live.heard:
-            self._hurry.set()
-        if self._waiting:
-            self._keep_writing()
+            self._queue.append((run_id, live.seq, text, live.writer_id))
+        if live.has_listeners:
+            self._write_now.set()
+        if self._queue:
+            self._ensure_writer()
 
     async def flush(self) -> None:
         """Wait until all queued events are written."""
         if self._writer is not None:
-            self._hurry.set()
+            self._write_now.set()
             await asyncio.shield(self._writer)
 
-    def _keep_writing(self) -> asyncio.Task[None]:
+    def _ensure_writer(self) -> asyncio.Task[None]:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
         return self._writer
 
     async def _write(self) -> None:
-        while self._waiting or self._ending:
-            if not self._hurry.is_set():
+        while self._queue or self._endings:
+            if not self._write_now.is_set():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_GATHER_SECONDS):
-                        await self._hurry.wait()
-            self._hurry.clear()
-            batch = [self._waiting[place] for place in range(min(_AT_ONCE, len(self._waiting)))]
-            ending = dict(self._ending) if len(batch) == len(self._waiting) else {}
-            told: dict[tuple[str, str], tuple[int, list[str]]] = {}
-            for run_id, seq, text, teller in batch:
-                told.setdefault((run_id, teller), (seq, []))[1].append(text)
-            parts = [self._telling(told)] if told else []
-            for run_id, (status, ended, _) in ending.items():
-                mine = self._live[run_id].teller if run_id in self._live else None
-                parts.append((_END, (status, ended, run_id, run_id, mine)))
-            names = {run_id for run_id, *_ in batch} | ending.keys()
-            names |= {self._live[name].thread for name in names if name in self._live}
+                    async with asyncio.timeout(_BATCH_SECONDS):
+                        await self._write_now.wait()
+            self._write_now.clear()
+            batch = [self._queue[place] for place in range(min(_BATCH_SIZE, len(self._queue)))]
+            endings = dict(self._endings) if len(batch) == len(self._queue) else {}
+            by_run: dict[tuple[str, str], tuple[int, list[str]]] = {}
+            for run_id, seq, text, writer_id in batch:
+                by_run.setdefault((run_id, writer_id), (seq, []))[1].append(text)
+            statements = [self._insert_statement(by_run)] if by_run else []
+            for run_id, (status, ended, _) in endings.items():
+                live_run = self._live.get(run_id)
+                owner = live_run.writer_id if live_run is not None else None
+                statements.append((_FINISH, (status, ended, run_id, run_id, owner)))
+            changed_names = {run_id for run_id, *_ in batch} | endings.keys()
+            changed_names |= {
+                self._live[name].thread for name in changed_names if name in self._live
+            }
             try:
-                await self._all(*parts, tell=names)
+                await self._run_together(*statements, notify=changed_names)
             except PersistenceError as exc:
                 get_logger("framework", "run_log").warning(
                     "Events could not be written yet: %s", exc
                 )
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
                 continue
             for run_id, _, text, _ in batch:
-                self._waiting.popleft()
+                self._queue.popleft()
                 if (live := self._live.get(run_id)) is not None:
                     live.publish(text)
-            for run_id, (_, _, written) in ending.items():
-                del self._ending[run_id]
+            for run_id, (_, _, written) in endings.items():
+                del self._endings[run_id]
                 if not written.done():
                     written.set_result(None)
 
-    def _telling(self, told: Mapping[tuple[str, str], tuple[int, list[str]]]) -> Statement:
+    def _insert_statement(
+        self, by_run: Mapping[tuple[str, str], tuple[int, list[str]]]
+    ) -> Statement:
         # Rounding the number of rows up keeps the number of distinct statements small.
-        rows = 1 << (len(told) - 1).bit_length()
+        rows = 1 << (len(by_run) - 1).bit_length()
         values: list[Any] = [
             part
-            for (run_id, teller), (first, texts) in told.items()
-            for part in (run_id, first + len(texts) - 1, self._packed(texts), teller)
+            for (run_id, writer_id), (first, texts) in by_run.items()
+            for part in (run_id, first + len(texts) - 1, self._pack(texts), writer_id)
         ]
         values += [None] * (4 * rows - len(values))
-        return _TELL.format(marks=", ".join(["(?, ?, ?, ?)"] * rows)), tuple(values)
+        return _INSERT_EVENTS.format(marks=", ".join(["(?, ?, ?, ?)"] * rows)), tuple(values)
 
     # --- listeners of other processes -----------------------------------------------------
 
@@ -423,20 +434,20 @@ class RunLog:
             run_id: ID of the run.
             after: Number of the last event that the listener has received.
         """
-        live: _Live | None = None
+        live: _LiveRun | None = None
         while not self.closing.is_set():
             live = self._live.get(run_id, live)
-            if live is not None and live.left and not live.ended:
+            if live is not None and live.is_released and not live.ended:
                 live = None
-            if live is not None and not live.heard:
-                live.heard = True
+            if live is not None and not live.has_listeners:
+                live.has_listeners = True
                 live.wake()
             over = live.ended if live is not None else await self._has_ended(run_id)
             changed = live.changed if live is not None else self._listener.event(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
-            if page and not over and page[-1][1].startswith(_LAST):
+            if page and not over and page[-1][1].startswith(_TERMINAL_PREFIXES):
                 page.pop()  # yield the last event only when the run has ended
             if page:
                 yield page
@@ -450,7 +461,7 @@ class RunLog:
                     yield []
                 continue
             try:
-                async with asyncio.timeout(_LOOK_SECONDS):
+                async with asyncio.timeout(_POLL_SECONDS):
                     await changed.wait()
             except TimeoutError:
                 yield []
@@ -468,14 +479,14 @@ class RunLog:
         """
         while not self.closing.is_set():
             changed = self._listener.event(thread_id)
-            found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
-            page = [(seq, run, text) for run, seq, text in self._told(found, after)]
+            found = await self._run(_THREAD_EVENTS, (after, thread_id, _PAGE))
+            page = [(seq, run, text) for run, seq, text in self._unpack_events(found, after)]
             yield page
             if page:
                 after = page[-1][0]
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
+                async with asyncio.timeout(_POLL_SECONDS):
                     await changed.wait()
 
     def close(self) -> None:
@@ -484,8 +495,8 @@ class RunLog:
         for live in self._live.values():
             live.wake()
         self._listener.close()
-        if self._saver_rows is not None:
-            self._rows.close()
+        if self._saver_tables is not None:
+            self._tables.close()
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -499,9 +510,11 @@ class RunLog:
             " ORDER BY seq LIMIT ?",
             (run_id, after, _PAGE),
         )
-        return [(seq, text) for _, seq, text in self._told(found, after)]
+        return [(seq, text) for _, seq, text in self._unpack_events(found, after)]
 
-    def _told(self, rows: list[tuple[Any, ...]], after: int) -> Iterator[tuple[str, int, str]]:
+    def _unpack_events(
+        self, rows: list[tuple[Any, ...]], after: int
+    ) -> Iterator[tuple[str, int, str]]:
         """Yield run ID, number, and text of the events after a number.
 
         A row has the number of its last event.
@@ -513,7 +526,9 @@ class RunLog:
                     after = number
                     yield run_id, number, text
 
-    async def _where(self, condition: str, *values: Any, limit: int = _MOST) -> list[LoggedRun]:
+    async def _select(
+        self, condition: str, *values: Any, limit: int = _MAX_RUNS
+    ) -> list[LoggedRun]:
         found = await self._run(
             f"SELECT {_COLUMNS} FROM capgraph_runs WHERE {condition}"
             " ORDER BY opened DESC, run_id LIMIT ?",
@@ -521,33 +536,39 @@ class RunLog:
         )
         return [self._read(row) for row in found]
 
-    async def _all(self, *parts: Statement, tell: Collection[str] = ()) -> list[bool]:
+    async def _run_together(
+        self, *statements: Statement, notify: Collection[str] = ()
+    ) -> list[bool]:
         """Run statements, on PostgreSQL as one, and return which of them changed rows.
 
         Args:
-            *parts: Statements with their values. Each must return the rows that it changed.
-            tell: Names to notify listeners of other processes about.
+            *statements: Statements with their values. Each must return the rows that it changed.
+            notify: Names to notify listeners of other processes about.
         """
         if not self._listener.can_notify:
-            return [bool(await self._run(*part)) for part in parts]
-        named = ", ".join(f"part{n} AS ({part})" for n, (part, _) in enumerate(parts))
-        found = ", ".join(f"(SELECT count(*) FROM part{n}) > 0 AS is{n}" for n in range(len(parts)))
-        values = [value for _, given in parts for value in given]
-        if tell:
+            return [bool(await self._run(*part)) for part in statements]
+        parts_sql = ", ".join(f"part{n} AS ({part})" for n, (part, _) in enumerate(statements))
+        counts_sql = ", ".join(
+            f"(SELECT count(*) FROM part{n}) > 0 AS is{n}" for n in range(len(statements))
+        )
+        values = [value for _, parameters in statements for value in parameters]
+        if notify:
             # One value keeps the number of distinct statements small.
-            found += f", (SELECT count(pg_notify('{CHANNEL}', name)) FROM unnest(?::text[]) name)"
-            values.append(list(tell))
-        rows = await self._run(f"WITH {named} SELECT {found}", tuple(values))
-        return list(rows[0][: len(parts)])
+            counts_sql += (
+                f", (SELECT count(pg_notify('{CHANNEL}', name)) FROM unnest(?::text[]) name)"
+            )
+            values.append(list(notify))
+        rows = await self._run(f"WITH {parts_sql} SELECT {counts_sql}", tuple(values))
+        return list(rows[0][: len(statements)])
 
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if not self._ready:
-            if self._rows is self._saver_rows is not None:
-                self._rows = await self._saver_rows.relaxed_durability()
+            if self._tables is self._saver_tables is not None:
+                self._tables = await self._saver_tables.relaxed_durability()
             self._ready = True
-        return (await self._rows.run(statement, values))[1]
+        return (await self._tables.run(statement, values))[1]
 
-    async def _drop(self, condition: str, *values: Any) -> None:
+    async def _delete(self, condition: str, *values: Any) -> None:
         gone = f"SELECT run_id FROM capgraph_runs WHERE {condition}"
         for table in ("capgraph_run_events", "capgraph_run_places"):
             await self._run(f"DELETE FROM {table} WHERE run_id IN ({gone})", values)
@@ -556,22 +577,25 @@ class RunLog:
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:
         run_id, thread_id, owner, status, opened, ended, request = row
         try:
-            asked = self._unpacked(request)
+            request_data = self._unpack(request)
         except PersistenceError as exc:
-            asked = {"caller": {}, "unreadable": [exc.message, exc.fix]}  # must not hide other runs
-        return LoggedRun(run_id, thread_id, owner, status, opened, ended, asked)
+            request_data = {
+                "caller": {},
+                "unreadable": [exc.message, exc.fix],
+            }  # must not hide other runs
+        return LoggedRun(run_id, thread_id, owner, status, opened, ended, request_data)
 
     def _events(self, text: str) -> list[str]:
         try:
-            return list(self._unpacked(text))
+            return list(self._unpack(text))
         except PersistenceError as exc:
             lost = {"type": "CUSTOM", "name": "capgraph.unreadable", "value": str(exc)}
             return [_text(lost)]
 
-    def _packed(self, value: Any) -> str:
+    def _pack(self, value: Any) -> str:
         return serialize_to_text(self._serde, value)
 
-    def _unpacked(self, text: str) -> Any:
+    def _unpack(self, text: str) -> Any:
         return deserialize_text(self._serde, text, "of a run")
 
 

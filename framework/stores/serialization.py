@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
 from capgraph.langgraph_compat import advance_checkpoint_ids, unpack_checkpoint
 
-_CHECKED = "/crc32"
+_CHECKSUM_SUFFIX = "/crc32"
 _FIELDS = {
     "v": int,
     "id": str,
@@ -52,7 +52,7 @@ class StrictSerializer(JsonPlusSerializer):
             ) from exc
         if not self._checksum:
             return kind, data
-        return f"{kind}{_CHECKED}", zlib.crc32(data).to_bytes(4) + data
+        return f"{kind}{_CHECKSUM_SUFFIX}", zlib.crc32(data).to_bytes(4) + data
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """Deserialize a value. Data of LangGraph's own serializer is supported.
@@ -61,9 +61,13 @@ class StrictSerializer(JsonPlusSerializer):
             ValueError: The checksum does not match.
         """
         kind, content = data
-        if kind.endswith(_CHECKED):
-            kind, sum_, content = kind.removesuffix(_CHECKED), content[:4], bytes(content[4:])
-            if zlib.crc32(content).to_bytes(4) != bytes(sum_):
+        if kind.endswith(_CHECKSUM_SUFFIX):
+            kind, checksum, content = (
+                kind.removesuffix(_CHECKSUM_SUFFIX),
+                content[:4],
+                bytes(content[4:]),
+            )
+            if zlib.crc32(content).to_bytes(4) != bytes(checksum):
                 raise ValueError("the checksum does not match")
         if kind == "msgpack":
             return unpack_checkpoint(content, self._unpack_ext_hook)
@@ -94,7 +98,7 @@ def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
 
 
 @contextmanager
-def wrap_read_errors(thread: Any, what: str = "") -> Iterator[None]:
+def wrap_read_errors(thread_id: Any, description: str = "") -> Iterator[None]:
     """Context manager: raise errors of the serializer as a ``PersistenceError``.
 
     Raises:
@@ -106,7 +110,7 @@ def wrap_read_errors(thread: Any, what: str = "") -> Iterator[None]:
         raise
     except (ValueError, TypeError, LookupError, NotImplementedError, AssertionError) as exc:
         raise PersistenceError(
-            f"{what or f'A checkpoint of thread {thread!r}'} cannot be read"
+            f"{description or f'A checkpoint of thread_id {thread_id!r}'} cannot be read"
             f" ({type(exc).__name__}: {exc}).",
             fix="Use the encryption key that it was written with. If it is damaged, restore the"
             " database or delete the thread.",

@@ -126,10 +126,10 @@ class SqliteTables(SqlTables):
     @classmethod
     def _format(cls, statement: str, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
         # The time is passed as a value, so that the statement is prepared only once.
-        now, given = time.time(), iter(values)
+        now, remaining = time.time(), iter(values)
         marks = re.findall(r"\?|{now}", statement) if "{now}" in statement else ()
-        placed = [next(given) if mark == "?" else now for mark in marks]
-        return statement.format(now="?", **cls.placeholders), (*placed, *given)
+        ordered = [next(remaining) if mark == "?" else now for mark in marks]
+        return statement.format(now="?", **cls.placeholders), (*ordered, *remaining)
 
 
 class SqliteFile(SingleConnectionTables, SqliteTables):
@@ -203,15 +203,15 @@ class SqliteSaver(BaseSaver):
         await self._rows.run("DELETE FROM writes WHERE thread_id = ?", (str(thread_id),))
         await super().adelete_thread(thread_id)
 
-    async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def run_operation(self, verb: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an operation and translate its errors. A failed operation is rolled back."""
         try:
-            return await call()
+            return await operation()
         except sqlite3.Error as exc:
-            raise unusable(self._name, what, exc) from exc
+            raise sqlite_error(self._name, verb, exc) from exc
 
 
-def unusable(name: str, what: str, exc: Exception) -> PersistenceError:
+def sqlite_error(name: str, verb: str, exc: Exception) -> PersistenceError:
     """Return the error for an operation that SQLite rejected."""
     text = str(exc)
     fix = "Correct the cause, then resume the thread from its last saved step."
@@ -221,7 +221,7 @@ def unusable(name: str, what: str, exc: Exception) -> PersistenceError:
         fix = "End the process that locks it, then resume the thread."
     elif "not a database" in text or "malformed" in text:
         fix = "Use a SQLite file, or restore it from a backup."
-    return PersistenceError(f"The database {name!r} could not be {what}: {text}.", fix=fix)
+    return PersistenceError(f"The database {name!r} could not be {verb}: {text}.", fix=fix)
 
 
 @functools.cache
@@ -244,9 +244,9 @@ async def open_saver(
         PersistenceError: The file cannot be opened, read, or written.
     """
     path = location.target
-    async with _connected(path, isolation_level=None, factory=_Connection) as conn:
+    async with _connect_file(path, isolation_level=None, factory=_Connection) as conn:
         saver = _saver_class()(conn, serde=serde, name=path)
-        with _usable(path):
+        with _wrap_errors(path):
             await saver.setup()
             async with _immediate(conn):
                 pass
@@ -295,10 +295,10 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
 
     # The store issues its own BEGIN and COMMIT.
     async with (
-        _connected(location.target, isolation_level=None, factory=Connection) as conn,
+        _connect_file(location.target, isolation_level=None, factory=Connection) as conn,
         SqliteStore(conn, **options) as store,
     ):
-        with _usable(location.target):
+        with _wrap_errors(location.target):
             async with _immediate(conn):
                 await store.setup()
         yield store
@@ -321,15 +321,15 @@ async def _immediate(conn: aiosqlite.Connection) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _usable(path: str) -> Iterator[None]:
+def _wrap_errors(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
-        raise unusable(path, "used", exc) from exc
+        raise sqlite_error(path, "used", exc) from exc
 
 
 @asynccontextmanager
-async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Connection]:
+async def _connect_file(path: str, **options: Any) -> AsyncIterator[aiosqlite.Connection]:
     import aiosqlite
 
     try:
@@ -343,7 +343,7 @@ async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Conne
             fix="Check that its folder exists and is writable.",
         ) from exc
     try:
-        with _usable(path):
+        with _wrap_errors(path):
             await asyncio.to_thread(_prepare, path)
         yield conn
     finally:

@@ -28,7 +28,7 @@ from capgraph.stores.database import open_tables, parse_url
 T = TypeVar("T")
 
 
-class _Word:
+class _Sentinel:
     """Sentinel value with a readable name."""
 
     def __init__(self, name: str) -> None:
@@ -38,13 +38,13 @@ class _Word:
         return self._name
 
 
-MISSING: Final = _Word("ABSENT")
+MISSING: Final = _Sentinel("MISSING")
 """Expected value of a key that is not set. ``None`` is a value, and differs from ``MISSING``."""
 
-_SAME: Final = _Word("SAME")
-_PREFIX = "state:"
-_LONGEST = 2000  # bytes; PostgreSQL does not index longer names
-_Work = Callable[[str | None], tuple[str | _Word | None, T]]
+_UNCHANGED: Final = _Sentinel("SAME")
+_KEY_PREFIX = "state:"
+_MAX_KEY_BYTES = 2000  # bytes; PostgreSQL does not index longer names
+_TextChange = Callable[[str | None], tuple[str | _Sentinel | None, T]]
 """Function of the current text. It returns the new text (``None`` to delete) and the result."""
 
 
@@ -74,7 +74,7 @@ class BaseStateStore(ABC):
         self,
         values: AtomicValueStore,
         *,
-        key_prefix: str = _PREFIX,
+        key_prefix: str = _KEY_PREFIX,
         clock: Clock | Callable[[], float] | None = None,
     ) -> None:
         if not key_prefix:
@@ -82,7 +82,7 @@ class BaseStateStore(ABC):
                 "key_prefix must not be empty: clear() would delete values of other stores.",
                 fix="Pass key_prefix='my_app:', or omit it.",
             )
-        self._cells, self._prefix = values, key_prefix
+        self._values, self._prefix = values, key_prefix
         self._clock = SystemClock() if clock is None else as_clock(clock)
 
     async def get(self, key: str, default: Any = None) -> Any:
@@ -92,12 +92,12 @@ class BaseStateStore(ABC):
             key: The key.
             default: Value to return if the key is not set or has expired.
         """
-        text = await self._change(key, lambda text: (_SAME, text))
+        text = await self._change(key, lambda text: (_UNCHANGED, text))
         return default if text is None else json.loads(text)
 
     async def exists(self, key: str) -> bool:
         """Return whether a key is set, possibly to ``None``."""
-        return await self._change(key, lambda text: (_SAME, text is not None))
+        return await self._change(key, lambda text: (_UNCHANGED, text is not None))
 
     async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
         """Store a value and replace the previous one.
@@ -113,7 +113,7 @@ class BaseStateStore(ABC):
             ValidationError: The value is not JSON, or the key or the TTL is invalid.
         """
         text = to_json_text(value, key)
-        await self._change(key, lambda _: (text, None), ttl, anew=True)
+        await self._change(key, lambda _: (text, None), ttl, reset_ttl=True)
 
     async def delete(self, key: str) -> None:
         """Delete a value. Deleting a missing key has no effect."""
@@ -136,13 +136,13 @@ class BaseStateStore(ABC):
         """
         text = to_json_text(value, key)
 
-        def swap(found: str | None) -> tuple[str | _Word, bool]:
-            there = MISSING if found is None else json.loads(found)
-            if there is MISSING or expected is MISSING:
-                same = there is MISSING and expected in (MISSING, None)
+        def swap(current_text: str | None) -> tuple[str | _Sentinel, bool]:
+            current = MISSING if current_text is None else json.loads(current_text)
+            if current is MISSING or expected is MISSING:
+                is_equal = current is MISSING and expected in (MISSING, None)
             else:
-                same = _sorted(there) == _sorted(expected)
-            return (text, True) if same else (_SAME, False)
+                is_equal = _canonical(current) == _canonical(expected)
+            return (text, True) if is_equal else (_UNCHANGED, False)
 
         return await self._change(key, swap, ttl)
 
@@ -154,9 +154,9 @@ class BaseStateStore(ABC):
         """
         to_json_text(item, key)
 
-        def add(found: str | None) -> tuple[str, int]:
-            there = [] if found is None else json.loads(found)
-            items = [*there, item] if isinstance(there, list) else [there, item]
+        def add(text: str | None) -> tuple[str, int]:
+            current = [] if text is None else json.loads(text)
+            items = [*current, item] if isinstance(current, list) else [current, item]
             return to_json_text(items, key), len(items)
 
         return await self._change(key, add)
@@ -173,21 +173,21 @@ class BaseStateStore(ABC):
         if type(by) not in (int, float):
             raise ValidationError(f"by is {by!r}: expected a number.", fix="Pass a number.")
 
-        def add(found: str | None) -> tuple[str, int | float]:
-            there = 0 if found is None else json.loads(found)
-            if type(there) not in (int, float):
+        def add(text: str | None) -> tuple[str, int | float]:
+            current = 0 if text is None else json.loads(text)
+            if type(current) not in (int, float):
                 raise ValidationError(
-                    f"The value of {key!r} has type {type(there).__name__}: expected a number.",
+                    f"The value of {key!r} has type {type(current).__name__}: expected a number.",
                     fix="Use a separate key for the number.",
                 )
-            total: int | float = there + by
+            total: int | float = current + by
             return to_json_text(total, key), total
 
         return await self._change(key, add)
 
     async def entries(self, prefix: str = "") -> dict[str, Any]:
         """Return copies of all values whose keys start with a prefix, by key."""
-        cells, now = await self._cells.aread(self._name(prefix), self._clock)
+        cells, now = await self._values.aread(self._name(prefix), self._clock)
         return {
             name.removeprefix(self._prefix): json.loads(text)
             for name, (text, until) in sorted(cells.items())
@@ -196,7 +196,7 @@ class BaseStateStore(ABC):
 
     async def clear(self, prefix: str = "") -> None:
         """Delete all values of this store whose keys start with a prefix."""
-        await self._cells.aclear(self._name(prefix))
+        await self._values.aclear(self._name(prefix))
 
     async def setup(self) -> None:
         """Connect to the database. This is optional, because the first operation connects too.
@@ -208,7 +208,7 @@ class BaseStateStore(ABC):
 
     async def close(self) -> None:
         """Close open connections. The next operation reopens them."""
-        await asyncio.to_thread(self._cells.close)
+        await asyncio.to_thread(self._values.close)
 
     async def __aenter__(self) -> Self:
         await self.setup()
@@ -218,7 +218,12 @@ class BaseStateStore(ABC):
         await self.close()
 
     async def _change(
-        self, key: str, work: _Work[T], ttl: float | None = None, *, anew: bool = False
+        self,
+        key: str,
+        compute: _TextChange[T],
+        ttl: float | None = None,
+        *,
+        reset_ttl: bool = False,
     ) -> T:
         """Change the text of a value and its expiry."""
         if ttl is not None and (type(ttl) not in (int, float) or not math.isfinite(ttl)):
@@ -227,32 +232,32 @@ class BaseStateStore(ABC):
                 fix="Pass seconds, or None for no expiry.",
             )
 
-        def change(cell: Any, now: float) -> tuple[Any, float, T]:
-            text, until = cell or (None, None)
+        def change(entry: Any, now: float) -> tuple[Any, float, T]:
+            text, until = entry or (None, None)
             if until is not None and until <= now:
                 text = until = None
-            new, result = work(text)
-            if new is not _SAME:
-                text = new
-                if anew or ttl is not None:
+            new_text, result = compute(text)
+            if new_text is not _UNCHANGED:
+                text = new_text
+                if reset_ttl or ttl is not None:
                     until = None if ttl is None else now + ttl
-            left = FOREVER if until is None else until - now
-            return (None if text is None else [text, until]), left, result
+            ttl_left = FOREVER if until is None else until - now
+            return (None if text is None else [text, until]), ttl_left, result
 
-        return await self._cells.achange(self._name(key), change, self._clock)
+        return await self._values.achange(self._name(key), change, self._clock)
 
     def _name(self, key: str) -> str:
         name = self._prefix + key if isinstance(key, str) else ""
-        if not name or "\0" in name or len(name.encode(errors="replace")) > _LONGEST:
+        if not name or "\0" in name or len(name.encode(errors="replace")) > _MAX_KEY_BYTES:
             raise ValidationError(
-                f"Invalid key {key!r:.80}: expected text without NUL of at most {_LONGEST} bytes.",
+                f"Invalid key {key!r:.80}: expected text without NUL of at most {_MAX_KEY_BYTES} bytes.",
                 fix="Use a shorter text without NUL characters.",
             )
         to_json_text(key, "key")
         return name
 
 
-def _sorted(value: Any) -> str:
+def _canonical(value: Any) -> str:
     return json.dumps(json.loads(to_json_text(value, "expected")), sort_keys=True)
 
 
@@ -332,7 +337,7 @@ class RedisStateStore(BaseStateStore):
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         from capgraph.stores.redis_values import RedisValues
 
-        options.setdefault("key_prefix", f"capgraph:{_PREFIX}")
+        options.setdefault("key_prefix", f"capgraph:{_KEY_PREFIX}")
         super().__init__(RedisValues(url, ""), **options)
 
 

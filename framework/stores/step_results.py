@@ -21,35 +21,35 @@ from capgraph.base.ports import SqlExecutor
 from capgraph.stores.channel_listener import CHANNEL, ChannelListener
 from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
-_HOLDS = "EXISTS (SELECT 1 FROM capgraph_leases WHERE thread_id = ? AND owner = ?)"
-_OPEN = (
+_HOLDS_LEASE = "EXISTS (SELECT 1 FROM capgraph_leases WHERE thread_id = ? AND owner = ?)"
+_CREATE = (
     "INSERT INTO capgraph_steps (step_id, thread_id, room, turn, token, request, seconds, opened,"
     " begun, told, cancelled, ended, result)"
     " SELECT ?, ?, ?, ?, ?, ?, CAST(? AS DOUBLE PRECISION), {now}, 0, 0, 0, 0, ''"
-    f" WHERE {_HOLDS}"
+    f" WHERE {_HOLDS_LEASE}"
     " ON CONFLICT (step_id) DO UPDATE SET token = excluded.token, cancelled = 0"
 )
-_LOOK = (
+_SELECT_STATUS = (
     "SELECT begun, told, ended, result, (SELECT {now} - beat FROM capgraph_leases"
     " WHERE thread_id = ?) FROM capgraph_steps WHERE step_id = ?"
 )
-_BEGIN = (
+_CLAIM = (
     "UPDATE capgraph_steps SET begun = begun + 1 WHERE step_id = ? AND ended = 0"
     " AND cancelled = 0 RETURNING step_id, thread_id, request, seconds - ({now} - opened), told"
 )
-_FENCE = (
+_HAS_WAITING_TURN = (
     "SELECT 1 FROM capgraph_steps s JOIN capgraph_leases l"
     " ON l.thread_id = s.thread_id AND l.owner = s.token"
     " WHERE s.step_id = ? AND s.cancelled = 0"
 )
-_END = (
+_FINISH = (
     "UPDATE capgraph_steps SET ended = {now}, result = ?, request = ''"
-    f" WHERE step_id = ? AND ended = 0 AND {_HOLDS} RETURNING step_id"
+    f" WHERE step_id = ? AND ended = 0 AND {_HOLDS_LEASE} RETURNING step_id"
 )
-_LEASE = "capgraph-step/"
-_KEPT_SECONDS = 7 * 86_400.0
+_LEASE_PREFIX = "capgraph-step/"
+_RETENTION_SECONDS = 7 * 86_400.0
 _SWEEP_SHARE = 0.01
-_MANY = 10_000
+_MAX_TURNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ClaimedStep:
 
 def step_lease_name(step_id: str) -> str:
     """Return the name of a step's lease."""
-    return _LEASE + step_id
+    return _LEASE_PREFIX + step_id
 
 
 class StepResults:
@@ -105,7 +105,7 @@ class StepResults:
     """
 
     def __init__(self, tables: SqlExecutor, serde: Any, listener: ChannelListener) -> None:
-        self._rows = tables
+        self._tables = tables
         self._serde = serde
         self.listener: ChannelListener = listener
         self._turns: dict[tuple[str, str], str] = {}
@@ -138,24 +138,24 @@ class StepResults:
             PersistenceError: Another process holds the thread.
         """
         if self._turns.get((thread_id, namespace)) != turn_id:
-            await self._drop(
+            await self._delete(
                 "thread_id = ? AND room = ? AND turn <> ?", (thread_id, namespace, turn_id)
             )
-            if len(self._turns) >= _MANY:
+            if len(self._turns) >= _MAX_TURNS:
                 self._turns.clear()
             self._turns[thread_id, namespace] = turn_id
         if random.random() < _SWEEP_SHARE:  # noqa: S311 - not a secret
-            await self._drop("ended > 0 AND ended < {now} - ?", (_KEPT_SECONDS,))
+            await self._delete("ended > 0 AND ended < {now} - ?", (_RETENTION_SECONDS,))
         values = (
             step_id,
             thread_id,
             namespace,
             turn_id,
             lease_owner,
-            self._packed(request),
+            self._pack(request),
             timeout_seconds,
         )
-        count, _ = await self._rows.run(_OPEN, (*values, thread_id, lease_owner))
+        count, _ = await self._tables.run(_CREATE, (*values, thread_id, lease_owner))
         if not count:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
@@ -166,7 +166,7 @@ class StepResults:
     async def exists(self, step_id: str) -> bool:
         """Return whether a step is stored."""
         statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
-        return bool((await self._rows.run(statement, (step_id,)))[1])
+        return bool((await self._tables.run(statement, (step_id,)))[1])
 
     async def get_status(self, step_id: str) -> StepStatus:
         """Return the progress of a step.
@@ -175,7 +175,7 @@ class StepResults:
             PersistenceError: The step is no longer stored, because its thread or another process
                 deleted it.
         """
-        _, found = await self._rows.run(_LOOK, (step_lease_name(step_id), step_id))
+        _, found = await self._tables.run(_SELECT_STATUS, (step_lease_name(step_id), step_id))
         if not found:
             raise PersistenceError(
                 f"The step {step_id} is no longer stored: its thread was deleted or taken over.",
@@ -183,19 +183,19 @@ class StepResults:
                 stops_run=True,
             )
         begun, told, ended, result, silent = found[0]
-        return StepStatus(begun, told, self._unpacked(result) if ended else None, silent)
+        return StepStatus(begun, told, self._unpack(result) if ended else None, silent)
 
     async def events(self, step_id: str, after: int) -> list[tuple[int, dict[str, Any]]]:
         """Return the numbered events of a step after a number."""
-        _, found = await self._rows.run(
+        _, found = await self._tables.run(
             "SELECT seq, data FROM capgraph_step_events WHERE step_id = ? AND seq > ? ORDER BY seq",
             (step_id, after),
         )
-        return [(int(seq), self._unpacked(data)) for seq, data in found]
+        return [(int(seq), self._unpack(data)) for seq, data in found]
 
     async def withdraw(self, step_id: str, lease_owner: str) -> bool:
         """Delete a step that no worker has started. Return whether it was deleted."""
-        count, _ = await self._rows.run(
+        count, _ = await self._tables.run(
             "DELETE FROM capgraph_steps WHERE step_id = ? AND token = ? AND begun = 0",
             (step_id, lease_owner),
         )
@@ -203,7 +203,7 @@ class StepResults:
 
     async def cancel(self, step_id: str, lease_owner: str) -> None:
         """Ask the worker of a step to stop, unless another process took over the turn."""
-        await self._rows.run(
+        await self._tables.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ? AND NOT EXISTS"
             " (SELECT 1 FROM capgraph_leases l WHERE l.thread_id = capgraph_steps.thread_id"
             " AND l.owner <> capgraph_steps.token)",
@@ -212,42 +212,42 @@ class StepResults:
 
     async def cancel_thread(self, thread_id: str) -> None:
         """Request that all running steps of a thread stop."""
-        await self._rows.run(
+        await self._tables.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE thread_id = ? AND ended = 0",
             (thread_id,),
         )
 
     async def drop(self, step_id: str, lease_owner: str) -> None:
         """Delete a step unless another process waits for it. A new request runs it again."""
-        await self._drop("step_id = ? AND token = ?", (step_id, lease_owner))
+        await self._delete("step_id = ? AND token = ?", (step_id, lease_owner))
 
     async def drop_thread(self, thread_id: str) -> None:
         """Delete the steps of a thread."""
-        await self._drop("thread_id = ?", (thread_id,))
+        await self._delete("thread_id = ?", (thread_id,))
 
     # --- who works ------------------------------------------------------------------------
 
     async def claim(self, step_id: str) -> ClaimedStep | None:
         """Claim a step for a worker; return ``None`` if it ended or was cancelled."""
-        found = await self._told(_BEGIN, (step_id,))
+        found = await self._run_and_notify(_CLAIM, (step_id,))
         if not found:
             return None
         _, thread_id, request, seconds, told, *_ = found[0]
-        return ClaimedStep(thread_id, self._unpacked(request), seconds, int(told))
+        return ClaimedStep(thread_id, self._unpack(request), seconds, int(told))
 
     async def unclaim(self, step_id: str) -> None:
         """Undo a claim whose step was not started."""
         statement = "UPDATE capgraph_steps SET begun = begun - 1 WHERE step_id = ?"
-        await self._rows.run(statement, (step_id,))
+        await self._tables.run(statement, (step_id,))
 
     async def has_waiting_turn(self, step_id: str) -> bool:
         """Return whether a process that holds the thread still waits for the step."""
-        _, found = await self._rows.run(_FENCE, (step_id,))
+        _, found = await self._tables.run(_HAS_WAITING_TURN, (step_id,))
         return bool(found)
 
     async def is_cancelled(self, step_id: str) -> bool:
         """Return whether a step must stop."""
-        _, found = await self._rows.run(
+        _, found = await self._tables.run(
             "SELECT 1 FROM capgraph_steps WHERE step_id = ? AND cancelled = 0", (step_id,)
         )
         return not found
@@ -259,15 +259,15 @@ class StepResults:
         values = [
             part
             for place, event in enumerate(events)
-            for part in (step_id, first_seq + place, self._packed(_plain(event)))
+            for part in (step_id, first_seq + place, self._pack(_to_plain(event)))
         ]
         marks = ", ".join(["(?, ?, ?)"] * len(events))
-        await self._rows.run(
+        await self._tables.run(
             f"INSERT INTO capgraph_step_events (step_id, seq, data) VALUES {marks}"
             " ON CONFLICT DO NOTHING",
             tuple(values),
         )
-        await self._told(
+        await self._run_and_notify(
             "UPDATE capgraph_steps SET told = ? WHERE step_id = ? RETURNING step_id",
             (first_seq + len(events) - 1, step_id),
         )
@@ -280,29 +280,33 @@ class StepResults:
             owner: Owner of the step's lease.
             result: Plain data.
         """
-        values = (self._packed(result), step_id, step_lease_name(step_id), owner)
-        return bool(await self._told(_END, values))
+        values = (self._pack(result), step_id, step_lease_name(step_id), owner)
+        return bool(await self._run_and_notify(_FINISH, values))
 
     # --- rows -----------------------------------------------------------------------------
 
-    async def _drop(self, condition: str, values: tuple[Any, ...]) -> None:
-        mine = f"SELECT step_id FROM capgraph_steps WHERE {condition}"
-        await self._rows.run(f"DELETE FROM capgraph_step_events WHERE step_id IN ({mine})", values)
-        await self._rows.run(f"DELETE FROM capgraph_steps WHERE {condition}", values)
+    async def _delete(self, condition: str, values: tuple[Any, ...]) -> None:
+        selected = f"SELECT step_id FROM capgraph_steps WHERE {condition}"
+        await self._tables.run(
+            f"DELETE FROM capgraph_step_events WHERE step_id IN ({selected})", values
+        )
+        await self._tables.run(f"DELETE FROM capgraph_steps WHERE {condition}", values)
 
-    async def _told(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    async def _run_and_notify(
+        self, statement: str, values: tuple[Any, ...]
+    ) -> list[tuple[Any, ...]]:
         """Run a statement that returns step IDs, and notify processes that wait for them."""
         if self.listener.can_notify:
-            told = f"SELECT *, pg_notify('{CHANNEL}', step_id) FROM put"
-            statement = f"WITH put AS ({statement}) {told}"
-        return (await self._rows.run(statement, values))[1]
+            notify = f"SELECT *, pg_notify('{CHANNEL}', step_id) FROM put"
+            statement = f"WITH put AS ({statement}) {notify}"
+        return (await self._tables.run(statement, values))[1]
 
-    def _packed(self, value: Any) -> str:
+    def _pack(self, value: Any) -> str:
         return serialize_to_text(self._serde, value)
 
-    def _unpacked(self, text: str) -> Any:
+    def _unpack(self, text: str) -> Any:
         return deserialize_text(self._serde, text, "of a step")
 
 
-def _plain(event: Mapping[str, Any]) -> Any:
+def _to_plain(event: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(event, ensure_ascii=False, default=str))

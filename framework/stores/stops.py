@@ -37,13 +37,13 @@ class Stop(NamedTuple):
 
     def to_error(self) -> StoppedError:
         """Return the error that ends a stopped turn."""
-        what, option = {
+        subject, option = {
             "thread": (f"The thread {self.name!r} was stopped", self.name),
             "user": (f"The runs of user {self.name!r} were stopped", f"--user {self.name}"),
             "all": ("All runs were stopped", "--all"),
         }[self.kind]
         return StoppedError(
-            f"{what}: {self.reason}." if self.reason else f"{what}.",
+            f"{subject}: {self.reason}." if self.reason else f"{subject}.",
             fix=f"To continue, run 'capgraph stop --clear {option}', then send a new message.",
         )
 
@@ -64,33 +64,33 @@ class StopRequests:
     def __init__(self, values: AtomicValueStore) -> None:
         self._values = values
         self._known: dict[tuple[str, str], Stop] = {}
-        self._looked = float("-inf")
-        self._seen = 0
+        self._refreshed_at = float("-inf")
+        self._seen_changes = 0
 
-    async def put(self, stop: Stop) -> None:
+    async def add(self, stop: Stop) -> None:
         """Store a stop request. It applies to all processes."""
 
-        def put(found: Any, _: float) -> tuple[Any, float, None]:
-            return [stop.reason, found[1] if found else time.time()], FOREVER, None
+        def change(stored: Any, _: float) -> tuple[Any, float, None]:
+            return [stop.reason, stored[1] if stored else time.time()], FOREVER, None
 
-        await self._values.achange(_cell(stop.kind, stop.name), put, SystemClock())
+        await self._values.achange(_value_name(stop.kind, stop.name), change, SystemClock())
         StopRequests._changes += 1
-        await self._look()
+        await self._refresh()
 
     async def clear(self, kind: StopKind, name: str = "") -> bool:
         """Delete a stop request. Return whether it existed."""
 
-        def take(found: Any, _: float) -> tuple[None, float, bool]:
-            return None, 0, found is not None
+        def take(stored: Any, _: float) -> tuple[None, float, bool]:
+            return None, 0, stored is not None
 
-        was: bool = await self._values.achange(_cell(kind, name), take, SystemClock())
+        existed: bool = await self._values.achange(_value_name(kind, name), take, SystemClock())
         StopRequests._changes += 1
-        await self._look()
-        return was
+        await self._refresh()
+        return existed
 
     async def all(self) -> list[Stop]:
         """Return all stop requests, oldest first."""
-        await self._look()
+        await self._refresh()
         return list(self._known.values())
 
     async def raise_if_stopped(
@@ -107,10 +107,10 @@ class StopRequests:
             StoppedError: A stop request applies.
             PersistenceError: The database cannot be read.
         """
-        old = time.monotonic() - self._looked > self.max_age_seconds
-        if force_read or old or self._seen != StopRequests._changes:
+        is_stale = time.monotonic() - self._refreshed_at > self.max_age_seconds
+        if force_read or is_stale or self._seen_changes != StopRequests._changes:
             try:
-                await self._look()
+                await self._refresh()
             except PersistenceError as exc:
                 if force_read:
                     raise
@@ -121,9 +121,9 @@ class StopRequests:
             if (stop := self._known.get(key)) is not None:
                 raise stop.to_error()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         # Set before the read, so that concurrent callers do not read as well.
-        self._looked, self._seen = time.monotonic(), StopRequests._changes
+        self._refreshed_at, self._seen_changes = time.monotonic(), StopRequests._changes
         cells, _now = await self._values.aread(_PREFIX, SystemClock())
         self._known = {}
         for cell, (reason, since) in sorted(cells.items(), key=lambda item: item[1][1]):
@@ -131,5 +131,5 @@ class StopRequests:
             self._known[kind, name] = Stop(cast("StopKind", kind), name, reason, since)
 
 
-def _cell(kind: StopKind, name: str) -> str:
+def _value_name(kind: StopKind, name: str) -> str:
     return f"{_PREFIX}{kind}/{name}"

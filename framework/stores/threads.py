@@ -147,8 +147,10 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     if questions:
         status, reason = "waiting", "A person was asked."
     elif waits:
-        told = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
-        status, reason = "waiting", f"{told}."
+        described = "; ".join(
+            f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits
+        )
+        status, reason = "waiting", f"{described}."
     elif unfinished:
         status, reason = "unfinished", "The process ended during the turn."
         if last_end.get("checkpoint") == found.checkpoint["id"]:
@@ -159,7 +161,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     return ThreadSummary(
         thread_id=thread_id,
         status=status,
-        updated_at=_moment(found),
+        updated_at=_saved_at(found),
         turns=int(info.get("turn", 0)),
         messages=len(messages),
         last_message=str(getattr(messages[-1], "content", "")) if messages else "",
@@ -236,7 +238,7 @@ async def list_suspended_threads(
     []
     """
     found = await Persistence.of(saver).waits.all()
-    return [one for one in found if now is None or one.wake_at <= now]
+    return [thread for thread in found if now is None or thread.wake_at <= now]
 
 
 @validate_arguments
@@ -286,19 +288,19 @@ async def prune_threads(
             return await History(persistence, thread).prune(
                 turns=keep_turns, checkpoints=keep_checkpoints
             )
-        if older_than is not None and not await _is_old(saver, thread, older_than):
+        if older_than is not None and not await _is_older_than(saver, thread, older_than):
             return False
         await saver.adelete_thread(thread)
         return True
 
     # Listed before deleting, because paging depends on existing threads.
-    chosen = thread_ids
-    if chosen is None:
-        named = iter_thread_ids(saver, limit=limit, older_than=older_than)
-        chosen = [one async for one in named]
+    selected = thread_ids
+    if selected is None:
+        listed = iter_thread_ids(saver, limit=limit, older_than=older_than)
+        selected = [thread_id async for thread_id in listed]
         await _drop_usage(persistence, older_than)
     pruned, leases = [], persistence.leases
-    for thread in chosen:
+    for thread in selected:
         try:
             lease = await leases.acquire(thread)
         except ThreadBusyError:
@@ -314,20 +316,20 @@ async def prune_threads(
 
 
 def _check_pruning(
-    policy: str, age: timedelta | None, keep: tuple[int | None, ...], limit: int | None
+    policy: str, age: timedelta | None, limits: tuple[int | None, ...], limit: int | None
 ) -> None:
-    kept = [number for number in keep if number is not None]
+    numbers = [number for number in limits if number is not None]
     if (policy == "older_than") != (age is not None):
         raise ValueError(
             f"policy={policy!r} with older_than={age!r} is invalid. Fix: pass older_than only with"
             " policy='older_than', where it is required."
         )
-    if (policy == "keep") != bool(kept):
+    if (policy == "keep") != bool(numbers):
         raise ValueError(
-            f"policy={policy!r} with {len(kept)} numbers to keep is invalid. Fix: pass keep_turns or"
+            f"policy={policy!r} with {len(numbers)} numbers to keep is invalid. Fix: pass keep_turns or"
             " keep_checkpoints only with policy='keep', where one is required."
         )
-    if min(*kept, 1 if limit is None else limit, 1) < 1 or (age or timedelta()) < timedelta():
+    if min(*numbers, 1 if limit is None else limit, 1) < 1 or (age or timedelta()) < timedelta():
         raise ValueError(
             "A number of turns, checkpoints, or threads is below 1, or the age is negative. Fix:"
             " pass positive numbers."
@@ -339,9 +341,9 @@ async def _drop_usage(persistence: Persistence, older_than: timedelta | None) ->
         await delete_usage(persistence.tables, older_than=older_than)
 
 
-async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
+async def _is_older_than(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
     found = await saver.aget_tuple(thread_config(thread))
-    moment = _moment(found) if found is not None else None
+    moment = _saved_at(found) if found is not None else None
     if found is None or moment is None or open_interrupts(found.pending_writes):
         return False
     return time.time() - moment.timestamp() >= age.total_seconds()
@@ -391,7 +393,7 @@ async def _page(
     before: tuple[str, str] | None,
     older_than: timedelta | None,
     prefix: str,
-    asked: bool,
+    interrupted_only: bool,
 ) -> list[tuple[str, str]]:
     if isinstance(saver, BaseSaver):
         bound = (
@@ -400,28 +402,34 @@ async def _page(
             else checkpoint_id_at(time.time() - older_than.total_seconds())
         )
         return await saver.thread_ids(
-            limit=_PAGE, before=before, older_than=bound, prefix=prefix, interrupted_only=asked
+            limit=_PAGE,
+            before=before,
+            older_than=bound,
+            prefix=prefix,
+            interrupted_only=interrupted_only,
         )
     latest: dict[str, str] = {}
     async for item in saver.alist(None):
-        place = item.config["configurable"]
-        thread = str(place["thread_id"])
-        if not place.get("checkpoint_ns") and thread.startswith(prefix):
+        configurable = item.config["configurable"]
+        thread = str(configurable["thread_id"])
+        if not configurable.get("checkpoint_ns") and thread.startswith(prefix):
             latest[thread] = max(latest.get(thread, ""), item.checkpoint["id"])
-    found = sorted(latest.items(), key=lambda one: (one[1], one[0]), reverse=True)
-    return [one for one in found if before is None or (one[1], one[0]) < (before[1], before[0])]
+    found = sorted(latest.items(), key=lambda entry: (entry[1], entry[0]), reverse=True)
+    return [
+        entry for entry in found if before is None or (entry[1], entry[0]) < (before[1], before[0])
+    ]
 
 
 def _steps(values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     steps = (values.get("planning_execution_plan") or {}).get("steps") or []
     results = values.get("execution_step_results") or {}
-    wanted = [s["context_key"] for s in steps if s.get("capability") not in {"respond", "clarify"}]
-    done = tuple(key for key in wanted if (results.get(key) or {}).get("success"))
-    return done, tuple(key for key in wanted if key not in done)
+    keys = [s["context_key"] for s in steps if s.get("capability") not in {"respond", "clarify"}]
+    done = tuple(key for key in keys if (results.get(key) or {}).get("success"))
+    return done, tuple(key for key in keys if key not in done)
 
 
-def _moment(found: CheckpointTuple) -> datetime | None:
+def _saved_at(checkpoint_tuple: CheckpointTuple) -> datetime | None:
     try:
-        return datetime.fromisoformat(found.checkpoint["ts"])
+        return datetime.fromisoformat(checkpoint_tuple.checkpoint["ts"])
     except (KeyError, ValueError):
         return None

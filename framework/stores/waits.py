@@ -23,7 +23,7 @@ from capgraph.stores.atomic_values import FOREVER, AtomicValueStore
 from capgraph.stores.records import NEVER_PRUNED, read_record, write_record
 
 _PREFIX = "wait/"
-_LATER_SECONDS = 3600.0
+_POSTPONE_SECONDS = 3600.0
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -51,7 +51,7 @@ class SuspendedThreads:
     def __init__(self, values: AtomicValueStore) -> None:
         self._values = values
 
-    async def put(self, due: SuspendedThread) -> None:
+    async def add(self, due: SuspendedThread) -> None:
         """Record that a thread is suspended."""
         await self._change(due.thread_id, lambda _: [due.wake_at, asdict(due.caller)])
 
@@ -61,7 +61,7 @@ class SuspendedThreads:
 
     async def postpone(self, thread_id: str) -> None:
         """Postpone a suspended thread that could not be resumed."""
-        later = time.time() + _LATER_SECONDS
+        later = time.time() + _POSTPONE_SECONDS
         await self._change(thread_id, lambda known: known and [later, known[1]])
 
     async def drop(self, due: SuspendedThread) -> None:
@@ -72,23 +72,23 @@ class SuspendedThreads:
     async def all(self) -> list[SuspendedThread]:
         """Return the suspended threads, in the order in which they are due."""
         cells, _now = await self._values.aread(_PREFIX, SystemClock())
-        found = [_due(name.removeprefix(_PREFIX), known) for name, known in cells.items()]
+        found = [_to_thread(name.removeprefix(_PREFIX), known) for name, known in cells.items()]
         return sorted(found, key=lambda due: (due.wake_at, due.thread_id))
 
     async def get(self, thread_id: str) -> SuspendedThread | None:
         """Return the entry of a thread, or ``None`` if it is not suspended."""
         known = await self._change(thread_id, lambda known: known)
-        return None if known is None else _due(thread_id, known)
+        return None if known is None else _to_thread(thread_id, known)
 
-    async def _change(self, thread_id: str, work: Callable[[Any], Any]) -> Any:
-        def change(known: Any, _now: float) -> tuple[Any, float, Any]:
-            return work(known), FOREVER, known
+    async def _change(self, thread_id: str, compute: Callable[[Any], Any]) -> Any:
+        def change(entry: Any, _now: float) -> tuple[Any, float, Any]:
+            return compute(entry), FOREVER, entry
 
         return await self._values.achange(_PREFIX + thread_id, change, SystemClock())
 
 
-def _due(thread_id: str, known: Any) -> SuspendedThread:
-    return SuspendedThread(thread_id, known[0], Caller(**known[1]))
+def _to_thread(thread_id: str, entry: Any) -> SuspendedThread:
+    return SuspendedThread(thread_id, entry[0], Caller(**entry[1]))
 
 
 def open_waits(checkpoint_tuple: CheckpointTuple) -> list[dict[str, Any]]:
@@ -110,16 +110,20 @@ async def find_signal(read: RecordReader, key: str, turn: str) -> dict[str, Any]
         key: Key of the event.
         turn: ID of the turn.
     """
-    sent = await read(f"signal/{_named(key)}")
-    if not sent:
+    signal = await read(f"signal/{_safe_name(key)}")
+    if not signal:
         return None
-    taken = await read(f"taken/{_named(key)}")
-    return sent if taken.get("turn") == turn or taken.get("number", 0) < sent["number"] else None
+    receipt = await read(f"taken/{_safe_name(key)}")
+    return (
+        signal
+        if receipt.get("turn") == turn or receipt.get("number", 0) < signal["number"]
+        else None
+    )
 
 
-def signal_receipt(key: str, turn: str, sent: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def signal_receipt(key: str, turn: str, signal: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and content of the record that a turn received a signal."""
-    return f"taken/{_named(key)}", {"turn": turn, "number": sent["number"]}
+    return f"taken/{_safe_name(key)}", {"turn": turn, "number": signal["number"]}
 
 
 async def store_signal(
@@ -142,13 +146,13 @@ async def store_signal(
 
     if await find_signal(read, key, turn) is not None:
         return False
-    before = (await read(f"signal/{_named(key)}")).get("number", 0)
-    record = {"key": key, "value": value, "number": before + 1, "at": time.time()}
+    last_number = (await read(f"signal/{_safe_name(key)}")).get("number", 0)
+    record = {"key": key, "value": value, "number": last_number + 1, "at": time.time()}
     await write_record(
-        saver, thread_id, f"signal/{_named(key)}", record, parent_checkpoint_id=NEVER_PRUNED
+        saver, thread_id, f"signal/{_safe_name(key)}", record, parent_checkpoint_id=NEVER_PRUNED
     )
     return True
 
 
-def _named(key: str) -> str:
+def _safe_name(key: str) -> str:
     return key if _SAFE.fullmatch(key) else hashlib.sha256(key.encode()).hexdigest()[:32]

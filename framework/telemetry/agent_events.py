@@ -175,7 +175,7 @@ class AgentEvent:
     ) -> AgentEvent:
         """Return the event for an agent that is ready to start."""
         status = AgentEventStatus.READY
-        return cls(AgentEventName.AGENT_READY, status, **_of(role, phase, detail, data))
+        return cls(AgentEventName.AGENT_READY, status, **_event_fields(role, phase, detail, data))
 
     @classmethod
     def blocked(
@@ -183,21 +183,23 @@ class AgentEvent:
     ) -> AgentEvent:
         """Return the event for an agent that is waiting."""
         status = AgentEventStatus.BLOCKED
-        return cls(AgentEventName.AGENT_BLOCKED, status, **_of(role, phase, detail, data))
+        return cls(AgentEventName.AGENT_BLOCKED, status, **_event_fields(role, phase, detail, data))
 
     @classmethod
     def tool_called(cls, role: str, phase: str, tool: str) -> AgentEvent:
         """Return the event for the start of a tool call."""
         status = AgentEventStatus.RUNNING
         return cls(
-            AgentEventName.AGENT_TOOL_CALLED, status, **_of(role, phase, None, {"tool": tool})
+            AgentEventName.AGENT_TOOL_CALLED,
+            status,
+            **_event_fields(role, phase, None, {"tool": tool}),
         )
 
     @classmethod
     def tool_completed(cls, role: str, phase: str, tool: str) -> AgentEvent:
         """Return the event for the end of a tool call."""
         name, status = AgentEventName.AGENT_TOOL_COMPLETED, AgentEventStatus.COMPLETED
-        return cls(name, status, **_of(role, phase, None, {"tool": tool}))
+        return cls(name, status, **_event_fields(role, phase, None, {"tool": tool}))
 
     @classmethod
     def phase_started(cls, phase: str) -> AgentEvent:
@@ -228,7 +230,9 @@ class AgentEvent:
     ) -> AgentEvent:
         """Return the event for a successful recovery attempt."""
         status = AgentEventStatus.RUNNING
-        return cls(AgentEventName.RECOVERY_SUCCEEDED, status, **_of(role, phase, detail, data))
+        return cls(
+            AgentEventName.RECOVERY_SUCCEEDED, status, **_event_fields(role, phase, detail, data)
+        )
 
     @classmethod
     def recovery_failed(
@@ -236,7 +240,9 @@ class AgentEvent:
     ) -> AgentEvent:
         """Return the event for a failed recovery attempt."""
         status = AgentEventStatus.FAILED
-        return cls(AgentEventName.RECOVERY_FAILED, status, **_of(role, phase, detail, data))
+        return cls(
+            AgentEventName.RECOVERY_FAILED, status, **_event_fields(role, phase, detail, data)
+        )
 
     @classmethod
     def recovery_escalated(
@@ -244,7 +250,9 @@ class AgentEvent:
     ) -> AgentEvent:
         """Return the event for a failure that needs a person."""
         status = AgentEventStatus.FAILED
-        return cls(AgentEventName.RECOVERY_ESCALATED, status, **_of(role, phase, detail, data))
+        return cls(
+            AgentEventName.RECOVERY_ESCALATED, status, **_event_fields(role, phase, detail, data)
+        )
 
     @classmethod
     def governance_breach(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
@@ -256,8 +264,8 @@ class AgentEvent:
             **limit: ``limit_name``, ``observed``, ``ceiling``, and ``scope``.
         """
         name, kind = AgentEventName.GOVERNANCE_BREACH, AgentFailureClass.GOVERNANCE_BREACH
-        about = _of(role, phase, _passed(**limit), limit)
-        return cls(name, AgentEventStatus.FAILED, failure_class=kind, **about)
+        event_fields = _event_fields(role, phase, _limit_detail(**limit), limit)
+        return cls(name, AgentEventStatus.FAILED, failure_class=kind, **event_fields)
 
     @classmethod
     def governance_alert(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
@@ -268,8 +276,8 @@ class AgentEvent:
             phase: Phase of the work.
             **limit: As for :meth:`governance_breach`.
         """
-        about = _of(role, phase, _passed(**limit), limit)
-        return cls(AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.RUNNING, **about)
+        event_fields = _event_fields(role, phase, _limit_detail(**limit), limit)
+        return cls(AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.RUNNING, **event_fields)
 
     @classmethod
     def oversight_review_requested(
@@ -277,8 +285,10 @@ class AgentEvent:
     ) -> AgentEvent:
         """Return the event for a decision that a person must review."""
         data = {"decision_id": decision_id} | ({"reviewer_id": reviewer_id} if reviewer_id else {})
-        about = _of(role, phase, f"review requested: {decision_id}", data)
-        return cls(AgentEventName.OVERSIGHT_REVIEW_REQUESTED, AgentEventStatus.BLOCKED, **about)
+        event_fields = _event_fields(role, phase, f"review requested: {decision_id}", data)
+        return cls(
+            AgentEventName.OVERSIGHT_REVIEW_REQUESTED, AgentEventStatus.BLOCKED, **event_fields
+        )
 
     @classmethod
     def oversight_review_resolved(
@@ -293,8 +303,10 @@ class AgentEvent:
         """Return the event for a decision that a person has reviewed."""
         data = {"decision_id": decision_id, "decision": decision}
         data |= {"reviewer_id": reviewer_id} if reviewer_id else {}
-        about = _of(role, phase, f"review {decision}: {decision_id}", data)
-        return cls(AgentEventName.OVERSIGHT_REVIEW_RESOLVED, AgentEventStatus.RUNNING, **about)
+        event_fields = _event_fields(role, phase, f"review {decision}: {decision_id}", data)
+        return cls(
+            AgentEventName.OVERSIGHT_REVIEW_RESOLVED, AgentEventStatus.RUNNING, **event_fields
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data without ``None`` values."""
@@ -318,8 +330,8 @@ class AgentEvent:
             ValueError: The name, status, or failure class is unknown or missing.
         """
         known = {f.name for f in fields(cls)}
-        given = {"event": None, "status": None, **data}
-        return cls(**{name: value for name, value in given.items() if name in known})
+        values = {"event": None, "status": None, **data}
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     @classmethod
     def from_json(cls, s: str) -> AgentEvent:
@@ -347,15 +359,17 @@ class AgentEvent:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def _of(role: str, phase: str, detail: str | None, data: dict[str, Any] | None) -> dict[str, Any]:
+def _event_fields(
+    role: str, phase: str, detail: str | None, data: dict[str, Any] | None
+) -> dict[str, Any]:
     return {"role": role, "phase": phase, "detail": detail, "data": data}
 
 
-def _passed(*, limit_name: str, observed: float, ceiling: float, scope: str) -> str:
+def _limit_detail(*, limit_name: str, observed: float, ceiling: float, scope: str) -> str:
     return f"{limit_name}: {observed:g} of {ceiling:g}"
 
 
-_NAMES: dict[str, tuple[AgentEventName, AgentEventStatus]] = {
+_EVENT_NAMES: dict[str, tuple[AgentEventName, AgentEventStatus]] = {
     "capabilities_selected": (AgentEventName.AGENT_READY, AgentEventStatus.READY),
     "plan_made": (AgentEventName.PHASE_STARTED, AgentEventStatus.RUNNING),
     "step_started": (AgentEventName.AGENT_TOOL_CALLED, AgentEventStatus.RUNNING),
@@ -369,7 +383,7 @@ _NAMES: dict[str, tuple[AgentEventName, AgentEventStatus]] = {
     "approval_asked": (AgentEventName.AGENT_BLOCKED, AgentEventStatus.BLOCKED),
     "turn_finished": (AgentEventName.AGENT_COMPLETED, AgentEventStatus.COMPLETED),
 }
-_CLASSES = {
+_FAILURE_CLASSES = {
     "timeout": AgentFailureClass.LLM_TIMEOUT,
     "rate_limit": AgentFailureClass.RATE_LIMIT,
     "overloaded": AgentFailureClass.RATE_LIMIT,
@@ -396,14 +410,14 @@ def to_agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
     ('agent.tool_called', 'read')
     """
     kind = str(event.get("event_type"))
-    if kind not in _NAMES or (kind == "model_called" and not event.get("error")):
+    if kind not in _EVENT_NAMES or (kind == "model_called" and not event.get("error")):
         return None
-    name, status = _NAMES[kind]
+    name, status = _EVENT_NAMES[kind]
     failure: AgentFailureClass | None = None
     if name is AgentEventName.AGENT_FAILED:
-        other = AgentFailureClass.LLM_ERROR if kind == "model_called" else None
-        other = other or AgentFailureClass.TOOL_ERROR
-        failure = _CLASSES.get(str(event.get("category")), other)
+        default_class = AgentFailureClass.LLM_ERROR if kind == "model_called" else None
+        default_class = default_class or AgentFailureClass.TOOL_ERROR
+        failure = _FAILURE_CLASSES.get(str(event.get("category")), default_class)
     if kind == "turn_finished" and (event.get("outcome") or {}).get("status") == "failed":
         name, status = AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED
         failure = AgentFailureClass.UNKNOWN

@@ -28,10 +28,10 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 AuditEntry = tuple[str, Mapping[str, Any]]
 RETENTION = timedelta(days=183)
 """Default retention period of records."""
-_NOT_KEPT = ("parent_id", "turn_trace")
-_WAITING = 10_000
-_REFUSALS = (LimitError, PolicyError, StoppedError)
-_FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "retry_after"})
+_OMITTED_IDS = ("parent_id", "turn_trace")
+_MAX_BUFFERED = 10_000
+_REFUSAL_ERRORS = (LimitError, PolicyError, StoppedError)
+_RECORDED_FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "retry_after"})
 """Attributes of an error that its record includes in addition to the code."""
 
 
@@ -63,20 +63,20 @@ class Audit:
 
     def __init__(self, writer: AuditWriter, caller: Caller | None = None) -> None:
         self.writer = writer
-        self._who = {} if caller is None else _named(caller)
-        self._waiting: deque[AuditEntry] = deque()
-        self._lost = 0
+        self._caller_fields = {} if caller is None else _caller_fields(caller)
+        self._buffer: deque[AuditEntry] = deque()
+        self._dropped = 0
         self.recorded_refusals: WeakSet[BaseException] = WeakSet()
 
     def record_later(self, kind: str, **data: Any) -> None:
         """Buffer a record. It is written before the next effect or at the end of the run."""
-        if len(self._waiting) >= _WAITING:
-            self._lost += 1
+        if len(self._buffer) >= _MAX_BUFFERED:
+            self._dropped += 1
             return
-        known = {name: value for name, value in data.items() if value is not None}
-        about = {n: value for n, value in current_event_ids().items() if n not in _NOT_KEPT}
-        who = {"by": self._who} if self._who else {}
-        self._waiting.append((kind, mask_data({**about, **who, **known})))
+        fields = {name: value for name, value in data.items() if value is not None}
+        ids = {n: value for n, value in current_event_ids().items() if n not in _OMITTED_IDS}
+        caller_fields = {"by": self._caller_fields} if self._caller_fields else {}
+        self._buffer.append((kind, mask_data({**ids, **caller_fields, **fields})))
 
     async def record_now(self, kind: str, **data: Any) -> None:
         """Write a record and all buffered records.
@@ -100,25 +100,25 @@ class Audit:
         try:
             await self._flush()
         except Exception as exc:
-            told = mask_secrets(str(exc), MAX_MESSAGE_CHARS)
+            message = mask_secrets(str(exc), MAX_MESSAGE_CHARS)
             get_logger("framework", "audit").error(
-                "Audit records could not be written yet: %s", told
+                "Audit records could not be written yet: %s", message
             )
 
     async def _flush(self) -> None:
         entries: list[AuditEntry] = []
-        while self._waiting:
-            entries.append(self._waiting.popleft())
-        if self._lost:
-            entries.append(("lost", {**current_event_ids(), "count": self._lost}))
+        while self._buffer:
+            entries.append(self._buffer.popleft())
+        if self._dropped:
+            entries.append(("lost", {**current_event_ids(), "count": self._dropped}))
         if not entries:
             return
         try:
             await self.writer.awrite(entries)
         except BaseException:
-            self._waiting.extendleft(reversed([e for e in entries if e[0] != "lost"]))
+            self._buffer.extendleft(reversed([e for e in entries if e[0] != "lost"]))
             raise
-        self._lost = 0
+        self._dropped = 0
 
 
 def use_audit(audit: Audit | None) -> AbstractContextManager[None]:
@@ -155,11 +155,16 @@ def record_decision(
         **details: Additional fields of the record.
     """
     record_later(
-        "approval", step=key, question=question, decision=decision, by=_named(decided_by), **details
+        "approval",
+        step=key,
+        question=question,
+        decision=decision,
+        by=_caller_fields(decided_by),
+        **details,
     )
 
 
-def _named(caller: Caller) -> dict[str, Any]:
+def _caller_fields(caller: Caller) -> dict[str, Any]:
     return {name: value for name, value in asdict(caller).items() if value}
 
 
@@ -170,10 +175,10 @@ def record_refusal(error: BaseException) -> None:
         error: The refusal. Other errors are not recorded.
     """
     audit = current_audit()
-    if audit is None or not isinstance(error, _REFUSALS) or error in audit.recorded_refusals:
+    if audit is None or not isinstance(error, _REFUSAL_ERRORS) or error in audit.recorded_refusals:
         return
     audit.recorded_refusals.add(error)
-    facts = {name: value for name, value in vars(error).items() if name in _FACTS}
+    facts = {name: value for name, value in vars(error).items() if name in _RECORDED_FACTS}
     audit.record_later("refused", code=error.code, reason=digest(error.message), **facts)
 
 

@@ -54,10 +54,10 @@ class ChainHead:
         Raises:
             InvalidRecordError: The text has another format.
         """
-        seq, _, found = text.strip().partition(" ")
-        if seq and not (seq.isdecimal() and len(found) == len(EMPTY_HASH)):
+        seq, _, hash_text = text.strip().partition(" ")
+        if seq and not (seq.isdecimal() and len(hash_text) == len(EMPTY_HASH)):
             raise InvalidRecordError("the stored head is malformed")
-        return cls(int(seq), found) if seq else cls()
+        return cls(int(seq), hash_text) if seq else cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,11 @@ def build_record(
         "prev": previous.hash,
         "seq": previous.seq + 1,
     }
-    found = hashlib.sha256(canonical_json(body).encode()).hexdigest()
-    signed = {"sig": _signature(found, key)} if key is not None else {}
-    return ChainHead(previous.seq + 1, found), canonical_json({**body, "hash": found, **signed})
+    hash_text = hashlib.sha256(canonical_json(body).encode()).hexdigest()
+    signature = {"sig": _signature(hash_text, key)} if key is not None else {}
+    return ChainHead(previous.seq + 1, hash_text), canonical_json(
+        {**body, "hash": hash_text, **signature}
+    )
 
 
 def _signature(text: str, key: bytes) -> str:
@@ -125,10 +127,10 @@ def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
     try:
         text = line.decode("ascii") if isinstance(line, bytes) else line
         record: dict[str, Any] = json.loads(text)
-        same = isinstance(record, dict) and canonical_json(record) == text
+        is_canonical = isinstance(record, dict) and canonical_json(record) == text
     except (ValueError, RecursionError) as exc:
         raise InvalidRecordError(f"it is not a record ({type(exc).__name__})") from exc
-    if not same or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
+    if not is_canonical or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
         raise InvalidRecordError("it is not canonical JSON with the fields of a record")
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
@@ -171,14 +173,14 @@ class ChainVerifier:
         self._count = 0
         self._start: ChainHead | None = None
         self._dropped = 0
-        self._seen = self._anchor in (None, EMPTY_HASH)
+        self._found_anchor = self._anchor in (None, EMPTY_HASH)
         self._problem: str | None = None
-        self._last = ChainHead()
+        self._stored_head = ChainHead()
         try:
-            self._last = ChainHead.parse(stored_head)
+            self._stored_head = ChainHead.parse(stored_head)
         except InvalidRecordError as exc:
             self._problem = f"The log was changed: {exc}."
-        self._seen_last = self._last.seq == 0
+        self._found_stored_head = self._stored_head.seq == 0
 
     def feed(self, lines: Iterable[str | bytes], sequence_numbers: Iterable[int] = ()) -> None:
         """Verify the next records.
@@ -187,18 +189,18 @@ class ChainVerifier:
             lines: Lines of the records.
             sequence_numbers: Numbers under which the records are stored, if available.
         """
-        for line, place in zip_longest(lines, sequence_numbers):
+        for line, number in zip_longest(lines, sequence_numbers):
             if self._problem is not None:
                 return
             try:
                 record = parse_record(line, self._key)
-                if place not in (None, record["seq"]):
-                    raise InvalidRecordError(f"it is stored under number {place}")
-                self._one(record)
+                if number not in (None, record["seq"]):
+                    raise InvalidRecordError(f"it is stored under number {number}")
+                self._verify(record)
             except InvalidRecordError as exc:
                 self._problem = f"Record {self._count + 1} from the beginning: {exc}."
 
-    def _one(self, record: dict[str, Any]) -> None:
+    def _verify(self, record: dict[str, Any]) -> None:
         seq = record["seq"]
         if not self._count and seq != 1:
             # The beginning was deleted; a later record must seal it.
@@ -209,8 +211,8 @@ class ChainVerifier:
         self._head = ChainHead(seq, record["hash"])
         self._count += 1
         known = {record["hash"], record["prev"]}
-        self._seen = self._seen or self._anchor in known
-        self._seen_last = self._seen_last or self._head == self._last
+        self._found_anchor = self._found_anchor or self._anchor in known
+        self._found_stored_head = self._found_stored_head or self._head == self._stored_head
         if record["kind"] == SEALED and self._start is not None:
             sealed = record["data"]
             if ChainHead(sealed.get("through"), sealed.get("head")) == self._start:
@@ -221,9 +223,9 @@ class ChainVerifier:
         problem = self._problem
         if problem is None and self._start is not None:
             problem = f"Records 1 to {self._start.seq} are missing, and no record seals them."
-        if problem is None and not self._seen_last:
-            problem = f"The end was cut off: record {self._last.seq} is missing."
-        if problem is None and not self._seen:
+        if problem is None and not self._found_stored_head:
+            problem = f"The end was cut off: record {self._stored_head.seq} is missing."
+        if problem is None and not self._found_anchor:
             problem = f"The head {self._anchor} is not in the chain."
             if self._dropped:
                 problem += f" Records 1 to {self._dropped} were sealed and deleted because of their"

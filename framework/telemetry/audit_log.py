@@ -28,7 +28,7 @@ from capgraph.telemetry.audit_chain import (
 )
 from capgraph.telemetry.builtin_sinks import FileThread
 
-_BLOCK = 1 << 16
+_BLOCK_BYTES = 1 << 16
 _PAGE = 500
 _TRIES = 10_000
 
@@ -41,7 +41,7 @@ class AuditLog:
 
     Args:
         path: Path of the file, which contains one record per line.
-        signing_key: Key to sign records with. Without the key, nobody can write valid records.
+        signing_key: Key to sign records with. Valid records cannot be written without the key.
 
     >>> import tempfile
     >>> log = AuditLog(Path(tempfile.mkdtemp()) / "audit.jsonl", signing_key="k")
@@ -57,7 +57,7 @@ class AuditLog:
     def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
         self.path: Path = Path(path)
         self._key = key_bytes(signing_key)
-        self._off_loop, self._guard = FileThread(), threading.Lock()
+        self._file_thread, self._lock = FileThread(), threading.Lock()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Any:
         """Append a record. It is on disk when the call completes.
@@ -70,7 +70,7 @@ class AuditLog:
             ValidationError: The data contains a value that is not plain data.
             PersistenceError: The record cannot be stored.
         """
-        return self._off_loop.run(partial(self._write, [(kind, dict(data))]))
+        return self._file_thread.run(partial(self._write, [(kind, dict(data))]))
 
     def verify(self, anchor: str | None = None) -> Any:
         """Verify all records and return a :class:`Verification`.
@@ -78,11 +78,11 @@ class AuditLog:
         Args:
             anchor: Hash of an earlier head, kept elsewhere. The chain must contain it.
         """
-        return self._off_loop.run(partial(self._verify, anchor))
+        return self._file_thread.run(partial(self._verify, anchor))
 
     def anchor(self) -> Any:
         """Return the hash of the head, which should be kept elsewhere."""
-        return self._off_loop.run(lambda: self._verify(None).head)
+        return self._file_thread.run(lambda: self._verify(None).head)
 
     def records(self) -> Any:
         """Return all records as dictionaries.
@@ -90,7 +90,7 @@ class AuditLog:
         Raises:
             ValueError: A record was changed.
         """
-        return self._off_loop.run(lambda: [parse_record(line) for line in self._lines()])
+        return self._file_thread.run(lambda: [parse_record(line) for line in self._lines()])
 
     def prune(self, older_than: timedelta = RETENTION) -> Any:
         """Delete and seal records older than a period. The rest remains verifiable.
@@ -98,7 +98,7 @@ class AuditLog:
         Returns:
             Number of deleted records.
         """
-        return self._off_loop.run(partial(self._prune, older_than))
+        return self._file_thread.run(partial(self._prune, older_than))
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
         """Append records; see :class:`~capgraph.telemetry.audit.AuditWriter`."""
@@ -111,30 +111,30 @@ class AuditLog:
     # --- the file -------------------------------------------------------------------------
 
     @contextmanager
-    def _locked(self, *, alone: bool = True) -> Iterator[int]:
+    def _locked(self, *, exclusive: bool = True) -> Iterator[int]:
         """Lock the log and yield the file descriptor of the head file."""
         import fcntl
 
         try:
-            beside = os.open(f"{self.path}.head", os.O_RDWR | os.O_CREAT, 0o600)
+            head_file = os.open(f"{self.path}.head", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
-            raise _not_kept(exc) from exc
+            raise _write_error(exc) from exc
         try:
-            with self._guard:
-                fcntl.flock(beside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-                yield beside
+            with self._lock:
+                fcntl.flock(head_file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                yield head_file
         finally:
-            os.close(beside)  # also releases the lock
+            os.close(head_file)  # also releases the lock
 
     def _write(self, entries: Sequence[AuditEntry]) -> None:
-        with self._locked() as beside:
-            self._write_locked(beside, entries)
+        with self._locked() as head_file:
+            self._write_locked(head_file, entries)
 
-    def _write_locked(self, beside: int, entries: Sequence[AuditEntry]) -> None:
+    def _write_locked(self, head_file: int, entries: Sequence[AuditEntry]) -> None:
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                head, lines = self._end(file, beside), []
+                head, lines = self._end(file, head_file), []
                 for kind, data in entries:
                     head, line = build_record(head, kind, data, self._key)
                     lines.append(f"{line}\n")
@@ -142,25 +142,25 @@ class AuditLog:
                 os.fsync(file)
             finally:
                 os.close(file)
-            os.pwrite(beside, str(head).encode(), 0)
+            os.pwrite(head_file, str(head).encode(), 0)
         except (OSError, InvalidRecordError) as exc:
-            raise _not_kept(exc) from exc
+            raise _write_error(exc) from exc
 
-    def _end(self, file: int, beside: int) -> ChainHead:
+    def _end(self, file: int, head_file: int) -> ChainHead:
         """Return the head and truncate a partial record that a crash left behind."""
         size = os.fstat(file).st_size
         tail, start = b"", size
         while start > 0 and tail.count(b"\n") < 2:
-            start = max(0, start - _BLOCK)
+            start = max(0, start - _BLOCK_BYTES)
             tail = os.pread(file, size - start, start)
-        whole, _, torn = tail.rpartition(b"\n")
-        kept = ChainHead.parse(os.pread(beside, 256, 0).decode("ascii", "replace"))
-        last = whole.rpartition(b"\n")[2]
-        head = _head_of(last) if last else ChainHead()
-        if head.seq < kept.seq:
-            raise InvalidRecordError(f"record {kept.seq} was written and is missing")
-        if torn:
-            os.ftruncate(file, size - len(torn))
+        complete, _, partial = tail.rpartition(b"\n")
+        stored_head = ChainHead.parse(os.pread(head_file, 256, 0).decode("ascii", "replace"))
+        last = complete.rpartition(b"\n")[2]
+        head = _parse_head(last) if last else ChainHead()
+        if head.seq < stored_head.seq:
+            raise InvalidRecordError(f"record {stored_head.seq} was written and is missing")
+        if partial:
+            os.ftruncate(file, size - len(partial))
         return head
 
     def _lines(self) -> list[bytes]:
@@ -168,9 +168,9 @@ class AuditLog:
         return data.removesuffix(b"\n").split(b"\n") if data else []
 
     def _verify(self, anchor: str | None) -> Verification:
-        with self._locked(alone=False) as beside:
-            kept = os.pread(beside, 256, 0).decode("ascii", "replace")
-            checker = ChainVerifier(self._key, anchor, kept)
+        with self._locked(exclusive=False) as head_file:
+            stored_head = os.pread(head_file, 256, 0).decode("ascii", "replace")
+            checker = ChainVerifier(self._key, anchor, stored_head)
             lines = self._lines()
             if lines and self.path.stat().st_size and not self._ends_whole():
                 lines[-1] += b" "  # without its newline, the last record is incomplete
@@ -183,16 +183,16 @@ class AuditLog:
             return file.read() == b"\n"
 
     def _prune(self, older_than: timedelta) -> int:
-        with self._locked() as beside:
+        with self._locked() as head_file:
             lines = self._lines()
-            count, head = _old(lines, older_than)
+            count, head = _expired(lines, older_than)
             if head is None:
                 return 0
-            self._write_locked(beside, [_sealed(head)])
+            self._write_locked(head_file, [_seal_entry(head)])
             rest = b"".join(line + b"\n" for line in self._lines()[count:])
-            fresh = self.path.with_name(f"{self.path.name}.new")
-            fresh.write_bytes(rest)
-            fresh.replace(self.path)
+            new_file = self.path.with_name(f"{self.path.name}.new")
+            new_file.write_bytes(rest)
+            new_file.replace(self.path)
         return count
 
 
@@ -211,7 +211,7 @@ class AuditTable:
     """
 
     def __init__(self, tables: SqlExecutor, *, signing_key: Any = None) -> None:
-        self._rows, self._key = tables, key_bytes(signing_key)
+        self._tables, self._key = tables, key_bytes(signing_key)
         self._head: ChainHead | None = None
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
@@ -222,77 +222,77 @@ class AuditTable:
         # Tasks of one loop would only race for the same number.
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
-            await self._ready()
+            await self._ensure_head()
             head = ChainHead()
             for kind, data in entries:
                 head = await self._add(kind, data)
-            await self._rows.run(
+            await self._tables.run(
                 "UPDATE capgraph_audit SET line = ? WHERE seq = 0 AND line < ?",
                 (str(head), str(head)),
             )
 
-    async def _ready(self) -> None:
+    async def _ensure_head(self) -> None:
         if self._head is None:
-            await self._rows.run(_ADD, (0, str(ChainHead())))
+            await self._tables.run(_ADD, (0, str(ChainHead())))
             self._head = await self._last()
 
     async def _add(self, kind: str, data: Mapping[str, Any]) -> ChainHead:
         for _ in range(_TRIES):
             assert self._head is not None
             head, line = build_record(self._head, kind, data, self._key)
-            added, _rows = await self._rows.run(_ADD, (head.seq, line))
+            added, _rows = await self._tables.run(_ADD, (head.seq, line))
             if added:
                 self._head = head
                 return head
             self._head = await self._last()
-        raise _not_kept(RuntimeError(f"other writers were first {_TRIES} times"))
+        raise _write_error(RuntimeError(f"other writers were first {_TRIES} times"))
 
     async def _last(self) -> ChainHead:
-        _, found = await self._rows.run(
+        _, found = await self._tables.run(
             "SELECT line FROM capgraph_audit WHERE seq > 0 ORDER BY seq DESC LIMIT 1"
         )
         if not found:
             return ChainHead()
         try:
-            return _head_of(found[0][0])
+            return _parse_head(found[0][0])
         except InvalidRecordError as exc:
-            raise _not_kept(exc) from exc
+            raise _write_error(exc) from exc
 
     async def aread_lines(self, after: int = 0) -> list[str]:
         """Return up to one page of records after a number, as lines of text."""
-        _, found = await self._rows.run(
+        _, found = await self._tables.run(
             "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
         )
         return [line for (line,) in found]
 
     async def averify(self, anchor: str | None = None) -> Verification:
         """Verify all records; see :meth:`AuditLog.verify`."""
-        _, kept = await self._rows.run("SELECT line FROM capgraph_audit WHERE seq = 0")
-        _, ends = await self._rows.run("SELECT seq FROM capgraph_audit ORDER BY seq")
-        checker = ChainVerifier(self._key, anchor, kept[0][0] if kept else "")
-        places = [seq for (seq,) in ends if seq > 0]
-        for start in range(0, len(places), _PAGE):
-            _, page = await self._rows.run(
+        _, head_rows = await self._tables.run("SELECT line FROM capgraph_audit WHERE seq = 0")
+        _, number_rows = await self._tables.run("SELECT seq FROM capgraph_audit ORDER BY seq")
+        checker = ChainVerifier(self._key, anchor, head_rows[0][0] if head_rows else "")
+        numbers = [seq for (seq,) in number_rows if seq > 0]
+        for start in range(0, len(numbers), _PAGE):
+            _, page = await self._tables.run(
                 "SELECT seq, line FROM capgraph_audit WHERE seq >= ? ORDER BY seq LIMIT ?",
-                (places[start], _PAGE),
+                (numbers[start], _PAGE),
             )
             checker.feed([line for _, line in page], [seq for seq, _ in page])
         return checker.result()
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
         """Delete and seal the oldest records; see :meth:`AuditLog.prune`."""
-        gone, head = 0, None
+        deleted, head = 0, None
         while True:
             lines = await self.aread_lines(head.seq if head is not None else 0)
-            count, last = _old(lines, older_than)
-            gone, head = gone + count, last or head
+            count, last = _expired(lines, older_than)
+            deleted, head = deleted + count, last or head
             if count < _PAGE:
                 break
         if head is None:
             return 0
-        await self.awrite([_sealed(head)])
-        await self._rows.run("DELETE FROM capgraph_audit WHERE seq > 0 AND seq <= ?", (head.seq,))
-        return gone
+        await self.awrite([_seal_entry(head)])
+        await self._tables.run("DELETE FROM capgraph_audit WHERE seq > 0 AND seq <= ?", (head.seq,))
+        return deleted
 
 
 class UnavailableAuditWriter:
@@ -314,7 +314,7 @@ class UnavailableAuditWriter:
         return 0
 
 
-def _old(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, ChainHead | None]:
+def _expired(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, ChainHead | None]:
     """Return the number of expired records, and the head of the last one."""
     before = datetime.now(UTC) - older_than
     count, head = 0, None
@@ -326,12 +326,12 @@ def _old(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, Chai
     return count, head
 
 
-def _head_of(line: str | bytes) -> ChainHead:
+def _parse_head(line: str | bytes) -> ChainHead:
     record = parse_record(line)
     return ChainHead(record["seq"], record["hash"])
 
 
-def _sealed(head: ChainHead) -> AuditEntry:
+def _seal_entry(head: ChainHead) -> AuditEntry:
     return SEALED, {"through": head.seq, "head": head.hash}
 
 
@@ -340,7 +340,7 @@ def _write_all(file: int, data: bytes) -> None:
         data = data[os.write(file, data) :]
 
 
-def _not_kept(exc: Exception) -> PersistenceError:
+def _write_error(exc: Exception) -> PersistenceError:
     return PersistenceError(
         f"The audit log cannot be written: {exc}.",
         fix="Check the log with 'capgraph audit verify', then resume the thread.",

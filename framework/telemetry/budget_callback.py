@@ -19,8 +19,8 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.telemetry.usage import UsageSnapshot
 
-_CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
-_TOKENS_OF_A_BLOCK = 1000  # estimate for an image or a file
+_OUTPUT_LIMIT_OPTIONS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
+_TOKENS_PER_BLOCK = 1000  # estimate for an image or a file
 
 
 class ModelCall(NamedTuple):
@@ -103,7 +103,7 @@ class BudgetCallback(AsyncCallbackHandler):
         **more: Any,
     ) -> None:
         """Reserve a call before it is sent."""
-        for account in _here():
+        for account in _accounts_of_loop():
             call = estimate_call(run_id, serialized, messages, more)
             await account.reserve_call(call._replace(task=asyncio.current_task()))
 
@@ -115,12 +115,12 @@ class BudgetCallback(AsyncCallbackHandler):
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         """Settle a call."""
-        for account in _here():
+        for account in _accounts_of_loop():
             await account.settle_call(run_id, *reported_usage(response))
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Settle a failed call."""
-        for account in _here():
+        for account in _accounts_of_loop():
             await account.settle_call(run_id, "", None, failed=True)
 
 
@@ -134,9 +134,9 @@ def reserve_from_thread(
     callback_kwargs: Mapping[str, Any],
 ) -> None:
     """Reserve a call made in a thread without an event loop."""
-    if not _on_a_loop():
+    if not _is_on_event_loop():
         for account in current_accounts():
-            _wait(
+            _run_on_account_loop(
                 account,
                 account.reserve_call(estimate_call(run_id, serialized, messages, callback_kwargs)),
             )
@@ -147,23 +147,23 @@ def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot
     for account in current_accounts():
         if usage is not None:
             account.record_call(run_id, model, role, usage)
-        if not _on_a_loop():
-            _wait(account, account.settle_call(run_id, model, usage))
+        if not _is_on_event_loop():
+            _run_on_account_loop(account, account.settle_call(run_id, model, usage))
 
 
 def settle_failed_call(run_id: UUID) -> None:
     """Settle a failed call that was made in a thread."""
-    if not _on_a_loop():
+    if not _is_on_event_loop():
         for account in current_accounts():
-            _wait(account, account.settle_call(run_id, "", None, failed=True))
+            _run_on_account_loop(account, account.settle_call(run_id, "", None, failed=True))
 
 
-def _here() -> list[Account]:
-    here = asyncio.get_running_loop()
-    return [account for account in current_accounts() if account.loop is here]
+def _accounts_of_loop() -> list[Account]:
+    loop = asyncio.get_running_loop()
+    return [account for account in current_accounts() if account.loop is loop]
 
 
-def _on_a_loop() -> bool:
+def _is_on_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -171,7 +171,7 @@ def _on_a_loop() -> bool:
     return True
 
 
-def _wait(account: Account, work: Coroutine[Any, Any, None]) -> None:
+def _run_on_account_loop(account: Account, work: Coroutine[Any, Any, None]) -> None:
     asyncio.run_coroutine_threadsafe(work, account.loop).result()
 
 
@@ -188,16 +188,16 @@ def estimate_call(
         **(callback_kwargs.get("invocation_params") or {}),
         **(callback_kwargs.get("options") or {}),
     }
-    caps = [options[name] for name in _CAPS if isinstance(options.get(name), int)]
-    caps += [cap for cap in [metadata.get("ls_max_tokens")] if isinstance(cap, int)]
+    limits = [options[name] for name in _OUTPUT_LIMIT_OPTIONS if isinstance(options.get(name), int)]
+    limits += [limit for limit in [metadata.get("ls_max_tokens")] if isinstance(limit, int)]
     tokens = estimate_tokens(str(options["tools"])) if options.get("tools") else 0
     for message in (item for row in messages for item in row):
         text = message if isinstance(message, str) else str(message.text)
         content = getattr(message, "content", "")
         blocks = content if isinstance(content, list) else []
-        others = sum(isinstance(b, dict) and b.get("type") != "text" for b in blocks)
-        tokens += 4 + estimate_tokens(text) + others * _TOKENS_OF_A_BLOCK
-    return ModelCall(run_id, str(name), tokens, min(caps) if caps else None)
+        other_blocks = sum(isinstance(b, dict) and b.get("type") != "text" for b in blocks)
+        tokens += 4 + estimate_tokens(text) + other_blocks * _TOKENS_PER_BLOCK
+    return ModelCall(run_id, str(name), tokens, min(limits) if limits else None)
 
 
 def estimate_tokens(text: str) -> int:

@@ -119,34 +119,34 @@ class FlushableSink:
     """
 
     def __init__(self) -> None:
-        self._off_loop, self._guard = FileThread(), threading.Lock()
-        self._feeds: list[Callable[[], None]] = []
+        self._file_thread, self._lock = FileThread(), threading.Lock()
+        self._upstream_drains: list[Callable[[], None]] = []
 
     def set_upstream_drain(self, drain: Callable[[], None]) -> None:
         """Register a function that waits until all emitted events have reached this sink."""
-        self._feeds.append(drain)
+        self._upstream_drains.append(drain)
 
     def flush(self) -> Awaitable[None] | None:
         """Wait until all events so far have been written."""
-        done: Awaitable[None] | None = self._off_loop.run(self._flush_now)
-        return done
+        result: Awaitable[None] | None = self._file_thread.run(self._flush_now)
+        return result
 
     def close(self) -> Awaitable[None] | None:
         """Flush and release resources. The next event acquires them again."""
-        done: Awaitable[None] | None = self._off_loop.run(self._close_now)
-        return done
+        result: Awaitable[None] | None = self._file_thread.run(self._close_now)
+        return result
 
     def _flush_now(self) -> None:
-        for wait in self._feeds:
-            wait()
-        self._drain()
+        for drain in self._upstream_drains:
+            drain()
+        self._write_queue()
 
     def _close_now(self) -> None:
         self._flush_now()
-        with self._guard:
+        with self._lock:
             self._close()
 
-    def _drain(self) -> None:
+    def _write_queue(self) -> None:
         raise NotImplementedError
 
     def _close(self) -> None:
@@ -161,7 +161,7 @@ class FileSink(FlushableSink):
         self.path: Path = Path(path)
         self.lost: int = 0
         self._capacity = capacity
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._queue: deque[dict[str, Any]] = deque()
 
     def emit(self, event: Any) -> Any:
         """Write an event. On an event loop, this returns an awaitable."""
@@ -169,14 +169,14 @@ class FileSink(FlushableSink):
 
     def emit_many(self, events: Sequence[Any]) -> Any:
         """Write several events in one batch."""
-        room = self._capacity - len(self._waiting)
-        self.lost += max(0, len(events) - room)
-        self._waiting.extend(event_to_dict(event) for event in events[:room])
-        return self._off_loop.run(self._drain)
+        free = self._capacity - len(self._queue)
+        self.lost += max(0, len(events) - free)
+        self._queue.extend(event_to_dict(event) for event in events[:free])
+        return self._file_thread.run(self._write_queue)
 
-    def _drain(self) -> None:
-        with self._guard:
-            events = [self._waiting.popleft() for _ in range(len(self._waiting))]
+    def _write_queue(self) -> None:
+        with self._lock:
+            events = [self._queue.popleft() for _ in range(len(self._queue))]
             try:
                 if events:
                     self._write(events)
@@ -220,7 +220,7 @@ class JsonLinesSink(FileSink):
             self._file = None
 
 
-_EVENTS = """CREATE TABLE IF NOT EXISTS events (
+_CREATE_EVENTS = """CREATE TABLE IF NOT EXISTS events (
     id INTEGER PRIMARY KEY, run_id TEXT, thread_id TEXT, event TEXT NOT NULL)"""
 
 
@@ -278,7 +278,7 @@ class SqliteEventSink(FileSink):
             self._conn = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
             use_wal(self._conn, 30.0)
             self._conn.execute("PRAGMA synchronous=NORMAL")
-            self._conn.execute(_EVENTS)
+            self._conn.execute(_CREATE_EVENTS)
         with self._conn:
             self._conn.executemany(
                 "INSERT INTO events (run_id, thread_id, event) VALUES (?, ?, ?)",
@@ -314,54 +314,54 @@ class FanoutSink:
 
     def emit(self, event: Any) -> Any:
         """Forward an event to all sinks, then raise the first error."""
-        return self._all("emit", event)
+        return self._call_all("emit", event)
 
     def run_began(self, run_id: str) -> Any:
         """Notify the sinks with a ``run_began`` method of the start of a run."""
-        return self._all("run_began", run_id)
+        return self._call_all("run_began", run_id)
 
     def run_ended(self, event: Any) -> Any:
         """Notify the sinks with a ``run_ended`` method of the end of a run."""
-        return self._all("run_ended", event)
+        return self._call_all("run_ended", event)
 
     def flush(self) -> Any:
         """Flush the sinks that have a ``flush`` method."""
-        return self._all("flush")
+        return self._call_all("flush")
 
     def close(self) -> Any:
         """Close the sinks that have a ``close`` method."""
-        return self._all("close")
+        return self._call_all("close")
 
-    def _all(self, name: str, *given: Any) -> Any:
+    def _call_all(self, name: str, *args: Any) -> Any:
         errors: list[Exception] = []
-        later: list[Awaitable[Any]] = []
+        awaitables: list[Awaitable[Any]] = []
         results: list[Any] = []
         for sink in self.sinks:
             method = getattr(sink, name, None)
             try:
-                result = method(*given) if method is not None else None
+                result = method(*args) if method is not None else None
             except Exception as exc:
                 errors.append(exc)
             else:
                 if inspect.isawaitable(result):
-                    later.append(result)
+                    awaitables.append(result)
                 else:
                     results.append(result)
-        if later:
-            return _together(later, errors)
+        if awaitables:
+            return _await_all(awaitables, errors)
         _raise_first(errors)
         return next((one for one in results if one is not None), None)
 
 
 def _raise_first(errors: Sequence[Exception]) -> None:
-    for later in errors[1:]:
-        errors[0].add_note(f"Another sink raised {later!r}")
+    for error in errors[1:]:
+        errors[0].add_note(f"Another sink raised {error!r}")
     if errors:
         raise errors[0]
 
 
-async def _together(later: Sequence[Awaitable[Any]], errors: list[Exception]) -> None:
-    for awaitable in later:
+async def _await_all(awaitables: Sequence[Awaitable[Any]], errors: list[Exception]) -> None:
+    for awaitable in awaitables:
         try:
             await awaitable
         except Exception as exc:

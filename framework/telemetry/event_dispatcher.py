@@ -206,8 +206,8 @@ class EventDispatcher:
         """
         seq, dispatchers = _running() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
-            told = [o._call(o.run_began, name) for o in self._outlets if o.run_began is not None]
-            trace: str = next((one for one in told if one is not None), None) or ""
+            traces = [o._call(o.run_began, name) for o in self._outlets if o.run_began is not None]
+            trace: str = next((value for value in traces if value is not None), None) or ""
             parts = trace.split("-")
             ids["trace_id"] = (parts[1] if len(parts) == 4 else trace) or None
             ids["turn_trace"] = trace if len(parts) == 4 else None
@@ -215,20 +215,20 @@ class EventDispatcher:
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
             stamped = {**event, **run_context().ids, "seq": next(seq)}
-            for place, dispatcher in enumerate(dispatchers, 1):
-                dispatcher._dispatch(stamped, dispatchers[place:])
+            for index, dispatcher in enumerate(dispatchers, 1):
+                dispatcher._dispatch(stamped, dispatchers[index:])
             return stamped
 
         return {"dispatch": (seq, dispatchers), "outlet": send, "ids": _merged(ids)}
 
     def _dispatch(self, event: dict[str, Any], outer: Sequence[EventDispatcher] = ()) -> None:
         if self._outlets:
-            sent = SentEvent(event)
+            sent_event = SentEvent(event)
             for outlet in self._outlets:
                 if outlet.kinds is not None and event.get("event_type") not in outlet.kinds:
                     continue
-                if not any(around._has_sink(outlet.sink) for around in outer):
-                    outlet.put(sent)
+                if not any(dispatcher._has_sink(outlet.sink) for dispatcher in outer):
+                    outlet.enqueue(sent_event)
 
     def _has_sink(self, sink: Sink) -> bool:
         return any(outlet.sink is sink for outlet in self._outlets)
@@ -249,7 +249,7 @@ class EventDispatcher:
         outer = running[running.index(self) + 1 :] if self in running else ()
         for outlet in self._outlets:
             if outlet.wants_run_end and not any(around._has_sink(outlet.sink) for around in outer):
-                outlet.put(SentEvent(ended))
+                outlet.enqueue(SentEvent(ended))
 
     async def flush(self) -> None:
         """Wait until the sinks have processed or dropped all events so far."""
@@ -269,8 +269,12 @@ def _running() -> tuple[Iterator[int], tuple[EventDispatcher, ...]] | None:
     return dispatch
 
 
-def _kind(wanted: str | type[Any]) -> str:
-    return wanted if isinstance(wanted, str) else str(wanted.model_fields["event_type"].default)
+def _kind(event_type: str | type[Any]) -> str:
+    return (
+        event_type
+        if isinstance(event_type, str)
+        else str(event_type.model_fields["event_type"].default)
+    )
 
 
 class SinkQueue:
@@ -298,7 +302,7 @@ class SinkQueue:
         if self.busy:
             self.executor.submit(lambda: None).result()
 
-    def put(self, event: dict[str, Any]) -> None:
+    def enqueue(self, event: dict[str, Any]) -> None:
         """Queue an event for delivery, or deliver it at once if the sink is inline."""
         if self.inline:
             self._send([event])
@@ -320,8 +324,10 @@ class SinkQueue:
                     event, lost = self.waiting.popleft()
                     if lost > self.reported_lost:
                         count = lost - self.reported_lost
-                        told = telemetry.EventsDropped(count=count).model_dump(exclude_none=True)
-                        events.append(SentEvent(told))
+                        dropped_event = telemetry.EventsDropped(count=count).model_dump(
+                            exclude_none=True
+                        )
+                        events.append(SentEvent(dropped_event))
                         self.reported_lost = lost
                     events.append(event)
             if events:
@@ -340,14 +346,14 @@ class SinkQueue:
             end = event.get("event_type") == "run_ended"
             self._call(self.sink.run_ended if end else self.sink.emit, event)  # type: ignore[attr-defined]
 
-    def _call(self, take: Callable[[Any], Any], given: Any) -> Any:
+    def _call(self, method: Callable[[Any], Any], arg: Any) -> Any:
         try:
-            result: Any = take(given)
+            result: Any = method(arg)
             if inspect.isawaitable(result):
                 result = self._loop.run_until_complete(_wait_for(result))
         except Exception as exc:
-            told = mask_secrets(f"raised {type(exc).__name__}: {exc}", MAX_MESSAGE_CHARS)
-            self._warn_once(told, first=not self.failed)
+            problem = mask_secrets(f"raised {type(exc).__name__}: {exc}", MAX_MESSAGE_CHARS)
+            self._warn_once(problem, first=not self.failed)
             self.failed = True
             return None
         return result

@@ -369,9 +369,9 @@ def emit(event: _Event) -> None:
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
-    kept = run_context().withheld
-    if kept is not None and isinstance(event, (AnswerToken, AnswerPart, TurnFinished)):
-        kept.append(event)
+    buffered = run_context().withheld
+    if buffered is not None and isinstance(event, (AnswerToken, AnswerPart, TurnFinished)):
+        buffered.append(event)
     elif has_listener():
         _emit(event.model_dump(exclude_none=True))
 

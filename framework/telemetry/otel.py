@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, SpanContext, TracerProvider
 
-_NAME = "capgraph"
-_RUNS = 1000
+_SERVICE_NAME = "capgraph"
+_MAX_RUNS = 1000
 _Key = tuple[str | None, ...]
 _ROOT: _Key = ("run",)
-_ENDS = (AgentEventName.AGENT_COMPLETED, AgentEventName.AGENT_FAILED)
-_STATES = {"closed": 0, "half_open": 1, "open": 2}
+_TERMINAL_EVENTS = (AgentEventName.AGENT_COMPLETED, AgentEventName.AGENT_FAILED)
+_BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSpan:
     """Open span, with its start time and the time of its last event in nanoseconds."""
 
     span: Span
@@ -48,10 +48,10 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Run:
+class _OpenRun:
     """Open spans of a run."""
 
-    spans: dict[_Key, _Open] = field(default_factory=dict)
+    spans: dict[_Key, _OpenSpan] = field(default_factory=dict)
     turn: tuple[str | None, str] | None = None
 
 
@@ -84,31 +84,33 @@ class OpenTelemetrySink(FlushableSink):
     ) -> None:
         super().__init__()
         if endpoint is not None:
-            tracer_provider = _sending_to(endpoint)
+            tracer_provider = _otlp_provider(endpoint)
         self._prices = prices or PriceTable.of_process()
         self._trace = require_extra("opentelemetry.trace", "otel")
         metrics = require_extra("opentelemetry.metrics", "otel")
         self._providers = (tracer_provider, meter_provider)
         self._content = content
-        self._tracer = self._trace.get_tracer(_NAME, tracer_provider=tracer_provider)
-        meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
+        self._tracer = self._trace.get_tracer(_SERVICE_NAME, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(_SERVICE_NAME, meter_provider=meter_provider)
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage", "{token}", "Tokens per model call."
         )
-        self._seconds = meter.create_histogram(
+        self._call_durations = meter.create_histogram(
             "gen_ai.client.operation.duration", "s", "Duration of model calls."
         )
-        self._of_steps = meter.create_histogram(
+        self._step_durations = meter.create_histogram(
             "capgraph.step.duration", "s", "Duration of step attempts."
         )
-        self._of_runs = meter.create_histogram("capgraph.run.duration", "s", "Duration of runs.")
+        self._run_durations = meter.create_histogram(
+            "capgraph.run.duration", "s", "Duration of runs."
+        )
         self._cost = meter.create_counter("capgraph.cost", "{USD}", "Cost of model calls.")
         self._retries = meter.create_counter("capgraph.retries", "{retry}", "Retries.")
         self._breakers = meter.create_gauge(
             "capgraph.breaker.state", "1", "Circuit breaker state: 0 closed, 1 half open, 2 open."
         )
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
-        self._over: BoundedDict[Any, SpanContext] = BoundedDict(2 * _RUNS)
+        self._runs: OrderedDict[str, _OpenRun] = OrderedDict()
+        self._ended_runs: BoundedDict[Any, SpanContext] = BoundedDict(2 * _MAX_RUNS)
 
     def run_began(self, run_id: str) -> str | None:
         """Start the root span of a run as a child of the current span.
@@ -116,9 +118,9 @@ class OpenTelemetrySink(FlushableSink):
         Return its ``traceparent``.
         """
         around = self._trace.get_current_span().get_span_context()
-        with self._guard:
+        with self._lock:
             run = self._run(
-                {"run_id": run_id}, _nanoseconds({}), around if around.is_valid else None
+                {"run_id": run_id}, _timestamp_ns({}), around if around.is_valid else None
             )
             found = run.spans[_ROOT].span.get_span_context()
         if not found.is_valid:
@@ -128,9 +130,9 @@ class OpenTelemetrySink(FlushableSink):
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
         """Record an event."""
-        with self._guard:
+        with self._lock:
             if isinstance(event, AgentEvent):
-                self._of_agent(event)
+                self._record_agent_event(event)
                 return
             self._measure(event)
             if event.get("run_id"):
@@ -138,37 +140,37 @@ class OpenTelemetrySink(FlushableSink):
 
     def run_ended(self, event: Mapping[str, Any]) -> None:
         """End the spans of a run."""
-        with self._guard:
+        with self._lock:
             run = self._runs.pop(str(event.get("run_id")), None)
             if run is not None:
-                self._end(run, str(event["run_id"]), _nanoseconds(event), event.get("error"))
+                self._end(run, str(event["run_id"]), _timestamp_ns(event), event.get("error"))
 
-    def _of_agent(self, event: AgentEvent) -> None:
+    def _record_agent_event(self, event: AgentEvent) -> None:
         """Create a span for an event of a session.
 
         ``data["run_id"]`` groups events of the same run.
         """
-        told: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
-        now, run = _nanoseconds(told), None
-        if told.get("run_id"):
-            run = self._run(told, now)
+        fields: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
+        now, run = _timestamp_ns(fields), None
+        if fields.get("run_id"):
+            run = self._run(fields, now)
             run.spans[_ROOT].last = now
         parent = run.spans[_ROOT].span.get_span_context() if run is not None else None
         attributes = event.to_otel_attributes(detail=self._content)
         span = self._start(event.event.value, attributes, parent, now)
-        why = event.failure_class.value if event.failure_class is not None else None
-        if why is not None:
-            self._fail(span, why)
+        failure = event.failure_class.value if event.failure_class is not None else None
+        if failure is not None:
+            self._fail(span, failure)
         span.end(now)
-        if run is not None and event.event in _ENDS:
-            self._end(self._runs.pop(str(told["run_id"])), str(told["run_id"]), now, why)
+        if run is not None and event.event in _TERMINAL_EVENTS:
+            self._end(self._runs.pop(str(fields["run_id"])), str(fields["run_id"]), now, failure)
 
     # --- spans ----------------------------------------------------------------------------
 
     def _record(self, event: Mapping[str, Any]) -> None:
-        now = _nanoseconds(event)
+        now = _timestamp_ns(event)
         run = self._run(event, now)
-        path = self._path(run, event, now)
+        path = self._span_path(run, event, now)
         deepest = path[-1]
         for opened in path:
             opened.last = max(opened.last, now)
@@ -177,49 +179,55 @@ class OpenTelemetrySink(FlushableSink):
             self._step_ended(run, path, event, now)
         elif kind in ("usage", "model_called"):
             model = event.get("model") or "model"
-            self._leaf(event, deepest, f"chat {model}", _model(event), client=True)
+            self._add_call_span(
+                event, deepest, f"chat {model}", _model_attributes(event), client=True
+            )
         elif kind == "tool_called":
             attributes = {
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": event["name"],
             }
-            self._leaf(event, deepest, f"execute_tool {event['name']}", attributes)
+            self._add_call_span(event, deepest, f"execute_tool {event['name']}", attributes)
         elif kind == "plan_made":
             stamp = (event.get("plan") or {}).get("stamp") or {}
             if stamp.get("id"):
-                self._path(run, {**event, "plan_id": stamp["id"], "step_id": None}, now)
+                self._span_path(run, {**event, "plan_id": stamp["id"], "step_id": None}, now)
         elif kind == "turn_finished":
             self._turn_ended(run, event)
         elif kind in ("retry", "replan", "reclassify", "approval_asked", "circuit_changed"):
-            deepest.span.add_event(kind, self._words(event), timestamp=now)
+            deepest.span.add_event(kind, self._event_attributes(event), timestamp=now)
 
-    def _run(self, event: Mapping[str, Any], now: int, around: SpanContext | None = None) -> _Run:
+    def _run(
+        self, event: Mapping[str, Any], now: int, parent: SpanContext | None = None
+    ) -> _OpenRun:
         name = str(event["run_id"])
         run = self._runs.get(name)
         if run is None:
-            run = self._runs[name] = _Run()
+            run = self._runs[name] = _OpenRun()
             attributes = {
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.conversation.id": event.get("thread_id"),
                 "capgraph.run.id": name,
             }
             # A custom graph may continue the same run.
-            above = self._over.get(name) or around
-            self._open(run, _ROOT, "invoke_agent", attributes, above, now)
-            if len(self._runs) > _RUNS:
-                oldest, left = self._runs.popitem(last=False)
-                self._end(left, oldest, now, "lost")
+            root_parent = self._ended_runs.get(name) or parent
+            self._open(run, _ROOT, "invoke_agent", attributes, root_parent, now)
+            if len(self._runs) > _MAX_RUNS:
+                oldest, oldest_run = self._runs.popitem(last=False)
+                self._end(oldest_run, oldest, now, "lost")
         if run.turn is None and event.get("turn_id"):
             run.turn = (event.get("thread_id"), str(event["turn_id"]))
             root = run.spans[_ROOT].span
-            about = {"gen_ai.conversation.id": run.turn[0], "capgraph.turn.id": run.turn[1]}
-            root.set_attributes({name: value for name, value in about.items() if value})
-            before = self._over.get(run.turn) or self._elsewhere(event.get("turn_trace"))
-            if before is not None and before.span_id != root.get_span_context().span_id:
-                root.add_link(before, {"capgraph.link": "resumed"})
+            common = {"gen_ai.conversation.id": run.turn[0], "capgraph.turn.id": run.turn[1]}
+            root.set_attributes({name: value for name, value in common.items() if value})
+            previous = self._ended_runs.get(run.turn) or self._parse_traceparent(
+                event.get("turn_trace")
+            )
+            if previous is not None and previous.span_id != root.get_span_context().span_id:
+                root.add_link(previous, {"capgraph.link": "resumed"})
         return run
 
-    def _elsewhere(self, parent: str | None) -> SpanContext | None:
+    def _parse_traceparent(self, parent: str | None) -> SpanContext | None:
         """Parse the span of the run in which a turn started, possibly in another process."""
         if parent is None:
             return None
@@ -228,47 +236,47 @@ class OpenTelemetrySink(FlushableSink):
         found: SpanContext = self._trace.SpanContext(int(trace, 16), int(span, 16), True, flag)
         return found
 
-    def _path(self, run: _Run, event: Mapping[str, Any], now: int) -> list[_Open]:
+    def _span_path(self, run: _OpenRun, event: Mapping[str, Any], now: int) -> list[_OpenSpan]:
         """Return the spans that an event belongs to, outermost first, and open missing ones."""
         path = [run.spans[_ROOT]]
         outer = event.get("parent_id")
-        if outer and (around := run.spans.get(("attempt", outer))) is not None:
-            path.append(around)
+        if outer and (outer_span := run.spans.get(("attempt", outer))) is not None:
+            path.append(outer_span)
         plan, step, attempt = (event.get(n) for n in ("plan_id", "step_id", "attempt_id"))
-        about: dict[str, Any] = {"capgraph.capability": event.get("capability")}
+        common: dict[str, Any] = {"capgraph.capability": event.get("capability")}
         if self._content:
-            about["capgraph.objective"] = event.get("task_objective")
-        wanted: list[tuple[_Key, str, dict[str, Any]]] = []
+            common["capgraph.objective"] = event.get("task_objective")
+        levels: list[tuple[_Key, str, dict[str, Any]]] = []
         if plan:
-            wanted.append((("plan", outer, plan), "plan", {"capgraph.plan.id": plan}))
+            levels.append((("plan", outer, plan), "plan", {"capgraph.plan.id": plan}))
         if step:
             key: _Key = ("step", outer, plan, step)
-            wanted.append((key, f"step {step}", {"capgraph.step": step, **about}))
+            levels.append((key, f"step {step}", {"capgraph.step": step, **common}))
         if attempt:
             number = attempt.rpartition("/")[2]
-            more = {"capgraph.attempt": int(number), **about}
-            wanted.append((("attempt", attempt), f"attempt {number}", more))
-        for place, name, attributes in wanted:
-            known = run.spans.get(place)
-            if known is None:
+            more = {"capgraph.attempt": int(number), **common}
+            levels.append((("attempt", attempt), f"attempt {number}", more))
+        for span_key, name, attributes in levels:
+            span = run.spans.get(span_key)
+            if span is None:
                 parent = path[-1].span.get_span_context()
-                known = self._open(run, place, name, attributes, parent, now)
-            elif not known.ended:  # the first event of a step may have fewer attributes
-                known.span.set_attributes({n: v for n, v in attributes.items() if v is not None})
-            path.append(known)
+                span = self._open(run, span_key, name, attributes, parent, now)
+            elif not span.ended:  # the first event of a step may have fewer attributes
+                span.span.set_attributes({n: v for n, v in attributes.items() if v is not None})
+            path.append(span)
         return path
 
     def _open(
         self,
-        run: _Run,
+        run: _OpenRun,
         key: _Key,
         name: str,
         attributes: Mapping[str, Any],
         parent: SpanContext | None,
         now: int,
-    ) -> _Open:
+    ) -> _OpenSpan:
         span = self._start(name, attributes, parent, now)
-        opened = run.spans[key] = _Open(span, now, now)
+        opened = run.spans[key] = _OpenSpan(span, now, now)
         return opened
 
     def _start(
@@ -276,7 +284,7 @@ class OpenTelemetrySink(FlushableSink):
         name: str,
         attributes: Mapping[str, Any],
         parent: SpanContext | None,
-        began: int,
+        started_ns: int,
         *,
         client: bool = False,
     ) -> Span:
@@ -287,20 +295,20 @@ class OpenTelemetrySink(FlushableSink):
         kind = trace.SpanKind.CLIENT if client else trace.SpanKind.INTERNAL
         known = {name: value for name, value in attributes.items() if value not in (None, "")}
         span: Span = self._tracer.start_span(
-            name, context, kind=kind, attributes=known, start_time=began
+            name, context, kind=kind, attributes=known, start_time=started_ns
         )
         return span
 
-    def _leaf(
+    def _add_call_span(
         self,
         event: Mapping[str, Any],
-        parent: _Open,
+        parent: _OpenSpan,
         name: str,
         attributes: Mapping[str, Any],
         *,
         client: bool = False,
     ) -> None:
-        now = _nanoseconds(event)
+        now = _timestamp_ns(event)
         began = max(parent.began, now - int((event.get("duration") or 0.0) * 1e9))
         context = parent.span.get_span_context()
         span = self._start(name, attributes, context, began, client=client)
@@ -308,13 +316,15 @@ class OpenTelemetrySink(FlushableSink):
             self._fail(span, str(event["error"]))
         span.end(max(now, began))
 
-    def _step_ended(self, run: _Run, path: list[_Open], event: Mapping[str, Any], now: int) -> None:
+    def _step_ended(
+        self, run: _OpenRun, path: list[_OpenSpan], event: Mapping[str, Any], now: int
+    ) -> None:
         failed = event.get("event_type") == "step_failed"
-        why = str(event.get("category") or event.get("severity") or "error") if failed else None
+        failure = str(event.get("category") or event.get("severity") or "error") if failed else None
         keys = {id(opened): key[0] for key, opened in run.spans.items() if opened in path}
         for opened in path:
             if keys.get(id(opened)) in ("step", "attempt"):
-                opened.failed = why
+                opened.failed = failure
         last = path[-1]
         if failed and self._content:
             last.span.set_attribute("capgraph.message", str(event.get("message")))
@@ -325,35 +335,35 @@ class OpenTelemetrySink(FlushableSink):
         for opened in reversed(ending):
             self._close_span(opened, now)
 
-    def _turn_ended(self, run: _Run, event: Mapping[str, Any]) -> None:
+    def _turn_ended(self, run: _OpenRun, event: Mapping[str, Any]) -> None:
         status = (event.get("outcome") or {}).get("status")
         root = run.spans[_ROOT]
         root.span.set_attribute("capgraph.outcome", str(status))
         if status in ("failed", "stopped"):
             root.failed = str((event.get("outcome") or {}).get("code") or status)
 
-    def _end(self, run: _Run, name: str, now: int, error: str | None) -> None:
+    def _end(self, run: _OpenRun, name: str, now: int, error: str | None) -> None:
         root = run.spans[_ROOT]
         root.failed = error or root.failed
         for key, opened in reversed(list(run.spans.items())):
             self._close_span(opened, now if key == _ROOT else opened.last)
-        self._of_runs.record((now - root.began) / 1e9, {"error.type": root.failed or "none"})
+        self._run_durations.record((now - root.began) / 1e9, {"error.type": root.failed or "none"})
         for about in (name, run.turn):
             if about is not None:
-                self._over[about] = root.span.get_span_context()
+                self._ended_runs[about] = root.span.get_span_context()
 
-    def _close_span(self, opened: _Open, now: int) -> None:
+    def _close_span(self, opened: _OpenSpan, now: int) -> None:
         if not opened.ended:
             opened.ended = True
             if opened.failed is not None:
                 self._fail(opened.span, opened.failed)
             opened.span.end(max(now, opened.last))
 
-    def _fail(self, span: Span, why: str) -> None:
-        span.set_attribute("error.type", why)
+    def _fail(self, span: Span, error_type: str) -> None:
+        span.set_attribute("error.type", error_type)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR))
 
-    def _words(self, event: Mapping[str, Any]) -> dict[str, Any]:
+    def _event_attributes(self, event: Mapping[str, Any]) -> dict[str, Any]:
         names = ["name", "state", "attempt", "delay"] + ["message", "reason"] * self._content
         return {f"capgraph.{n}": event[n] for n in names if event.get(n) is not None}
 
@@ -362,27 +372,29 @@ class OpenTelemetrySink(FlushableSink):
     def _measure(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event_type")
         if kind in ("usage", "model_called"):
-            about = {k: v for k, v in _model(event).items() if isinstance(v, str) and v}
+            attributes = {
+                k: v for k, v in _model_attributes(event).items() if isinstance(v, str) and v
+            }
             if event.get("error"):
-                about["error.type"] = str(event["error"])
+                attributes["error.type"] = str(event["error"])
             if event.get("duration") is not None:
-                self._seconds.record(event["duration"], about)
+                self._call_durations.record(event["duration"], attributes)
             for side in ("input", "output"):
                 if kind == "usage" and not event.get("estimated"):
                     tokens = int(event.get(f"{side}_tokens") or 0)
-                    self._tokens.record(tokens, {**about, "gen_ai.token.type": side})
+                    self._tokens.record(tokens, {**attributes, "gen_ai.token.type": side})
             is_reported = kind == "usage" and not event.get("estimated")
             if is_reported and (cost := self._price(event)) is not None:
-                self._cost.add(cost, about)
+                self._cost.add(cost, attributes)
         elif kind in ("step_finished", "step_failed"):
-            about = {"capgraph.capability": str(event.get("capability"))}
+            attributes = {"capgraph.capability": str(event.get("capability"))}
             if kind == "step_failed":
-                about["error.type"] = str(event.get("category") or event.get("severity"))
-            self._of_steps.record(float(event.get("duration") or 0.0), about)
+                attributes["error.type"] = str(event.get("category") or event.get("severity"))
+            self._step_durations.record(float(event.get("duration") or 0.0), attributes)
         elif kind == "retry":
             self._retries.add(1, {"capgraph.capability": str(event.get("name"))})
         elif kind == "circuit_changed":
-            state = _STATES.get(str(event.get("state")), 0)
+            state = _BREAKER_STATES.get(str(event.get("state")), 0)
             self._breakers.set(state, {"capgraph.breaker": str(event.get("name"))})
 
     def _price(self, event: Mapping[str, Any]) -> float | None:
@@ -396,26 +408,26 @@ class OpenTelemetrySink(FlushableSink):
 
     # --- the end --------------------------------------------------------------------------
 
-    def _drain(self) -> None:
+    def _write_queue(self) -> None:
         for provider in self._providers:
             flush = getattr(provider, "force_flush", None)
             if flush is not None:
                 flush()
 
     def _close(self) -> None:
-        now = _nanoseconds({"timestamp": utc_now_text()})
+        now = _timestamp_ns({"timestamp": utc_now_text()})
         while self._runs:
             name, run = self._runs.popitem(last=False)
             self._end(run, name, now, None)
-        self._drain()
+        self._write_queue()
 
 
-def _sending_to(endpoint: str) -> TracerProvider:
+def _otlp_provider(endpoint: str) -> TracerProvider:
     sdk = require_extra("opentelemetry.sdk.trace", "otel")
     export = require_extra("opentelemetry.sdk.trace.export", "otel")
     resources = require_extra("opentelemetry.sdk.resources", "otel")
     otlp = require_extra("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
-    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", _NAME)}
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", _SERVICE_NAME)}
     # The provider sends the remaining spans when the process ends.
     provider: TracerProvider = sdk.TracerProvider(resource=resources.Resource.create(named))
     exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
@@ -423,7 +435,7 @@ def _sending_to(endpoint: str) -> TracerProvider:
     return provider
 
 
-def _model(event: Mapping[str, Any]) -> dict[str, Any]:
+def _model_attributes(event: Mapping[str, Any]) -> dict[str, Any]:
     # The conventions cover only reported tokens.
     used = {} if event.get("estimated") else event
     return {
@@ -438,6 +450,6 @@ def _model(event: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nanoseconds(event: Mapping[str, Any]) -> int:
+def _timestamp_ns(event: Mapping[str, Any]) -> int:
     moment = datetime.fromisoformat(str(event.get("timestamp") or utc_now_text()))
     return int(moment.timestamp() * 1_000_000) * 1000

@@ -138,11 +138,11 @@ class ModelPricing:
 
     def cost(self, usage: UsageSnapshot) -> float:
         """Return the cost of a call in US dollars."""
-        own = getattr(self, _TTL.get(usage.cache_ttl or "", ""), 0.0)
+        ttl_price = getattr(self, _TTL.get(usage.cache_ttl or "", ""), 0.0)
         return (
             usage.input_tokens * self.input_per_million
             + usage.output_tokens * self.output_per_million
-            + usage.cache_write_tokens * (own or self.cache_write_per_million)
+            + usage.cache_write_tokens * (ttl_price or self.cache_write_per_million)
             + usage.cache_read_tokens * self.cache_read_per_million
         ) / _MILLION
 
@@ -172,7 +172,7 @@ class PriceTable:
         self, prices: Mapping[str, ModelPricing] | None = None, *, use_genai_prices: bool = True
     ) -> None:
         self._prices = {name.lower(): price for name, price in (prices or {}).items()}
-        self._others = use_genai_prices
+        self._use_genai_prices = use_genai_prices
         self._lock = threading.Lock()
 
     @staticmethod
@@ -211,18 +211,20 @@ class PriceTable:
         with self._lock:
             if name in self._prices:
                 return self._prices[name]
-            begins = [k for k in self._prices if name.startswith(k) and not name[len(k)].isalnum()]
-            return self._prices[max(begins, key=len)] if begins else None
+            prefixes = [
+                k for k in self._prices if name.startswith(k) and not name[len(k)].isalnum()
+            ]
+            return self._prices[max(prefixes, key=len)] if prefixes else None
 
     def cost(self, model: str, usage: UsageSnapshot) -> float | None:
         """Return the cost of a call in US dollars, or ``None`` if the price is unknown."""
-        own = self.find(model)
-        if own is not None:
-            return own.cost(usage)
-        return _known_elsewhere(model, usage) if self._others else None
+        pricing = self.find(model)
+        if pricing is not None:
+            return pricing.cost(usage)
+        return _genai_prices_cost(model, usage) if self._use_genai_prices else None
 
 
-def _known_elsewhere(model: str, usage: UsageSnapshot) -> float | None:
+def _genai_prices_cost(model: str, usage: UsageSnapshot) -> float | None:
     try:
         import genai_prices
     except ImportError:
@@ -336,12 +338,12 @@ class UsageTracker:
         with self._lock:
             self.turns.append((model, usage))
 
-    def _so_far(self) -> list[tuple[str, UsageSnapshot]]:
+    def _calls(self) -> list[tuple[str, UsageSnapshot]]:
         with self._lock:
             return list(self.turns)
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(usage, name) for _, usage in self._so_far())
+        return sum(getattr(usage, name) for _, usage in self._calls())
 
     @property
     def total_input_tokens(self) -> int:
@@ -364,7 +366,7 @@ class UsageTracker:
 
     def total_cost(self) -> float | None:
         """Return the cost of all calls, or ``None`` if any price is unknown."""
-        costs = [self.cost_for_turn(*turn) for turn in self._so_far()]
+        costs = [self.cost_for_turn(*turn) for turn in self._calls()]
         return None if None in costs else math.fsum(c for c in costs if c is not None)
 
     def format_cost(self) -> str:
@@ -384,7 +386,7 @@ class UsageTracker:
     def per_model_summary(self) -> dict[str, float | None]:
         """Return the cost by model; ``None`` if unknown."""
         found: dict[str, float | None] = {}
-        for model, usage in self._so_far():
+        for model, usage in self._calls():
             cost, before = self.cost_for_turn(model, usage), found.get(model, 0.0)
             found[model] = None if cost is None or before is None else before + cost
         return found
@@ -392,7 +394,7 @@ class UsageTracker:
     def summary(self) -> dict[str, Any]:
         """Return the totals as plain data."""
         return {
-            "turns": len(self._so_far()),
+            "turns": len(self._calls()),
             "total_input_tokens": self.total_input_tokens,
             "total_output_tokens": self.total_output_tokens,
             "total_tool_calls": self.total_tool_calls,

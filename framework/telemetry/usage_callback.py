@@ -35,8 +35,8 @@ from capgraph.telemetry.budget_callback import (
     settle_failed_call,
 )
 
-_ROLE = "role:"
-_OTHER = "capability"
+_ROLE_PREFIX = "role:"
+_DEFAULT_ROLE = "capability"
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ def role_tag(role: str) -> str:
     >>> role_tag("planning")
     'role:planning'
     """
-    return _ROLE + role
+    return _ROLE_PREFIX + role
 
 
 class UsageCallback(BaseCallbackHandler):
@@ -137,14 +137,14 @@ class UsageCallback(BaseCallbackHandler):
         Raises:
             LimitError: The turn has reached its maximum number of calls, or a budget is exceeded.
         """
-        known = metadata or {}
-        name = known.get("ls_model_name") or (serialized or {}).get("name")
-        provider = str(known.get("ls_provider") or "")
+        ls_metadata = metadata or {}
+        name = ls_metadata.get("ls_model_name") or (serialized or {}).get("name")
+        provider = str(ls_metadata.get("ls_provider") or "")
         prompt = None
         if current_audit() is not None:
-            prompt = digest([[m.type, m.content] for asked in messages for m in asked])
-        asked = estimate_call(run_id, serialized, messages, {**more, "metadata": metadata})
-        _count(run_id, _Call(str(name or ""), provider, prompt, asked.prompt_tokens))
+            prompt = digest([[m.type, m.content] for estimate in messages for m in estimate])
+        estimate = estimate_call(run_id, serialized, messages, {**more, "metadata": metadata})
+        _count(run_id, _Call(str(name or ""), provider, prompt, estimate.prompt_tokens))
         reserve_from_thread(run_id, serialized, messages, {**more, "metadata": metadata})
 
     def on_llm_start(
@@ -167,7 +167,7 @@ class UsageCallback(BaseCallbackHandler):
         # Several handlers may be notified of a call; the first one reports it.
         if turn is not None and run_id not in turn.calls:
             return
-        call = _done(run_id)
+        call = _pop_call(run_id)
         if call is not None and call.prompt is not None:
             answer = digest([g.text for row in response.generations for g in row])
             record_later(
@@ -200,12 +200,12 @@ class UsageCallback(BaseCallbackHandler):
     ) -> None:
         """Report a failed call. It still counts."""
         settle_failed_call(run_id)
-        if (call := _done(run_id)) is not None:
+        if (call := _pop_call(run_id)) is not None:
             kind = type(error).__name__
             if call.prompt is not None:
-                told = {"role": _role(tags), "model": call.name, "prompt": call.prompt}
-                record_later("model", **told, error=kind)
-            _report(_ended(call, tags, kind))
+                fields = {"role": _role(tags), "model": call.name, "prompt": call.prompt}
+                record_later("model", **fields, error=kind)
+            _report(_failed_call_event(call, tags, kind))
 
     def on_tool_start(
         self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
@@ -216,15 +216,15 @@ class UsageCallback(BaseCallbackHandler):
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         """Report a tool call."""
-        if (call := _done(run_id)) is not None:
+        if (call := _pop_call(run_id)) is not None:
             _report(telemetry.ToolCalled(name=call.name, duration=call.seconds()))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Report a failed tool call. An interrupt is not a failure."""
-        call = _done(run_id)
+        call = _pop_call(run_id)
         if call is not None and not isinstance(error, GraphBubbleUp):
-            told = {"duration": call.seconds(), "error": type(error).__name__}
-            _report(telemetry.ToolCalled(name=call.name, **told))
+            fields = {"duration": call.seconds(), "error": type(error).__name__}
+            _report(telemetry.ToolCalled(name=call.name, **fields))
 
 
 USAGE_CALLBACK = UsageCallback()
@@ -255,14 +255,14 @@ def _count(run_id: UUID, call: _Call) -> None:
         innermost.calls[run_id] = call
 
 
-def _done(run_id: UUID) -> _Call | None:
+def _pop_call(run_id: UUID) -> _Call | None:
     turn = _turn()
     return turn.calls.pop(run_id, None) if turn is not None else None
 
 
-def _ended(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCalled:
-    about = {"role": _role(tags), "model": call.name, "provider": call.provider}
-    return telemetry.ModelCalled(**about, duration=call.seconds(), error=error)
+def _failed_call_event(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCalled:
+    fields = {"role": _role(tags), "model": call.name, "provider": call.provider}
+    return telemetry.ModelCalled(**fields, duration=call.seconds(), error=error)
 
 
 def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalled) -> None:
@@ -275,5 +275,5 @@ def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalle
 
 
 def _role(tags: list[str] | None) -> str:
-    found = (tag.removeprefix(_ROLE) for tag in tags or () if tag.startswith(_ROLE))
-    return next(found, _OTHER)
+    found = (tag.removeprefix(_ROLE_PREFIX) for tag in tags or () if tag.startswith(_ROLE_PREFIX))
+    return next(found, _DEFAULT_ROLE)

@@ -16,16 +16,25 @@ from capgraph.helpers.threads import run_in_thread
 from capgraph.telemetry.event_dispatcher import SinkQueue
 from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
-_TEXTS = ["thread_id", "turn_id", "step_id", "capability", "role", "user_id", "tenant", "model"]
-_COLUMNS = ("call_id", *_TEXTS, "input_tokens", "output_tokens", "cached_tokens", "cost_usd")
+_TEXT_COLUMNS = [
+    "thread_id",
+    "turn_id",
+    "step_id",
+    "capability",
+    "role",
+    "user_id",
+    "tenant",
+    "model",
+]
+_COLUMNS = ("call_id", *_TEXT_COLUMNS, "input_tokens", "output_tokens", "cached_tokens", "cost_usd")
 _INSERT = f"INSERT INTO capgraph_usage ({', '.join(_COLUMNS)}, at) VALUES "
-_ONE = f"({', '.join('?' * len(_COLUMNS))}, {{now}})"
+_ROW = f"({', '.join('?' * len(_COLUMNS))}, {{now}})"
 _SUMS = (
     "count(*) AS calls, sum(input_tokens) AS input, sum(output_tokens) AS output,"
     " sum(cached_tokens) AS cached,"
     " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost"
 )
-_BY = {
+_GROUP_COLUMNS = {
     "model": "model",
     "user": "user_id",
     **{name: f"{name}_id" for name in ("step", "turn", "thread")},
@@ -86,7 +95,9 @@ class UsageRecorder:
             context: ``thread_id``, ``turn_id``, ``step_id``, ``capability``, ``role``, ``user_id``,
                 and ``tenant``, if known.
         """
-        self._outlet.put({"rows": tables, "call": (call_id, model, usage), "about": dict(context)})
+        self._outlet.enqueue(
+            {"rows": tables, "call": (call_id, model, usage), "about": dict(context)}
+        )
 
     def emit(self, event: Any) -> None:
         """Write one call. Called on the recorder's thread."""
@@ -94,12 +105,12 @@ class UsageRecorder:
 
     def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
         """Write several calls. Called on the recorder's thread."""
-        by_place: dict[int, tuple[SqlExecutor, list[Any]]] = {}
+        by_database: dict[int, tuple[SqlExecutor, list[Any]]] = {}
         for event in events:
             if (rows := event.get("rows")) is not None:
-                by_place.setdefault(id(rows), (rows, []))[1].extend(self._row(event))
-        for rows, values in by_place.values():
-            lines = ", ".join([_ONE] * (len(values) // len(_COLUMNS)))
+                by_database.setdefault(id(rows), (rows, []))[1].extend(self._row(event))
+        for rows, values in by_database.values():
+            lines = ", ".join([_ROW] * (len(values) // len(_COLUMNS)))
             rows.run_blocking(f"{_INSERT}{lines} ON CONFLICT (call_id) DO NOTHING", tuple(values))
 
     def _row(self, event: Mapping[str, Any]) -> list[Any]:
@@ -107,7 +118,7 @@ class UsageRecorder:
         about = {**event["about"], "model": model}
         return [
             call_id,
-            *(str(about.get(name) or "") for name in _TEXTS),
+            *(str(about.get(name) or "") for name in _TEXT_COLUMNS),
             usage.prompt_tokens,
             usage.output_tokens,
             usage.cache_read_tokens,
@@ -142,21 +153,21 @@ async def usage_totals(
         tenant: Include only calls for this tenant; empty for users without a tenant.
         group_by: ``model``, ``day``, ``user``, ``tenant``, ``thread``, ``turn``, or ``step``.
     """
-    name = _BY[group_by]
-    chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id, "tenant": tenant}
-    named = {name: value for name, value in chosen.items() if value is not None}
-    where = f" WHERE {' AND '.join(f'{name} = ?' for name in named)}" if named else ""
+    name = _GROUP_COLUMNS[group_by]
+    filters = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id, "tenant": tenant}
+    conditions = {name: value for name, value in filters.items() if value is not None}
+    where = f" WHERE {' AND '.join(f'{name} = ?' for name in conditions)}" if conditions else ""
     _, found = await tables.run(
         f"SELECT {name}, {_SUMS} FROM capgraph_usage{where} GROUP BY {name} ORDER BY {name}",
-        tuple(named.values()),
+        tuple(conditions.values()),
     )
     return [
-        UsageTotal(_told(group_by, told), int(n), int(i), int(o), int(c), usd)
-        for told, n, i, o, c, usd in found
+        UsageTotal(_format_group(group_by, group), int(n), int(i), int(o), int(c), usd)
+        for group, n, i, o, c, usd in found
     ]
 
 
-def _told(by: str, value: Any) -> str:
+def _format_group(by: str, value: Any) -> str:
     if by != "day":
         return str(value)
     return datetime.fromtimestamp(int(value) * 86_400, UTC).date().isoformat()

@@ -64,7 +64,7 @@ class FanoutUsageSink(FanoutSink):
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
         """Forward a call."""
-        self._all("record", model, usage, cost_usd)
+        self._call_all("record", model, usage, cost_usd)
 
 
 class SqliteUsageSink(FileSink):

@@ -114,7 +114,7 @@ async def test_who_began_the_turn_pays_whoever_agrees(desk: Any, path: str) -> N
     await it.ask("alice")
     await it.say("bob")
     assert it.paid == [5]
-    assert [await budget.left(user) for user in ("alice", "bob")] == [{"steps": 1}, {"steps": 2}]
+    assert [await budget.remaining(user) for user in ("alice", "bob")] == [{"steps": 1}, {"steps": 2}]
     await it.run({"messages": [("user", "Pay")]}, "bob", "2")
     await it.run(Command(resume="approve"), "alice", "2")
     assert it.paid == [5, 5]  # the limit of alice is used up, that of bob was not
@@ -151,7 +151,7 @@ async def test_who_began_a_run_pays_for_all_nodes_of_a_graph_of_ones_own(by: str
             await graph.ainvoke(said, config)
     for user, used in (("ann", 3), ("bob", 3), ("cy", 0)):
         if by == "budget":
-            assert await budget.left(user) == {"steps": 9 - used}
+            assert await budget.remaining(user) == {"steps": 9 - used}
         else:
             assert await limiter.try_acquire(user) is (not used)
 

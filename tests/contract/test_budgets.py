@@ -120,7 +120,7 @@ async def test_a_call_counts_once_whoever_is_told_of_its_end_first(
     assert status(await soon(it.ask())) == "completed"
     assert told[0] == first, "LangChain tells handlers in their order; the test forces both"
     [budget] = it.graph.services.budget_policy.budgets
-    assert await budget.left("1") == {"requests": 7, "tokens": 1000 - 3 * 6}
+    assert await budget.remaining("1") == {"requests": 7, "tokens": 1000 - 3 * 6}
 
 
 @pytest.mark.may_block
@@ -140,7 +140,7 @@ async def test_a_call_that_holds_up_the_loop_counts_when_its_step_has_ended(
     services = it.graph.services
     assert len(model.calls) == 2
     [budget] = services.budget_policy.budgets
-    assert await budget.left("1") == {"requests": 0}
+    assert await budget.remaining("1") == {"requests": 0}
 
 
 async def test_parallel_steps_never_take_more_than_there_is(agent: Any, step: Any) -> None:

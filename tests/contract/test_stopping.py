@@ -240,7 +240,7 @@ async def test_with_the_switch_out_of_reach_no_effect_begins(
 
     paid: list[int] = []
     made = agent(Receipt, payer(paid), plans=[[step("a", "pay")]], checkpointer=saver)
-    monkeypatch.setattr(made.graph.persistence.stops, "_look", away)
+    monkeypatch.setattr(made.graph.persistence.stops, "_refresh", away)
     with pytest.raises(PersistenceError, match="away"):
         await made.ask()
     assert paid == []

@@ -74,7 +74,7 @@ async def test_what_a_killed_process_had_reserved_comes_back_whatever_it_was_for
     worker.start()
     worker.join()
     budget = Budget(steps=2, per="user", store=url)
-    assert await budget.left("ann") == {"steps": 0}
+    assert await budget.remaining("ann") == {"steps": 0}
     await budget.reserve("ann", steps=1, resume_key="two")
     other = Budget(steps=2, per="user", store=url)
     await other.reserve("ann", steps=1, resume_key="three")
@@ -92,7 +92,9 @@ def test_200_calls_in_four_processes_are_never_over(store: str) -> None:
     for worker in workers:
         worker.join()
     assert 0 < made <= 120
-    left = asyncio.run(Budget(requests=120, tokens=1000, per="tenant", store=store).left("all"))
+    left = asyncio.run(
+        Budget(requests=120, tokens=1000, per="tenant", store=store).remaining("all")
+    )
     assert left == {"requests": 120 - made, "tokens": 1000 - 7 * made}
 
 

@@ -250,20 +250,20 @@ class SimLeases(Leases):
 
     def valid(self) -> Iterator[str]:
         """Name the threads that this process may act on."""
-        for thread, lease in self._held.items():
-            if lease.is_acquired and not lease.is_lost and self._is_sure(lease):
+        for thread, lease in self._leases.items():
+            if lease.is_acquired and not lease.is_lost and self._is_fresh(lease):
                 yield thread
 
     async def identity(self) -> tuple[str, str]:
         return self._process.machine, self._process.name
 
-    async def _lives(self, process: str) -> bool:
+    async def _is_alive(self, process: str) -> bool:
         return self._process.world.workers[process].alive
 
     def _now(self) -> float:
         return self._process.world.loop.moment
 
-    def _keep_beating(self) -> None:
+    def _start_heartbeats(self) -> None:
         if self._task is None or self._task.done():
             place = contextvars.copy_context()
             place.run(HEART.set, True)
@@ -271,9 +271,9 @@ class SimLeases(Leases):
             self._task = loop.create_task(self._live_on(), context=place)
 
     async def _live_on(self) -> None:
-        while self._held:
+        while self._leases:
             await asyncio.sleep(self.heartbeat_seconds * self._process.world.rng.uniform(1, 1.1))
-            self._beat()
+            self._send_heartbeats()
 
 
 class SimSaver(BaseSaver, InMemorySaver):
@@ -289,9 +289,9 @@ class SimSaver(BaseSaver, InMemorySaver):
         if process is not None:
             self.persistence.leases = leases(rows, self, process)
 
-    async def guarded(self, what: str, call: Callable[[], Any]) -> Any:
+    async def run_operation(self, verb: str, operation: Callable[[], Any]) -> Any:
         """Do an operation over a connection that may be lost."""
-        return await self._database.use(what, call)
+        return await self._database.use(verb, operation)
 
     async def is_interrupted(self, thread_id: str) -> bool:
         """Tell whether a thread's latest checkpoint was interrupted."""
@@ -301,13 +301,15 @@ class SimSaver(BaseSaver, InMemorySaver):
             writes = (found.pending_writes if found is not None else None) or ()
             return any(channel == INTERRUPT for _, channel, _ in writes)
 
-        asked: bool = await self.guarded("read", look)
+        asked: bool = await self.run_operation("read", look)
         return asked
 
     async def aget_delta_channel_history(self, *, config: Any, channels: Sequence[str]) -> Any:
         """Read what was written to channels since they were last saved as a whole."""
         read = InMemorySaver.aget_delta_channel_history
-        return await self.guarded("read", lambda: read(self, config=config, channels=channels))
+        return await self.run_operation(
+            "read", lambda: read(self, config=config, channels=channels)
+        )
 
     def put_writes(
         self, config: Any, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""

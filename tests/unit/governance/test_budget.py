@@ -24,7 +24,7 @@ async def test_a_reservation_takes_all_or_nothing() -> None:
     with pytest.raises(BudgetExceededError, match=r"tokens is limited to 100.* 90 is used") as told:
         await budget.reserve(requests=1, tokens=11)
     assert (told.value.limit, told.value.value, told.value.asked) == ("tokens", 100, 11)
-    assert await budget.left() == {"requests": 4, "tokens": 10}
+    assert await budget.remaining() == {"requests": 4, "tokens": 10}
 
 
 async def test_settling_counts_what_was_used_once() -> None:
@@ -33,7 +33,7 @@ async def test_settling_counts_what_was_used_once() -> None:
     await taken.settle(tokens=30)
     await taken.settle(tokens=30)
     await taken.release()
-    assert await budget.left() == {"tokens": 70}
+    assert await budget.remaining() == {"tokens": 70}
 
 
 async def test_releasing_gives_everything_back_once() -> None:
@@ -42,21 +42,21 @@ async def test_releasing_gives_everything_back_once() -> None:
     await taken.release()
     await taken.release()
     await taken.settle(tokens=50)
-    assert await budget.left() == {"tokens": 100}
+    assert await budget.remaining() == {"tokens": 100}
 
 
 async def test_what_is_not_named_was_used_as_reserved() -> None:
     budget = Budget(requests=3, tokens=100)
     taken = await budget.reserve(requests=1, tokens=80)
     await taken.settle(tokens=10)
-    assert await budget.left() == {"requests": 2, "tokens": 90}
+    assert await budget.remaining() == {"requests": 2, "tokens": 90}
 
 
 async def test_more_used_than_reserved_counts_whole() -> None:
     budget = Budget(tokens=100)
     taken = await budget.reserve(tokens=80)
     await taken.settle(tokens=130)
-    assert await budget.left() == {"tokens": 0}
+    assert await budget.remaining() == {"tokens": 0}
     with pytest.raises(BudgetExceededError, match="130 is used"):
         await budget.reserve(tokens=1)
 
@@ -99,7 +99,7 @@ async def test_a_window_begins_anew_and_keeps_what_was_reserved_in_it(
     clock.advance(3600)
     await budget.reserve(tokens=4)
     await late.settle(tokens=2)  # of the hour in which it was taken
-    assert await budget.left() == {"tokens": 6}
+    assert await budget.remaining() == {"tokens": 6}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_an_amount_is_a_number_from_zero(amount: Any) -> None:
     taken = await budget.reserve(tokens=1)
     with pytest.raises(ValueError, match="tokens"):
         await taken.settle(tokens=amount)
-    assert await budget.left() == {"tokens": 9}
+    assert await budget.remaining() == {"tokens": 9}
 
 
 async def test_unknown_words_are_refused() -> None:
@@ -147,27 +147,27 @@ async def test_what_a_dead_process_held_goes_back_once_even_if_it_was_not_dead(
     one, other = (Budget(steps=10, store=url) for _ in range(2))
     slow = await one.reserve(steps=4, resume_key="k")
     again = await other.reserve(steps=4, resume_key="k")
-    assert await other.left() == {"steps": 6}
+    assert await other.remaining() == {"steps": 6}
     await slow.settle(steps=4)  # it has acted, so both count
-    assert await other.left() == {"steps": 2}
+    assert await other.remaining() == {"steps": 2}
     await again.release()
-    assert await other.left() == {"steps": 6}
+    assert await other.remaining() == {"steps": 6}
 
 
 async def test_a_part_draws_on_what_the_whole_reserved_and_never_counts_twice() -> None:
     budget = Budget(tokens=100, requests=10)
     step = await budget.reserve(tokens=50)
     call = await step.draw(tokens=40, requests=1)
-    assert await budget.left() == {"tokens": 50, "requests": 9}
+    assert await budget.remaining() == {"tokens": 50, "requests": 9}
     await call.settle(tokens=30, requests=1)
     more = await step.draw(tokens=60, requests=1)  # 20 are left of the step's, 40 are taken besides
-    assert (await budget.left())["tokens"] == 10
+    assert (await budget.remaining())["tokens"] == 10
     with pytest.raises(BudgetExceededError):
         await step.draw(tokens=20)
     await more.settle(tokens=60, requests=1)
-    assert (await budget.left())["tokens"] == 10
+    assert (await budget.remaining())["tokens"] == 10
     await step.settle(tokens=0, requests=0)
-    assert await budget.left() == {"tokens": 10, "requests": 8}
+    assert await budget.remaining() == {"tokens": 10, "requests": 8}
 
 
 async def test_a_part_that_needed_less_gives_the_rest_back() -> None:
@@ -175,10 +175,10 @@ async def test_a_part_that_needed_less_gives_the_rest_back() -> None:
     step = await budget.reserve()
     call = await step.draw(tokens=90)
     await call.settle(tokens=5)
-    assert await budget.left() == {"tokens": 95}
+    assert await budget.remaining() == {"tokens": 95}
     await (await step.draw(tokens=95)).release()
     await step.release()
-    assert await budget.left() == {"tokens": 95}
+    assert await budget.remaining() == {"tokens": 95}
 
 
 async def test_who_is_cancelled_while_taking_holds_nothing(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ async def test_who_is_cancelled_while_taking_holds_nothing(tmp_path: Path) -> No
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await budget.left() == {"tokens": 100}
+    assert await budget.remaining() == {"tokens": 100}
 
 
 async def test_what_a_dead_process_had_reserved_for_the_same_goes_first(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_what_a_dead_process_had_reserved_for_the_same_goes_first(tmp_path
     resumed = Budget(steps=2, tokens=100, store=url)
     again = await resumed.reserve("t", steps=1, tokens=60, resume_key="turn/a")
     await again.settle(steps=1, tokens=20)
-    assert await resumed.left("t") == {"steps": 1, "tokens": 70}
+    assert await resumed.remaining("t") == {"steps": 1, "tokens": 70}
 
 
 async def test_two_of_one_process_are_two(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_budget_does_what_its_model_says(steps: list[tuple[Any, ...]]) -> None
                     sums[place][1] += used[1] - reserved[1]
             for key in "ab":
                 held = sums.get((key, int(clock.now() // 3600)), [0, 0])
-                left = await budget.left(key)
+                left = await budget.remaining(key)
                 assert left["tokens"] == max(0, 20 - held[0])
                 assert left["cost_usd"] == pytest.approx(max(0, 0.15 - held[1] / 100))
 

@@ -67,7 +67,11 @@ def test_a_session_ends_when_a_limit_is_passed(limit: Any, note: str) -> None:
     getattr(plane.state, note)()
     with pytest.raises(GovernanceBreachError) as told:
         plane.enforce()
-    assert (told.value.limit_name, told.value.observed, told.value.ceiling) == (limit.default_name, 3, 2)
+    assert (told.value.limit_name, told.value.observed, told.value.ceiling) == (
+        limit.default_name,
+        3,
+        2,
+    )
     assert not plane.for_session().enforce()[0].breached  # the next session begins anew
 
 

@@ -125,7 +125,7 @@ async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
 async def test_what_somebody_listens_to_is_not_gathered(
     saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "_GATHER_SECONDS", 3600.0)
+    monkeypatch.setattr(run_log, "_BATCH_SECONDS", 3600.0)
     log = Persistence.of(saver).open_run_log()
     await log.create(LoggedRun("r", "t", "ann"))
     listening = log.follow("r")
@@ -146,7 +146,7 @@ async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     log.append_events("r", [{"n": number} for number in range(1, 2000)])
     await log.flush()
     if not isinstance(saver, InMemorySaver):
-        assert len(log._live["r"].tail) == run_log._TAIL
+        assert len(log._live["r"].recent) == run_log._RECENT_EVENTS
     await log.finish("r", "completed")
     rest = [line async for page in slow for line in page]
     assert [seq for seq, _ in first + rest] == [*range(1, 2001)]
@@ -220,11 +220,11 @@ async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> N
 async def test_nothing_is_told_that_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(run_log, "_POLL_SECONDS", 0.01)
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         log = Persistence.of(saver).open_run_log()
         await log.create(LoggedRun("r", "t", "ann"))
-        rows: Any = log._rows
+        rows: Any = log._tables
         run, away = rows.run, [True]
 
         async def refusing(statement: str, values: Any = ()) -> Any:
@@ -251,7 +251,7 @@ async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> No
         await log.create(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
         log.append_events("r", [{"text": "topsecret"}])
         await log.finish("r", "completed")
-        rows: Any = log._rows
+        rows: Any = log._tables
         _, found = await rows.run(
             "SELECT request FROM capgraph_runs UNION ALL SELECT data FROM capgraph_run_events"
         )
@@ -268,7 +268,7 @@ async def test_what_is_open_is_found_without_reading_what_has_ended(
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         log = Persistence.of(saver).open_run_log()
         await log.create(LoggedRun("r", "t", "ann"))
-        rows, asked = log._rows, []
+        rows, asked = log._tables, []
         run = rows.run
 
         async def told(statement: str, values: tuple[Any, ...] = ()) -> Any:

@@ -188,12 +188,12 @@ async def test_what_is_no_list_becomes_the_first_of_one_and_what_is_no_number_is
     store: Any,
 ) -> None:
     await store.set("k", "a")
-    with pytest.raises(ValidationError, match="'k'.*str"):
+    with pytest.raises(ValidationError, match=r"'k'.*str"):
         await store.increment("k")
     assert await store.append("k", "b") == 2
     assert await store.get("k") == ["a", "b"]
     await store.set("flag", True)
-    with pytest.raises(ValidationError, match="'flag'.*bool"):
+    with pytest.raises(ValidationError, match=r"'flag'.*bool"):
         await store.increment("flag")
     await store.set("most", 2**64 - 1)
     with pytest.raises(ValidationError):
