@@ -32,7 +32,7 @@ def unknown_names(
     Args:
         names: All names.
         case_sensitive: Names that are compared with case; the others are not.
-        known: Names of the capabilities.
+        registered: Names of the registered capabilities.
     """
     folded = {normalize_name(name) for name in registered}
     return [

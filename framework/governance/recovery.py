@@ -239,7 +239,7 @@ def attempt_recovery(scenario: FailureScenario | str, ctx: RecoveryContext) -> R
     except StopIteration as done:
         found: RecoveryResult = done.value
         return found
-    raise RuntimeError("The recovery suspended unexpectedly.")
+    raise RuntimeError("The recovery suspended. Fix: report this defect.")
 
 
 async def aattempt_recovery(

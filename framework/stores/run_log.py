@@ -330,9 +330,9 @@ class RunLog:
         """Delete the runs of a thread."""
         await self._delete("thread_id = ?", thread_id)
 
-    async def prune(self, seconds: float) -> None:
-        """Delete the runs that ended more than this many seconds ago."""
-        await self._delete("ended > 0 AND ended < ?", time.time() - seconds)
+    async def prune(self, max_age_seconds: float) -> None:
+        """Delete the runs that ended more than ``max_age_seconds`` ago."""
+        await self._delete("ended > 0 AND ended < ?", time.time() - max_age_seconds)
 
     # --- events ---------------------------------------------------------------------------
 

@@ -129,16 +129,16 @@ def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(text)
         is_canonical = isinstance(record, dict) and canonical_json(record) == text
     except (ValueError, RecursionError) as exc:
-        raise InvalidRecordError(f"it is not a record ({type(exc).__name__})") from exc
+        raise InvalidRecordError(f"malformed record ({type(exc).__name__})") from exc
     if not is_canonical or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
-        raise InvalidRecordError("it is not canonical JSON with the fields of a record")
+        raise InvalidRecordError("the line is not canonical JSON with the fields of a record")
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
-        raise InvalidRecordError("its hash does not match")
+        raise InvalidRecordError("the hash does not match")
     if key is not None and not hmac.compare_digest(
         _signature(record["hash"], key), str(record.get("sig"))
     ):
-        raise InvalidRecordError("it is not signed with the key")
+        raise InvalidRecordError("the signature does not match the key")
     return record
 
 
@@ -195,7 +195,7 @@ class ChainVerifier:
             try:
                 record = parse_record(line, self._key)
                 if number not in (None, record["seq"]):
-                    raise InvalidRecordError(f"it is stored under number {number}")
+                    raise InvalidRecordError(f"the record is stored under number {number}")
                 self._verify(record)
             except InvalidRecordError as exc:
                 self._problem = f"Record {self._count + 1} from the beginning: {exc}."
@@ -207,7 +207,7 @@ class ChainVerifier:
             self._head = self._start = ChainHead(seq - 1, record["prev"])
             self._dropped = seq - 1
         if seq != self._head.seq + 1 or record["prev"] != self._head.hash:
-            raise InvalidRecordError("it does not follow the record before it")
+            raise InvalidRecordError("the previous hash or number does not match")
         self._head = ChainHead(seq, record["hash"])
         self._count += 1
         known = {record["hash"], record["prev"]}

@@ -51,7 +51,7 @@ class AuditLog:
     >>> log.path.write_text(log.path.read_text().replace("begun", "ended")) > 0
     True
     >>> log.verify().problem
-    'Record 1 from the beginning: its hash does not match.'
+    'Record 1 from the beginning: the hash does not match.'
     """
 
     def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
@@ -158,7 +158,7 @@ class AuditLog:
         last = complete.rpartition(b"\n")[2]
         head = _parse_head(last) if last else ChainHead()
         if head.seq < stored_head.seq:
-            raise InvalidRecordError(f"record {stored_head.seq} was written and is missing")
+            raise InvalidRecordError(f"record {stored_head.seq} is missing at the end of the file")
         if partial:
             os.ftruncate(file, size - len(partial))
         return head

@@ -100,18 +100,18 @@ class BudgetCallback(AsyncCallbackHandler):
         messages: list[list[Any]],
         *,
         run_id: UUID,
-        **more: Any,
+        **callback_kwargs: Any,
     ) -> None:
         """Reserve a call before it is sent."""
         for account in _accounts_of_loop():
-            call = estimate_call(run_id, serialized, messages, more)
+            call = estimate_call(run_id, serialized, messages, callback_kwargs)
             await account.reserve_call(call._replace(task=asyncio.current_task()))
 
     async def on_llm_start(
-        self, serialized: dict[str, Any] | None, prompts: list[str], **more: Any
+        self, serialized: dict[str, Any] | None, prompts: list[str], **callback_kwargs: Any
     ) -> None:
         """Reserve a call of a text-completion model."""
-        await self.on_chat_model_start(serialized, [prompts], **more)
+        await self.on_chat_model_start(serialized, [prompts], **callback_kwargs)
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         """Settle a call."""

@@ -108,7 +108,7 @@ def event_context(**ids: str | None) -> AbstractContextManager[None]:
     """
     if unknown := ids.keys() - _IDS:
         raise TypeError(
-            f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(EVENT_IDS)}."
+            f"event_context() got unknown IDs {sorted(unknown)}. Fix: use {', '.join(EVENT_IDS)}."
         )
     return override_run_context(ids=_merged(ids))
 

@@ -130,7 +130,7 @@ class UsageCallback(BaseCallbackHandler):
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
-        **more: Any,
+        **callback_kwargs: Any,
     ) -> None:
         """Count a call before it is sent.
 
@@ -143,9 +143,11 @@ class UsageCallback(BaseCallbackHandler):
         prompt = None
         if current_audit() is not None:
             prompt = digest([[m.type, m.content] for estimate in messages for m in estimate])
-        estimate = estimate_call(run_id, serialized, messages, {**more, "metadata": metadata})
+        estimate = estimate_call(
+            run_id, serialized, messages, {**callback_kwargs, "metadata": metadata}
+        )
         _count(run_id, _Call(str(name or ""), provider, prompt, estimate.prompt_tokens))
-        reserve_from_thread(run_id, serialized, messages, {**more, "metadata": metadata})
+        reserve_from_thread(run_id, serialized, messages, {**callback_kwargs, "metadata": metadata})
 
     def on_llm_start(
         self,
@@ -154,10 +156,12 @@ class UsageCallback(BaseCallbackHandler):
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
-        **more: Any,
+        **callback_kwargs: Any,
     ) -> None:
         """Count a call of a text-completion model; see :meth:`on_chat_model_start`."""
-        self.on_chat_model_start(serialized, [prompts], run_id=run_id, metadata=metadata, **more)
+        self.on_chat_model_start(
+            serialized, [prompts], run_id=run_id, metadata=metadata, **callback_kwargs
+        )
 
     def on_llm_end(
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any

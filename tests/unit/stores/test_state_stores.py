@@ -278,7 +278,7 @@ async def test_what_nobody_reads_goes_when_its_time_is_over() -> None:
     for number in range(3000):
         await store.set(f"new{number}", "x")
         await store.set(f"new{number}", "x", ttl=1)
-    cells: Any = vars(store)["_cells"]
+    cells: Any = vars(store)["_values"]
     assert not any(name.startswith("state:old") for name in vars(cells)["_values"])
 
 

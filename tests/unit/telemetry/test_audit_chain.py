@@ -150,7 +150,7 @@ def test_what_a_lost_machine_left_half_written_is_taken_off(tmp_path: Path) -> N
     assert log.verify().records == 4
     # A record that was acknowledged is not taken off in silence.
     log.path.write_bytes(log.path.read_bytes()[:-1])
-    with pytest.raises(PersistenceError, match="is missing"):
+    with pytest.raises(PersistenceError, match="record 4 is missing"):
         log.append("effect", {"number": 4})
     assert not log.verify()
 
