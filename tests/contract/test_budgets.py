@@ -465,7 +465,7 @@ async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
     out = await soon(agent(Gauge, Dear, plans=plans, budget=Budget(cost_usd=1.0)).ask())
     assert ran == []
     assert status(out) == "stopped"
-    assert "plan is too dear" in last_words(out)
+    assert "plan exceeds a budget" in last_words(out)
     assert "1.2 more would be needed" in last_words(out)
 
 
@@ -517,7 +517,7 @@ async def test_what_a_plan_will_need_is_held_while_it_runs(
         await soon(begun.wait())
         out = await soon(it.graph.ainvoke(say, it.config("2", user_id="ann")))
         assert status(out) == "stopped"
-        assert "plan is too dear" in last_words(out)
+        assert "plan exceeds a budget" in last_words(out)
         assert "0.8 is used or reserved, and 0.8 more would be needed" in last_words(out)
         go_on.set()
         assert status(await soon(first)) == "completed"

@@ -252,7 +252,7 @@ async def test_a_plan_carries_the_labels_of_what_its_author_had_read() -> None:
     out = await graph.ainvoke({"messages": [("user", "Now go on.")]}, ASK)
     assert world.paid == []
     assert "'untrusted'" in out["messages"][-1].content
-    assert "the plan's own words" in out["messages"][-1].content
+    assert "text of the plan" in out["messages"][-1].content
 
 
 async def test_a_model_that_has_read_nothing_writes_for_the_person() -> None:

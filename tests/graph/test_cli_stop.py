@@ -39,5 +39,5 @@ def test_stop_list_and_let_go(stop: Any) -> None:
 
 
 def test_it_has_to_be_said_what(stop: Any) -> None:
-    assert "What to stop is named" in stop()
-    assert "What to stop is named" in stop("trip", "--all")
+    assert "Exactly one of thread, user, and all" in stop()
+    assert "Exactly one of thread, user, and all" in stop("trip", "--all")
