@@ -213,7 +213,7 @@ async def test_a_price_that_nobody_knows_is_refused_where_money_is_limited(
     it = agent(Gauge, chatter(1), budget=Budget(cost_usd=5), **options)
     out = await soon(it.ask())
     assert model.calls == []
-    assert "nobody knows the price" in last_words(out)
+    assert "price of the model 'mystery' is unknown" in last_words(out)
     capped = Budget(cost_usd=5, unknown_price=ModelPricing(0, 1_000_000))
     it = agent(Gauge, chatter(1), budget=capped, **options)
     assert status(await soon(it.ask())) == "completed"
@@ -466,7 +466,7 @@ async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
     assert ran == []
     assert status(out) == "stopped"
     assert "plan exceeds a budget" in last_words(out)
-    assert "1.2 more would be needed" in last_words(out)
+    assert "1.2 more is required" in last_words(out)
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -518,7 +518,7 @@ async def test_what_a_plan_will_need_is_held_while_it_runs(
         out = await soon(it.graph.ainvoke(say, it.config("2", user_id="ann")))
         assert status(out) == "stopped"
         assert "plan exceeds a budget" in last_words(out)
-        assert "0.8 is used or reserved, and 0.8 more would be needed" in last_words(out)
+        assert "0.8 is used or reserved, and 0.8 more is required" in last_words(out)
         go_on.set()
         assert status(await soon(first)) == "completed"
         assert ran == ["1"], "nothing of the other one began"
@@ -541,7 +541,7 @@ async def test_a_plan_is_priced_by_what_its_capabilities_used_before(
         out = await soon(it.ask(thread="u"))
         assert len(model.calls) == 2  # those of the first graph
         assert "tokens is limited to 500" in last_words(out)
-        assert "600 more would be needed" in last_words(out)
+        assert "600 more is required" in last_words(out)
 
 
 async def test_what_is_left_is_known_to_the_planner_and_in_the_outcome(
@@ -716,7 +716,7 @@ async def test_settings_declare_budgets_and_prices(agent: Any, step: Any) -> Non
     await soon(it.ask())
     assert len(model.calls) == 3
     for wrong in ({"budgets": [{"tokns": 1}]}, {"prices": {"m": {"input_per_million": -1}}}):
-        with pytest.raises(ConfigurationError, match="settings"):
+        with pytest.raises(ConfigurationError, match="setting"):
             agent(Gauge, chatter(1), settings=wrong)
 
 

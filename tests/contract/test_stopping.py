@@ -248,7 +248,7 @@ async def test_with_the_switch_out_of_reach_no_effect_begins(
 
 @pytest.mark.parametrize("given", [{}, {"thread": "1", "all": True}, {"thread": ""}], ids=str)
 async def test_what_to_stop_is_named_once(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="Name one"):
+    with pytest.raises(ConfigurationError, match="Exactly one of thread, user, and all"):
         await stop(InMemorySaver(), **given)
 
 
