@@ -353,7 +353,7 @@ class PolicyEngine:
         names = [rule.name for rule in self._rules]
         if len({*names}) < len(names) or max_uses_per_turn < 1:
             raise ValueError(
-                f"The rules are called {names}, and each may act {max_uses_per_turn} times."
+                f"Duplicate policy rule names in {names}, or max_uses_per_turn={max_uses_per_turn} is below 1."
                 " Fix: use unique names and a number of at least 1."
             )
         self.models: tuple[Any, ...] = tuple(models)
