@@ -140,7 +140,7 @@ class QueryAnswer(_StrictModel):
 
 
 def _excluded_columns(row: ResultRow) -> set[str]:
-    """Return the fields to leave out of a table, since other columns already show them."""
+    """Return the fields that a table omits because other columns show them."""
     return {"group", "shown", *(["time"] if row.group else [])}
 
 
@@ -168,7 +168,7 @@ class QueryResult(CapabilityContext):
         return " ".join([*(answer.text for answer in self.answers), *notes])
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of each answer that has more than one."""
+        """Return a table for each answer that has several rows."""
         return {
             f"answer {number}": [
                 dict(zip(answer.query.group_by, row.group, strict=False))

@@ -106,7 +106,7 @@ class MemoryParameters(BaseModel):
 
 @capability_node
 class MemoryCapability(GuidedCapability):
-    """Stores each user's facts in a namespace of the LangGraph store."""
+    """Capability that stores each user's facts in a namespace of the LangGraph store."""
 
     name = "memory"
     description = "Remember facts that the user states about themselves, and recall them later"
@@ -199,9 +199,10 @@ async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str,
 
 
 def _memory_namespace() -> tuple[tuple[str, ...], bool]:
-    """Return the namespace of the run's user or else of its thread, and whether it is the thread's.
+    """Return the namespace of the run's memory, and True if it belongs to the thread.
 
-    An authenticated user takes precedence over the ``user_id`` that a client sends.
+    The namespace belongs to the user or else to the thread. An authenticated user takes precedence
+    over the ``user_id`` that a client sends.
     """
     config = current_configurable()
     caller = caller_from_configurable(config)

@@ -30,7 +30,7 @@ _CHART_PHRASE = re.compile(
 
 @capability_node
 class Plotting(GuidedCapability):
-    """Draws an answer as a PNG or SVG chart and marks its extremes.
+    """Capability that draws an answer as a PNG or SVG chart and marks its extremes.
 
     Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``, and
     ``width`` and ``height`` in inches. Each chart is a new file.

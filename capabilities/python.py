@@ -192,7 +192,7 @@ async def isolation_report(config: Mapping[str, Any] | None = None) -> Isolation
 
 @capability_node
 class RunPython(GuidedCapability):
-    """Runs analysis code that a user supplied or a model wrote, once a person approves it."""
+    """Capability that runs analysis code of a user or a model after a person has approved it."""
 
     name = "python"
     description = (

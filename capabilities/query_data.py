@@ -28,7 +28,7 @@ _QUESTION_PHRASE = re.compile(
 
 
 class QueryDataParameters(Query):
-    """Query to compute. If it is empty, rules derive a query from the task."""
+    """Query to compute. If all fields are empty, the query is derived from the task."""
 
     aggregate: Aggregate | None = Field(  # type: ignore[assignment]
         default=None, description=Query.model_fields["aggregate"].description
@@ -52,7 +52,7 @@ class QueryDataParameters(Query):
 
 @capability_node
 class QueryData(GuidedCapability):
-    """Computes a typed query with DuckDB over CSV, TSV, Parquet, JSON, and SQLite files.
+    """Capability that computes a typed query over tabular data files with DuckDB.
 
     Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the limits ``max_seconds``,
     ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, and ``memory_limit``.

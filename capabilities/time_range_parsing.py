@@ -43,7 +43,7 @@ class TimeRangeParameters(BaseModel):
 
 @capability_node
 class TimeRangeParsing(GuidedCapability):
-    """Reads dates, months, quarters, seasons, and relative times from the task.
+    """Capability that reads dates, months, quarters, seasons, and relative times from the task.
 
     Settings: ``now`` (ISO time that relative expressions start from), ``timezone``, ``day_first``
     (True if 03/04/2015 is in April), and ``hemisphere`` (``north`` or ``south``, for seasons).

@@ -26,7 +26,7 @@ _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 @capability_node
 class WritePython(GuidedCapability):
-    """Asks the chat model for analysis code but does not run it."""
+    """Capability that asks the chat model for analysis code without running it."""
 
     name = "write_python"
     description = "Write Python analysis code for a task that no other capability can do"

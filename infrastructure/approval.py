@@ -32,7 +32,7 @@ from capgraph.telemetry.audit import record_later
 
 @infrastructure_node
 class ApprovalNode(BaseInfrastructureNode):
-    """Raises one interrupt for the plan, or one for all steps of a wave that need a decision."""
+    """Node that raises one interrupt for the plan, or one for all steps that need a decision."""
 
     name = "approval"
     description = "Approval by a person"

@@ -32,7 +32,7 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 
 @infrastructure_node(quiet=True)
 class BeginTurnNode(BaseInfrastructureNode):
-    """Keeps contexts and messages, resets all other keys, and recognizes a plan of the caller."""
+    """Node that resets the previous turn's state, except for contexts and messages."""
 
     name = "begin_turn"
     description = "Begin a turn"

@@ -18,7 +18,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class ClassifierNode(BaseInfrastructureNode):
-    """Activates the selected and always-active capabilities and their requirements."""
+    """Node that activates the selected and always-active capabilities and their requirements."""
 
     name = "classifier"
     description = "Capability selection"

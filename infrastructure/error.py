@@ -18,7 +18,7 @@ from capgraph.telemetry import AnswerToken, emit
 
 @infrastructure_node
 class ErrorNode(BaseInfrastructureNode):
-    """Writes a failure report from the state alone. It calls no model, so it cannot fail."""
+    """Node that reports a failure from the state alone. It calls no model, so it cannot fail."""
 
     name = "error"
     description = "Error report"

@@ -60,7 +60,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class OrchestratorNode(BaseInfrastructureNode):
-    """Writes a checked plan, or raises an error that lists the problems."""
+    """Node that writes a checked plan, or raises an error that lists the problems."""
 
     name = "orchestrator"
     description = "Execution planning"
@@ -241,7 +241,7 @@ class _PlanDraft(NamedTuple):
 
 @dataclass
 class _PlanDrafter:
-    """Asks the planner for plans until one can run.
+    """Loop that asks the planner for plans until one can run.
 
     Attributes:
         view: Current turn.
@@ -358,7 +358,7 @@ class _PlanDrafter:
         return _refusal_text(view, self.services)
 
     def rejected_steps(self) -> list[str]:
-        """Return the keys, or else the capabilities, of the rejected plan's steps."""
+        """Return the context keys, or else the capabilities, of the rejected plan's steps."""
         steps = self.rejected_plan.get("steps") if isinstance(self.rejected_plan, dict) else None
         named = [step for step in steps or () if isinstance(step, dict)]
         keys = (str(step.get("context_key") or step.get("capability")) for step in named)

@@ -25,7 +25,7 @@ from capgraph.telemetry import AnswerToken, TurnFinished, emit
 
 @infrastructure_node
 class RespondNode(BaseInfrastructureNode):
-    """Writes the answer from the results of the plan."""
+    """Node that writes the answer from the results of the plan."""
 
     name = "respond"
     description = "Answer"

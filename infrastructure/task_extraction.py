@@ -14,7 +14,7 @@ from capgraph.state import AgentState
 
 @infrastructure_node
 class TaskExtractionNode(BaseInfrastructureNode):
-    """Extracts the current task."""
+    """Node that extracts the current task."""
 
     name = "task_extraction"
     description = "Task extraction"

@@ -139,7 +139,7 @@ class SandboxSettings(BaseModel):
 
 
 class Sandbox:
-    """Runs code at the strongest isolation level of this host, which it probes once.
+    """Sandbox that runs code at the strongest isolation level of this host, which it probes once.
 
     Args:
         settings: Settings of the sandbox.

@@ -152,19 +152,19 @@ def _detect_kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "
     return "json" if kind == "json" or (not kind and head.lstrip()[:1] in b"[{") else "csv"
 
 
-def _sqlite_tables(path: Path, work: DataOperation) -> list[str]:
+def _sqlite_tables(path: Path, operation: DataOperation) -> list[str]:
     try:
         uri = f"{path.as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as found:
             found.execute("PRAGMA trusted_schema = OFF")
-            with work.on_stop(found.interrupt):
+            with operation.on_stop(found.interrupt):
                 rows = found.execute(
                     "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
                     " AND name NOT LIKE 'sqlite_%' ORDER BY name LIMIT ?",
                     [_MAX_TABLES + 1],
                 ).fetchall()
     except sqlite3.Error as exc:
-        work.raise_if_stopped()
+        operation.raise_if_stopped()
         raise ValidationError(
             f"The SQLite file {path.name!r} cannot be read: {exc}.",
             fix="Check the file with the sqlite3 command, or export the table as CSV.",
@@ -189,7 +189,7 @@ def _detect_utf16(head: bytes) -> str | None:
     return None
 
 
-def find_encoding(path: Path, head: bytes, work: DataOperation) -> str:
+def find_encoding(path: Path, head: bytes, operation: DataOperation) -> str:
     """Detect the encoding of a text file. Reads all of it, since a single character decides."""
     if wide := _detect_utf16(head):
         return wide
@@ -197,7 +197,7 @@ def find_encoding(path: Path, head: bytes, work: DataOperation) -> str:
     found, controls = "utf-8", False
     with path.open("rb") as file:
         while chunk := file.read(_HEAD_BYTES):
-            work.raise_if_stopped()
+            operation.raise_if_stopped()
             # Windows-1252 has quotes and the euro sign where Latin-1 has control characters.
             controls |= bool(_C1_CONTROLS.search(chunk))
             with contextlib.suppress(UnicodeDecodeError):

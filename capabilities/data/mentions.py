@@ -89,7 +89,7 @@ def find_columns(
 ) -> list[list[Mention]]:
     """Find the columns that words mention.
 
-    Each entry contains the mentions by the same words. It has one mention if the column is clear.
+    Each entry lists the columns that the same words may mention. A single column is unambiguous.
     """
     timed = [TableColumn(name, "text") for name in (profile.time.columns if profile.time else [])]
     runs = [(run, [words[place] for place in run]) for run in _word_runs(words, positions)]

@@ -111,7 +111,7 @@ class TableProfile:
 
     @property
     def label_column(self) -> str | None:
-        """Column that names a row, if rows are items rather than times."""
+        """Column whose value names the row's item. ``None`` if rows are times rather than items."""
         if self.series:
             return None
         texts = [c for c in self.columns if c.kind in ("text", "category")]

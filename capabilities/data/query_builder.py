@@ -157,11 +157,11 @@ class _QueryBuilder(QuestionParser):
             UnparsedWordsError: A word is left over, or several readings are possible.
         """
         placed = self.parse()
-        numbers = [m.column.name for m in placed.columns]
+        value_columns = [m.column.name for m in placed.columns]
         if placed.unit and any(m.column.unit is None for m in placed.columns):
             raise self.unparsed_error(placed.unit)  # the source unit is unknown
         if any(m.column.kind not in ("number", "flag") for m in placed.columns):
-            raise self.unparsed_error(*numbers)
+            raise self.unparsed_error(*value_columns)
         partly = [m.column.name for m in placed.columns if m.score < 100]
         if placed.aggregate == "sum" and any(self.is_additive(name) is False for name in partly):
             raise self.unparsed_error("total")  # averages per item do not add up: "total gdp"
@@ -170,12 +170,12 @@ class _QueryBuilder(QuestionParser):
             "unit": placed.unit,
         }  # fmt: skip
         followed = (
-            self._follow_up_fields(previous_query, is_same_question, numbers)
+            self._follow_up_fields(previous_query, is_same_question, value_columns)
             if previous_query is not None
             else None
         )
         if followed is None:
-            self.fields |= self._question_fields(list(dict.fromkeys(numbers)))
+            self.fields |= self._question_fields(list(dict.fromkeys(value_columns)))
         else:
             self.fields = followed
         self._add_time_constraints(previous_query)
@@ -195,9 +195,9 @@ class _QueryBuilder(QuestionParser):
         return Query.model_validate(self.fields)
 
     def _follow_up_fields(
-        self, previous_query: Query, is_same_question: bool, numbers: list[str]
+        self, previous_query: Query, is_same_question: bool, value_columns: list[str]
     ) -> dict[str, Any] | None:
-        """Return the fields of the previous query with the changes that this question names."""
+        """Return the fields of the previous query, updated by this question."""
         placed, form = self.parsed, previous_query.model_dump()
         if is_same_question:
             parts = {"hour": "hour_of_day", "day": "weekday", "month": "month_of_year"}
@@ -207,7 +207,7 @@ class _QueryBuilder(QuestionParser):
             return form | {"order": _sort_order(placed.rank.direction)}
         if placed.kind not in ("", "count") or placed.rank or placed.groups or placed.subject:
             return None
-        if numbers or placed.limits or not (placed.where or self.times.periods):
+        if value_columns or placed.limits or not (placed.where or self.times.periods):
             return None
         changed = {row_filter.column for row_filter in placed.where}
         form["where"] = [
@@ -248,8 +248,8 @@ class _QueryBuilder(QuestionParser):
 
     # --- kinds of questions --------------------------------------------------------------------
 
-    def _question_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Return the fields that the kind of question determines."""
+    def _question_fields(self, value_columns: list[str]) -> dict[str, Any]:
+        """Return the query fields that depend on the kind of question."""
         placed = self.parsed
         kind, rank = placed.kind, placed.rank
         tested = {row_filter.column for row_filter in placed.where}
@@ -260,9 +260,9 @@ class _QueryBuilder(QuestionParser):
                 is_own_unit or (kind == "crossing" and placed.subject in UNIT_ORDER)
             ):
                 raise self.unparsed_error(kind)
-            return self._special_fields(kind, numbers)
+            return self._special_fields(kind, value_columns)
         if kind == "share":
-            free = [name for name in numbers if name not in tested]
+            free = [name for name in value_columns if name not in tested]
             if rank or placed.groups or placed.subject or len(placed.where) != 1:
                 raise self.unparsed_error(
                     "share"
@@ -273,33 +273,33 @@ class _QueryBuilder(QuestionParser):
                 raise self.unparsed_error(free[0])
             return {"aggregate": "sum", "value": free[0], "share": True}
         if kind == "distinct" or (
-            kind == "list" and not rank and not numbers and not placed.groups
+            kind == "list" and not rank and not value_columns and not placed.groups
         ):
-            subject = placed.subject or (numbers[0] if len(numbers) == 1 else None)
+            subject = placed.subject or (value_columns[0] if len(value_columns) == 1 else None)
             if subject is None or rank:
                 raise self.unparsed_error("different" if kind == "distinct" else "list")
             if kind == "distinct":
                 return {"aggregate": "distinct", "value": subject}
             return {"aggregate": "rows", "group_by": [subject]}
         if kind == "moved":
-            return self._development_fields(self._single_column(numbers))
+            return self._development_fields(self._single_column(value_columns))
         if kind == "count":
-            return self._count_fields([name for name in numbers if name not in tested])
-        return self._extreme_fields(numbers) if rank else self._value_fields(numbers)
+            return self._count_fields([name for name in value_columns if name not in tested])
+        return self._extreme_fields(value_columns) if rank else self._value_fields(value_columns)
 
-    def _special_fields(self, kind: str, numbers: list[str]) -> dict[str, Any]:
+    def _special_fields(self, kind: str, value_columns: list[str]) -> dict[str, Any]:
         placed = self.parsed
-        if kind == "correlation" and len(numbers) == 2:
-            return {"aggregate": "correlation", "value": numbers[0], "by": numbers[1]}
+        if kind == "correlation" and len(value_columns) == 2:
+            return {"aggregate": "correlation", "value": value_columns[0], "by": value_columns[1]}
         if kind == "streak" and placed.where:
             return {"aggregate": "streak"}
-        if kind == "ratio" and self.is_additive(self._single_column(numbers)):
-            return {"aggregate": "sum", "value": numbers[0], "by": placed.divisor}
-        if kind == "gaps" and not numbers and not placed.where:
+        if kind == "ratio" and self.is_additive(self._single_column(value_columns)):
+            return {"aggregate": "sum", "value": value_columns[0], "by": placed.divisor}
+        if kind == "gaps" and not value_columns and not placed.where:
             return {"aggregate": "gaps"}
         if kind in ("correlation", "streak", "gaps", "ratio") or self._has_several_series():
             raise self.unparsed_error(kind)
-        name = self._single_column(numbers)
+        name = self._single_column(value_columns)
         if kind == "crossing" and any(row_filter.column == name for row_filter in placed.where):
             return {"aggregate": "values", "value": name, "limit": 1}
         if kind == "trend":
@@ -309,7 +309,7 @@ class _QueryBuilder(QuestionParser):
         raise self.unparsed_error(kind)
 
     def _development_fields(self, name: str) -> dict[str, Any]:
-        """Return the fields for a question about a development: groups over time."""
+        """Return the query fields for a question about a development: groups over time."""
         placed = self.parsed
         unit = placed.subject or next(iter(placed.groups), "month")
         if placed.rank or not self.has_time or unit not in UNIT_ORDER:
@@ -319,19 +319,19 @@ class _QueryBuilder(QuestionParser):
         aggregate = placed.aggregate or self._default_aggregate(name)
         return {"aggregate": aggregate, "value": name, "group_by": [unit]}
 
-    def _count_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Return the fields for "how many": rows, distinct items, or a sum of counts."""
+    def _count_fields(self, value_columns: list[str]) -> dict[str, Any]:
+        """Return the query fields for "how many": rows, distinct items, or a sum of counts."""
         placed = self.parsed
         if placed.rank is not None:
             if placed.rank.word == "top" or placed.subject:
-                return self._most_rows_fields(numbers)
+                return self._most_rows_fields(value_columns)
             raise self.unparsed_error(placed.rank.word)
-        if numbers:
-            name = self._single_column(numbers)
+        if value_columns:
+            name = self._single_column(value_columns)
             heads = self._has_quantity(name, "population") and self._is_single_time_step()
             if placed.subject or not (self.is_additive(name) or heads):
-                raise self.unparsed_error(*numbers)
-            return {"aggregate": "sum", "value": numbers[0]}
+                raise self.unparsed_error(*value_columns)
+            return {"aggregate": "sum", "value": value_columns[0]}
         if placed.aggregate not in (None, "sum"):
             raise self.unparsed_error(placed.aggregate)
         if placed.subject in (*UNIT_ORDER, *TIME_PARTS):
@@ -341,11 +341,11 @@ class _QueryBuilder(QuestionParser):
             return {"aggregate": "distinct", "value": placed.subject}
         return {"aggregate": "rows"}
 
-    def _most_rows_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Return the fields for "which X has the most rows"."""
+    def _most_rows_fields(self, value_columns: list[str]) -> dict[str, Any]:
+        """Return the query fields for "which X has the most rows"."""
         placed = self.parsed
         assert placed.rank is not None
-        if placed.subject is None or numbers:
+        if placed.subject is None or value_columns:
             raise self.unparsed_error(placed.rank.word)
         self._check_granularity(placed.subject)
         if placed.subject == self.profile.frequency and self.profile.unique_times:
@@ -355,14 +355,14 @@ class _QueryBuilder(QuestionParser):
             "order": _sort_order(placed.rank.direction), "limit": placed.limit or 1,
         }  # fmt: skip
 
-    def _extreme_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Return the fields for "which X had the highest V", "highest V", or "heaviest X"."""
+    def _extreme_fields(self, value_columns: list[str]) -> dict[str, Any]:
+        """Return the query fields for "which X had the highest V", "highest V", or "heaviest X"."""
         placed, rank = self.parsed, self.parsed.rank
         assert rank is not None
         vague = rank.word in ("most", "fewest", "least")
-        if rank.quantity == "rows" or (not numbers and (vague or rank.word == "top")):
-            return self._most_rows_fields(numbers)
-        name, subject = self._single_column(numbers), placed.subject
+        if rank.quantity == "rows" or (not value_columns and (vague or rank.word == "top")):
+            return self._most_rows_fields(value_columns)
+        name, subject = self._single_column(value_columns), placed.subject
         if placed.groups:
             if subject is not None or placed.aggregate:
                 raise self.unparsed_error(subject or rank.word)
@@ -399,13 +399,13 @@ class _QueryBuilder(QuestionParser):
             return {**ranked, "aggregate": "mean", "group_by": [subject]}
         return {**ranked, "aggregate": "values", "show": [subject]}
 
-    def _value_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Return the fields for "mean of V", "V by group", or "V in 1932"."""
+    def _value_fields(self, value_columns: list[str]) -> dict[str, Any]:
+        """Return the query fields for "mean of V", "V by group", or "V in 1932"."""
         placed, subject = self.parsed, self.parsed.subject
         tested = {row_filter.column for row_filter in placed.where}
-        if not numbers and not (placed.aggregate and len(self.profile.numeric_columns) == 1):
+        if not value_columns and not (placed.aggregate and len(self.profile.numeric_columns) == 1):
             return self._row_count_fields(subject)
-        name = self._single_column(numbers)
+        name = self._single_column(value_columns)
         single = (
             not placed.groups and not self._has_several_series() and self._is_single_time_step()
         )
@@ -433,7 +433,7 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": aggregate, "value": name}
 
     def _row_count_fields(self, subject: str | None) -> dict[str, Any]:
-        """Return the fields for questions without a value column, such as "events per month"."""
+        """Return the query fields for questions without a value column ("events per month")."""
         placed = self.parsed
         if placed.aggregate is None and placed.kind == "":
             named = placed.table_mentions or any(f.op in ("=", "in") for f in placed.where)
@@ -445,15 +445,15 @@ class _QueryBuilder(QuestionParser):
 
     # --- ambiguities ---------------------------------------------------------------------------
 
-    def _single_column(self, numbers: list[str]) -> str:
-        candidates = numbers or [column.name for column in self.profile.numeric_columns]
+    def _single_column(self, value_columns: list[str]) -> str:
+        candidates = value_columns or [column.name for column in self.profile.numeric_columns]
         if len(set(candidates)) == 1:
             return candidates[0]
         raise self.unparsed_error(
-            *(numbers or ["which column"]),
+            *(value_columns or ["which column"]),
             message="The question is ambiguous: it does not say which column of"
             f" {self.profile.table.label} it means"
-            f"{': ' + ', '.join(numbers) if numbers else ''}.",
+            f"{': ' + ', '.join(value_columns) if value_columns else ''}.",
             fix=f"Name one of: {self.profile.column_list()}.",
         )
 

@@ -362,7 +362,7 @@ class _QueryRun:
             row.percent = 100 * row.change / abs(before) if before else None
 
     def _raise_no_rows(self, start: datetime | None, end: datetime | None) -> None:
-        """Raise an error for an empty result that names the time that the data covers.
+        """Raise an error for an empty result. The message names the time range of the data.
 
         Raises:
             ValidationError: Always.

@@ -33,7 +33,7 @@ _MAX_LISTED_NAMES = 20
 
 
 def query_error(message: str, fix: str) -> ValidationError:
-    """Return an error that lets the planner correct the query."""
+    """Return an error with severity REPLANNING, so that the planner corrects the query."""
     return ValidationError(message, fix=fix, severity=ErrorSeverity.REPLANNING)
 
 
@@ -279,7 +279,7 @@ class QueryScope:
             ) from None
 
     def _term_sql(self, name: str) -> str:
-        """Return SQL for a column in arithmetic, with dates as days."""
+        """Return SQL for a term of an arithmetic expression. Dates are converted to days."""
         found, own_time = self.find_column(name), self.profile.time
         time = (
             own_time if own_time and found and found.column is None else self.date_columns.get(name)
@@ -415,7 +415,7 @@ def _table_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
 
 
 def _table_named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
-    """Find a table by its label, its name, or a part of them."""
+    """Return the table with this label or name, or the only one whose label contains it."""
     folded_name = fold(name)
     names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
     stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}

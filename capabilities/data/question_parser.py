@@ -24,11 +24,11 @@ from capgraph.capabilities.query import Filter
 
 
 class BothDirectionsError(Exception):
-    """The question may mean highs or lows; both are answered."""
+    """Exception for a question that may mean highs or lows. The caller answers both."""
 
 
 class UnparsedWordsError(Exception):
-    """A reading of the question leaves words over or is ambiguous.
+    """Exception for a reading of the question that is incomplete or ambiguous.
 
     Attributes:
         words: Words that are not understood.
@@ -693,7 +693,7 @@ class QuestionParser:
         return [m for m in self.parsed.columns if m.column.kind == "number"]
 
     def _parse_date_columns(self) -> None:
-        """Let a word for a date column select the times that the question refers to.
+        """Select the date column that a word of the question refers to.
 
         If the question names no time, "was shipped" counts the rows with that date.
         """

@@ -126,7 +126,7 @@ class TimeExpression:
 
 
 def add_months(moment: datetime, months: int) -> datetime:
-    """Add whole months. Keep the day if the month has it, and otherwise use the month's last day.
+    """Return the time shifted by whole months. The day is limited to the length of the month.
 
     >>> add_months(datetime(2012, 1, 31), 1)
     datetime.datetime(2012, 2, 29, 0, 0)
@@ -138,7 +138,7 @@ def add_months(moment: datetime, months: int) -> datetime:
 
 
 def shift(moment: datetime, amount: int, unit: str) -> datetime:
-    """Add a number of units, from minutes to decades."""
+    """Return the time shifted by a number of units, from minutes to decades."""
     if unit in ("minute", "hour", "day", "week"):
         return moment + timedelta(**{f"{unit}s": amount})
     return add_months(
@@ -147,7 +147,7 @@ def shift(moment: datetime, amount: int, unit: str) -> datetime:
 
 
 def floor(moment: datetime, unit: str) -> datetime:
-    """Return the start of the unit that contains a time.
+    """Return the start of the unit that contains the time.
 
     >>> floor(datetime(2015, 8, 19, 7), "quarter")
     datetime.datetime(2015, 7, 1, 0, 0)

@@ -48,23 +48,26 @@ def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
     >>> parse_expressions("between June and August 2015", options).periods[0].label
     '1 June 2015 to 31 August 2015'
     """
-    items = find_expressions(text, options)
+    expressions = find_expressions(text, options)
     # A part of a date ("5 January 2010 at 13:00") is not a recurring time.
     masked = text
-    for item in items:
+    for expression in expressions:
         masked = (
-            masked[: item.start_index]
-            + "\0" * (item.end_index - item.start_index)
-            + masked[item.end_index :]
+            masked[: expression.start_index]
+            + "\0" * (expression.end_index - expression.start_index)
+            + masked[expression.end_index :]
         )
     result = find_recurring(masked)
     recurring = [" ".join(masked[begin:end].split()) for begin, end in result.spans]
-    items = [_apply_assumed_year(item, options.year) for item in _fill_missing_years(text, items)]
-    result.spans += [(item.start_index, item.end_index) for item in items]
+    expressions = [
+        _apply_assumed_year(expression, options.year)
+        for expression in _fill_missing_years(text, expressions)
+    ]
+    result.spans += [(expression.start_index, expression.end_index) for expression in expressions]
     names: list[str] = []
     position = 0
-    while position < len(items):
-        count = _consume_expression(text, items, position, options, result, names)
+    while position < len(expressions):
+        count = _consume_expression(text, expressions, position, options, result, names)
         position += count
     _remove_enclosing_periods(text, result)
     result.label = _result_label(result, [*names, *recurring])
@@ -86,11 +89,11 @@ def _is_range(text: str, first: TimeExpression, second: TimeExpression) -> bool:
     return bool(_FROM.search(before)) or not (comparing and gap.strip().lower() == "to")
 
 
-def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpression]:
+def _fill_missing_years(text: str, expressions: list[TimeExpression]) -> list[TimeExpression]:
     """Add the year of a neighboring expression to expressions without one."""
-    items = list(items)
-    for index in range(len(items) - 2, -1, -1):
-        first, second = items[index], items[index + 1]
+    expressions = list(expressions)
+    for index in range(len(expressions) - 2, -1, -1):
+        first, second = expressions[index], expressions[index + 1]
         joined = _is_range(text, first, second) or _LIST.match(_text_between(text, first, second))
         if first.lacks_year and joined and second.year is not None and second.unit != "year":
             year = second.year
@@ -98,9 +101,9 @@ def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpr
                 second
             ):
                 year -= 1
-            items[index] = replace(first, year=year)
-    for index in range(1, len(items)):
-        first, second = items[index - 1], items[index]
+            expressions[index] = replace(first, year=year)
+    for index in range(1, len(expressions)):
+        first, second = expressions[index - 1], expressions[index]
         gap = _text_between(text, first, second)
         ranged = _is_range(text, first, second)
         if second.lacks_year and first.year is not None and (ranged or _LIST.match(gap)):
@@ -108,7 +111,7 @@ def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpr
                 1 if ranged and _position_in_year(second) < _position_in_year(first) else 0
             )
             if first.unit != "year":
-                items[index] = replace(second, year=year)
+                expressions[index] = replace(second, year=year)
         elif (
             second.unit == "year"
             and first.unit in ("month", "season", "quarter", "half", "day")
@@ -117,44 +120,48 @@ def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpr
             and _LIST.match(gap)
         ):
             # "June 2014 and 2015" means June of both years.
-            items[index] = replace(second, unit=first.unit, part=first.part, portion=first.portion)
-    return _spread_single_year(items)
+            expressions[index] = replace(
+                second, unit=first.unit, part=first.part, portion=first.portion
+            )
+    return _spread_single_year(expressions)
 
 
-def _apply_assumed_year(item: TimeExpression, year: int | None) -> TimeExpression:
+def _apply_assumed_year(expression: TimeExpression, year: int | None) -> TimeExpression:
     """Add the assumed year to a part of a month or season, or else ignore the part."""
-    if not item.lacks_year or item.portion is None:
-        return item
+    if not expression.lacks_year or expression.portion is None:
+        return expression
     if year is not None:
-        return replace(item, year=year)
-    return replace(item, portion=None, start_index=item.end_index - len(item.text))
+        return replace(expression, year=year)
+    return replace(
+        expression, portion=None, start_index=expression.end_index - len(expression.text)
+    )
 
 
-def _spread_single_year(items: list[TimeExpression]) -> list[TimeExpression]:
+def _spread_single_year(expressions: list[TimeExpression]) -> list[TimeExpression]:
     """Add a year that is stated once ("In 2015, … June … July") to all expressions without one."""
-    years = [item for item in items if item.unit == "year" and item.portion is None]
-    lacking = [item for item in items if item.lacks_year]
+    years = [item for item in expressions if item.unit == "year" and item.portion is None]
+    lacking = [item for item in expressions if item.lacks_year]
     if len(years) != 1 or not lacking:
-        return items
+        return expressions
     return [
         replace(item, year=years[0].year) if item.lacks_year else item
-        for item in items
+        for item in expressions
         if item is not years[0]
     ]
 
 
-def _position_in_year(item: TimeExpression) -> tuple[int, int]:
-    if isinstance(item.part, tuple):
-        return item.part
-    if isinstance(item.part, str):
+def _position_in_year(expression: TimeExpression) -> tuple[int, int]:
+    if isinstance(expression.part, tuple):
+        return expression.part
+    if isinstance(expression.part, str):
         # The winter of a year starts before its spring.
-        return {"winter": 0, "spring": 3, "summer": 6, "autumn": 9}[item.part], 0
-    return (item.part or 0), 0
+        return {"winter": 0, "spring": 3, "summer": 6, "autumn": 9}[expression.part], 0
+    return (expression.part or 0), 0
 
 
 def _consume_expression(
     text: str,
-    items: list[TimeExpression],
+    expressions: list[TimeExpression],
     position: int,
     options: TimeOptions,
     result: ParsedTime,
@@ -164,17 +171,17 @@ def _consume_expression(
 
     Return the number of expressions used.
     """
-    item = items[position]
-    following = items[position + 1] if position + 1 < len(items) else None
-    before = text[: item.start_index]
-    if following is not None and _is_range(text, item, following):
-        result.spans.append((item.start_index, following.end_index))
-        if item.lacks_year and following.lacks_year:
-            _add_recurring_range(item, following, options, result, names)
+    expression = expressions[position]
+    following = expressions[position + 1] if position + 1 < len(expressions) else None
+    before = text[: expression.start_index]
+    if following is not None and _is_range(text, expression, following):
+        result.spans.append((expression.start_index, following.end_index))
+        if expression.lacks_year and following.lacks_year:
+            _add_recurring_range(expression, following, options, result, names)
             return 2
-        if not item.lacks_year and not following.lacks_year:
+        if not expression.lacks_year and not following.lacks_year:
             first, last = (
-                resolve_period(item, options.southern),
+                resolve_period(expression, options.southern),
                 resolve_period(following, options.southern),
             )
             if first.start and last.end and first.start < last.end:
@@ -182,10 +189,10 @@ def _consume_expression(
                 result.periods.append(Period(first.start, last.end, label))
                 result.endpoints = [first, last]
                 return 2
-    if item.lacks_year:
-        _add_recurring(item, options, result, names)
+    if expression.lacks_year:
+        _add_recurring(expression, options, result, names)
         return 1
-    result.periods.append(_apply_preposition(before, resolve_period(item, options.southern)))
+    result.periods.append(_apply_preposition(before, resolve_period(expression, options.southern)))
     return 1
 
 
@@ -203,25 +210,27 @@ def _apply_preposition(before: str, period: Period) -> Period:
     return period
 
 
-def _months_of(item: TimeExpression, southern: bool) -> list[int]:
-    if isinstance(item.part, str):
-        return season_months(item.part, southern)
-    if not isinstance(item.part, int):
+def _months_of(expression: TimeExpression, southern: bool) -> list[int]:
+    if isinstance(expression.part, str):
+        return season_months(expression.part, southern)
+    if not isinstance(expression.part, int):
         return []
-    length = {"month": 1, "quarter": 3, "half": 6}[item.unit]
-    first = (item.part - 1) * length + 1
+    length = {"month": 1, "quarter": 3, "half": 6}[expression.unit]
+    first = (expression.part - 1) * length + 1
     return list(range(first, first + length))
 
 
 def _add_recurring(
-    item: TimeExpression, options: TimeOptions, result: ParsedTime, names: list[str]
+    expression: TimeExpression, options: TimeOptions, result: ParsedTime, names: list[str]
 ) -> None:
-    names.append(item.text.strip())
-    if isinstance(item.part, tuple):
-        result.days.append(f"{item.part[0]:02d}-{item.part[1]:02d}")
+    names.append(expression.text.strip())
+    if isinstance(expression.part, tuple):
+        result.days.append(f"{expression.part[0]:02d}-{expression.part[1]:02d}")
     else:
         result.months += [
-            month for month in _months_of(item, options.southern) if month not in result.months
+            month
+            for month in _months_of(expression, options.southern)
+            if month not in result.months
         ]
 
 

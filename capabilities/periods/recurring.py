@@ -93,11 +93,11 @@ def _find_weekdays(text: str, result: ParsedTime) -> None:
                 result.spans.append(match.span())
 
 
-def _hour_of_day(hour: str, half: str | None) -> int:
+def _hour_of_day(hour: str, meridiem: str | None) -> int:
     number = int(hour) % 24
-    if half and half.lower().startswith("p"):
+    if meridiem and meridiem.lower().startswith("p"):
         return number % 12 + 12
-    return number % 12 if half and half.lower().startswith("a") else number
+    return number % 12 if meridiem and meridiem.lower().startswith("a") else number
 
 
 def _find_hours(text: str, result: ParsedTime) -> None:

@@ -123,10 +123,10 @@ _NAMES = "|".join(
 
 
 def time_rule(
-    pattern: str, build: Callable[[TextMatch, TimeOptions], TimeExpression | None]
+    pattern: str, build_expression: Callable[[TextMatch, TimeOptions], TimeExpression | None]
 ) -> TimeRule:
     """Return a rule: a pattern for whole words and the function that builds the expression."""
-    return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build
+    return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build_expression
 
 
 RELATIVE_RULES = [

@@ -260,18 +260,18 @@ def find_expressions(text: str, options: TimeOptions) -> list[TimeExpression]:
     ['June 2014', '3 May 2015']
     """
     is_used = [False] * len(text)
-    items: list[TimeExpression] = []
+    expressions: list[TimeExpression] = []
     for pattern, build in _RULES:
         for match in pattern.finditer(text):
             if any(is_used[match.start() : match.end()]):
                 continue
-            item = build(match, options)
-            if item is not None:
-                items.append(item)
+            expression = build(match, options)
+            if expression is not None:
+                expressions.append(expression)
                 is_used[match.start() : match.end()] = [True] * len(match[0])
-    items += _find_bare_names(text, is_used)
-    items.sort(key=lambda item: item.start_index)
-    return [_extend_with_portion(text, item) for item in items]
+    expressions += _find_bare_names(text, is_used)
+    expressions.sort(key=lambda expression: expression.start_index)
+    return [_extend_with_portion(text, expression) for expression in expressions]
 
 
 def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
@@ -302,11 +302,11 @@ def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
     return found
 
 
-def _extend_with_portion(text: str, item: TimeExpression) -> TimeExpression:
+def _extend_with_portion(text: str, expression: TimeExpression) -> TimeExpression:
     """Extend an expression to the left: "early 2008", "the first week of June 2012"."""
-    match = _PORTION.search(text[: item.start_index])
-    if match is None or item.unit == "day":
-        return item
+    match = _PORTION.search(text[: expression.start_index])
+    if match is None or expression.unit == "day":
+        return expression
     if match["time"]:
         word = match["time"].lower().removeprefix("the ").split()[0]
         which = {"beginning": "early", "start": "early", "end": "late", "middle": "mid"}.get(
@@ -318,4 +318,4 @@ def _extend_with_portion(text: str, item: TimeExpression) -> TimeExpression:
         amount = parse_count(count or "one")
         which = match["which"].lower().replace("final", "last")
         portion = (which, amount, match["unit"].lower())
-    return replace(item, start_index=match.start(), portion=portion)
+    return replace(expression, start_index=match.start(), portion=portion)

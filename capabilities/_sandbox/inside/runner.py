@@ -19,7 +19,7 @@ _MAX_TRACEBACK = 4_000
 
 
 class Channel:
-    """Sends JSON messages to the agent, one per line."""
+    """Channel that sends JSON messages to the agent, one per line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
