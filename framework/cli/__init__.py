@@ -1,1 +1,1 @@
-"""The ``capgraph`` command: argument parsing and terminal output only."""
+"""The command line interface, ``capgraph``."""

@@ -1,4 +1,4 @@
-"""From the command line's options to an agent: settings, registry, database, graph."""
+"""Creation of an agent from command line options: settings, registry, database, and graph."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 LOCAL_CONFIG = "capgraph.yml"
 PACKAGED_CONFIG = "data_agent.yml"
 MEMORY_DATABASE = "memory"
-"""``--db memory``: threads end with the process."""
+"""Value of ``--db`` for threads that end with the process."""
 
 _MAX_THREAD_ID_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedAgent:
-    """All that a command works with.
+    """An agent with everything that a command needs.
 
     Attributes:
-        settings: What the configuration says.
-        registry: What the agent is made of.
+        settings: The settings.
+        registry: The registry of the agent.
         graph: The compiled graph.
-        saver: Where its threads are.
-        data: Context data that ``--data`` stands for.
+        saver: Saver of the threads.
+        data: Context data for the files of ``--data``.
     """
 
     settings: Settings
@@ -53,8 +53,9 @@ def config_files(config: Path | None) -> list[Path]:
     """Return the configuration files to read.
 
     Args:
-        config: The file of ``--config``. Without it: what ``CAPGRAPH_CONFIG`` names, else
-            ``capgraph.yml`` of the current folder, else the packaged data agent.
+        config: The file of ``--config``. Without it, the file is the one in ``CAPGRAPH_CONFIG``,
+            else
+            ``capgraph.yml`` in the current folder, else the packaged data agent.
     """
     if config is not None:
         return [config]
@@ -65,30 +66,31 @@ def config_files(config: Path | None) -> list[Path]:
 
 
 def packaged_config(name: str) -> Path:
-    """Return the path of a configuration file that comes with the package."""
+    """Return the path of a configuration file in the package."""
     from capgraph import configs
 
     return Path(configs.__file__).parent / name
 
 
 def read_settings(config: Path | None, *, is_shared: bool = False) -> Settings:
-    """Read the settings; modules beside the configuration file become importable.
+    """Read the settings and make modules next to the configuration file importable.
 
-    What only the command line knows is filled in where the configuration says nothing: the
-    working folder may be read, and whoever is logged in asks.
+    Missing settings get defaults of the command line: the working folder may be read, and the user
+    is
+    the one who is logged in.
 
     Args:
         config: The file of ``--config``, if any.
-        is_shared: Whether others than the person at the command line ask: then only what the
-            configuration names may be read, for threads and tokens may lie in the working folder.
+        is_shared: True if other users use the agent, too. Only configured folders may be read then,
+            because the working folder may contain threads and tokens.
     """
     from capgraph.configs.settings import load_settings
 
     files = config_files(config)
-    named = os.environ.get("CAPGRAPH_CONFIG")
-    for file in [*files, *([Path(named)] if named else [])]:
+    environment_file = os.environ.get("CAPGRAPH_CONFIG")
+    for file in [*files, *([Path(environment_file)] if environment_file else [])]:
         folder = str(file.resolve().parent)
-        # At the end: nothing beside a configuration file may take the place of an installed module.
+        # At the end: modules next to a configuration file must not shadow installed ones.
         if folder not in sys.path:
             sys.path.append(folder)
     settings = load_settings(*files)
@@ -108,27 +110,27 @@ def _local_user() -> str | None:
 
 
 def resolve_data_files(names: Sequence[str]) -> list[str]:
-    """Return what ``--data`` names: whole paths, and ``scheme:name`` for a capability to find.
+    """Return absolute paths for ``--data``; ``scheme:name`` values are returned unchanged.
 
     Raises:
-        ConfigurationError: A file is missing.
+        ConfigurationError: A file does not exist.
     """
-    found = []
+    paths = []
     for name in names:
         path = Path(name).expanduser()
         if path.exists():
-            found.append(str(path.resolve()))  # the thread may be resumed from another folder
+            paths.append(str(path.resolve()))  # the thread may be resumed from another folder
         elif re.match(r"[^/]+:", name):
-            found.append(name)
+            paths.append(name)
         else:
             raise ConfigurationError(
                 f"The data file {name!r} does not exist.", fix="Check the path of --data."
             )
-    return found
+    return paths
 
 
 def user_data_folder() -> Path:
-    """Return the folder of the user's own data of this program."""
+    """Return the folder for the user's data of this program."""
     import typer
 
     if sys.platform.startswith(("win", "darwin")):
@@ -138,58 +140,58 @@ def user_data_folder() -> Path:
 
 
 def database_url(db: str | None, settings: Settings) -> str:
-    """Return the address of the database: ``--db``, else the settings', else the user's own file.
+    """Return the database URL: ``--db``, else the settings', else the user's default file.
 
     Args:
         db: A URL, ``memory``, or the path of an SQLite file.
-        settings: All settings.
+        settings: The settings.
     """
     from urllib.parse import quote
 
-    given = db or settings.persistence.url
-    if given and (given == MEMORY_DATABASE or "://" in given):
-        return given
-    if given:
-        return f"sqlite:///{quote(str(Path(given).expanduser().resolve()))}"
+    address = db or settings.persistence.url
+    if address and (address == MEMORY_DATABASE or "://" in address):
+        return address
+    if address:
+        return f"sqlite:///{quote(str(Path(address).expanduser().resolve()))}"
     folder = user_data_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as exc:
         raise ConfigurationError(
-            f"The folder {str(folder)!r} for threads cannot be made: {exc.strerror}.",
-            fix="Give another place with --db FILE, or --db memory to keep nothing.",
+            f"The folder {str(folder)!r} for threads cannot be created: {exc.strerror}.",
+            fix="Choose another database with --db FILE, or use --db memory.",
         ) from exc
     return f"sqlite:///{quote(str(folder / 'threads.sqlite'))}"
 
 
 def database_exists(db: str | None) -> bool:
-    """Tell whether the database that ``--db`` names can be there; only a file is looked for."""
+    """Return False if ``--db`` is an SQLite file that does not exist."""
     from capgraph.stores.database import parse_url
 
     if not db or db == MEMORY_DATABASE:
         return True
-    place = parse_url(db) if "://" in db else None
-    if place is not None and (place.kind != "sqlite" or place.target == MEMORY_DATABASE):
+    location = parse_url(db) if "://" in db else None
+    if location is not None and (location.kind != "sqlite" or location.target == MEMORY_DATABASE):
         return True
-    return Path(place.target if place is not None else db).expanduser().exists()
+    return Path(location.target if location is not None else db).expanduser().exists()
 
 
 @contextlib.asynccontextmanager
 async def open_database(
     url: str, settings: Settings
 ) -> AsyncIterator[tuple[BaseCheckpointSaver[Any], BaseStore]]:
-    """Open saver and store of an address; one that cannot be reached is an error.
+    """Open the saver and the store of a database.
 
     Args:
-        url: What :func:`database_url` returned.
-        settings: All settings; they may hold a key for encryption.
+        url: URL from :func:`database_url`.
+        settings: The settings, with the encryption key.
     """
     from capgraph.stores import open_saver, open_store
 
     key = settings.persistence.encryption_key
     secret = key.get_secret_value() if key else None
-    named = None if url == MEMORY_DATABASE else url
-    async with open_saver(named, encryption_key=secret) as saver, open_store(named) as store:
+    location = None if url == MEMORY_DATABASE else url
+    async with open_saver(location, encryption_key=secret) as saver, open_store(location) as store:
         if saver is None:
             from langgraph.checkpoint.memory import InMemorySaver
 
@@ -205,13 +207,13 @@ async def open_agent(
     db: str | None = None,
     data: Sequence[str] = (),
 ) -> AsyncIterator[LoadedAgent]:
-    """Build the agent that the settings describe, over its database.
+    """Open the agent that the settings describe.
 
     Args:
-        settings: All settings.
-        model: ``"provider:name"`` that takes the place of the settings' models.
-        db: What ``--db`` says.
-        data: Files of ``--data``; they take the place of the ones that the settings name.
+        settings: The settings.
+        model: Model as ``"provider:name"``, instead of the settings' models.
+        db: Value of ``--db``.
+        data: Files of ``--data``, instead of the settings' files.
     """
     from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
@@ -222,12 +224,18 @@ async def open_agent(
     with use_masker(SecretMasker.of(settings)):
         async with contextlib.AsyncExitStack() as stack:
             registry = await stack.enter_async_context(open_registry(settings))
-            # Files are looked for and models made in threads; all of it reads files.
+            # Resolving files and creating models reads files, so it runs in threads.
             files = await asyncio.to_thread(resolve_data_files, data)
-            given = file_contexts(registry, files)
-            kept = {kind: held for kind, held in settings.context.items() if kind not in given}
+            data_context = file_contexts(registry, files)
+            settings_context = {
+                kind: entries
+                for kind, entries in settings.context.items()
+                if kind not in data_context
+            }
             folders = [*settings.data_folders, *filter(os.path.isabs, files)]
-            settings = settings.model_copy(update={"context": kept, "data_folders": folders})
+            settings = settings.model_copy(
+                update={"context": settings_context, "data_folders": folders}
+            )
             url = await asyncio.to_thread(database_url, db, settings)
             saver, store = await stack.enter_async_context(open_database(url, settings))
             if (models := resolve_models(model, settings)) is not None:
@@ -242,15 +250,15 @@ async def open_agent(
                 store=store,
                 settings=settings,
             )
-            yield LoadedAgent(settings, registry, graph, saver, given)
+            yield LoadedAgent(settings, registry, graph, saver, data_context)
 
 
 def read_registry(settings: Settings, problems: list[CapgraphError] | None = None) -> Registry:
-    """Return the registry that settings describe, to look at; MCP servers are closed again.
+    """Return the registry that the settings describe. MCP servers are closed again.
 
     Args:
-        settings: All settings.
-        problems: As for :func:`~capgraph.adapters.settings_registry.open_registry`.
+        settings: The settings.
+        problems: As for :func:`~capgraph.adapters.configured.open_registry`.
     """
     from capgraph.adapters import open_registry
 
@@ -262,7 +270,7 @@ def read_registry(settings: Settings, problems: list[CapgraphError] | None = Non
 
 
 def thread_config(settings: Settings, thread_id: str) -> Any:
-    """Return the configuration of a run: its thread, and the caller that the settings name.
+    """Return the config of a run: the thread, and the caller that the settings name.
 
     >>> from capgraph.configs.settings import Settings
     >>> thread_config(Settings(role="operator"), "trip-2")
@@ -276,10 +284,10 @@ def thread_config(settings: Settings, thread_id: str) -> Any:
 
 
 def check_thread_id(thread_id: str) -> str:
-    """Return a thread id that can be stored and printed.
+    """Return a thread ID if it can be stored and printed.
 
     Raises:
-        ConfigurationError: It is empty, too long, or holds control characters.
+        ConfigurationError: The thread ID is empty, too long, or contains control characters.
 
     >>> check_thread_id("trip-2")
     'trip-2'
@@ -290,14 +298,14 @@ def check_thread_id(thread_id: str) -> str:
         or not thread_id.isprintable()
     ):
         raise ConfigurationError(
-            f"The thread id {thread_id[:80]!r} cannot be used.",
+            f"Invalid thread id {thread_id[:80]!r}: it is empty, too long, or not printable.",
             fix=f"Use 1 to {_MAX_THREAD_ID_LENGTH} printable characters.",
         )
     return thread_id
 
 
 def new_thread_id() -> str:
-    """Return a fresh thread id, short enough to type."""
+    """Return a new thread ID, short enough to type."""
     import uuid
 
     return uuid.uuid4().hex[:12]

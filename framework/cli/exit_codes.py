@@ -1,4 +1,4 @@
-"""What the exit code of the command says."""
+"""Exit codes of the command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command.
+    """Exit codes shared by all commands.
 
     >>> int(ExitCode.of_status("partial"))
     3
@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_status(cls, status: str) -> ExitCode:
-        """Return the code of a turn's outcome; an unknown status counts as failed."""
+        """Return the exit code for the outcome of a turn; an unknown outcome counts as failed."""
         named = {"completed": cls.ANSWERED, "cancelled": cls.INTERRUPTED}
         return named[status] if status in named else cls.__members__.get(status.upper(), cls.FAILED)
 

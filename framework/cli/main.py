@@ -1,7 +1,8 @@
-"""The ``capgraph`` command: what can be typed, and what its exit codes mean.
+"""Entry point of the ``capgraph`` command.
 
-Every module of ``capgraph.cli.commands`` holds a Typer ``app``: with a name it is a group of
-commands, without one its commands stand for themselves. A new command is one more file there.
+Every module of ``capgraph.cli.commands`` contains a Typer ``app``. An app with a name becomes a
+command group; the commands of the others are added at the top level. To add a command, add a
+module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _GC_THRESHOLD = 50_000  # objects
 
 app: typer.Typer = typer.Typer(
     name="capgraph",
-    help="Ask an agent made of capabilities, and look at what it does.",
+    help="Ask an agent, run its workers and its server, and inspect what it did.",
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -52,34 +53,33 @@ def _print_version(is_requested: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Log everything, and show tracebacks.")
+        bool, typer.Option("--debug", help="Log everything and show tracebacks.")
     ] = False,
     version: Annotated[
         bool,
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Ask an agent made of capabilities, and look at what it does."""
+    """Ask an agent, run its workers and its server, and inspect what it did."""
     from capgraph.configs.logger import configure_logging
 
-    # The views show what fails; the log would say it twice.
+    # The views already show failures.
     configure_logging(logging.DEBUG if debug else logging.CRITICAL)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and end the process with its exit code.
+    """Run the command and exit with its exit code.
 
     Args:
-        arguments: What was typed after ``capgraph``, in a process that goes on; the process's own
-            when not given.
+        arguments: Command line arguments; by default those of the process.
     """
-    # What start-up makes stays; looking through all of it again and again would cost a fifth of it.
+    # Objects made at startup live forever; collecting them would cost a fifth of the startup time.
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     code: str | int | None = ExitCode.ANSWERED
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="capgraph")
     except (OutputClosedError, BrokenPipeError):
-        # What is buffered can go nowhere; without this the interpreter complains at its end.
+        # Discard buffered output; otherwise the interpreter reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.FAILED
     except SystemExit as ended:
@@ -88,11 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if logging.getLogger("capgraph").isEnabledFor(logging.DEBUG):
             raise
         print_error(exc)
-        # What is away may be there again: that is nothing wrong with what was typed.
+        # An unavailable service is a failure, not a usage error.
         code = ExitCode.FAILED if getattr(exc, "is_unavailable", False) else ExitCode.USAGE
     if arguments is None and "temporalio" in sys.modules and isinstance(code, int):
-        # Its threads may be about to give back Python's lock; met by the interpreter's end, they
-        # abort the process.
+        # Threads of the Temporal SDK that acquire the GIL during finalization abort the process.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what commands do with them."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class SharedOptions:
-    """What a person typed of the options that several commands share; see :func:`takes`."""
+    """Values of the shared options; see :func:`with_shared_options`."""
 
     config: Annotated[
         Path | None,
         typer.Option(
             "--config",
             "-c",
-            help="Configuration file (default: capgraph.yml here, else the packaged data agent).",
+            help="Configuration file (default: ./capgraph.yml, else the packaged data agent).",
         ),
     ] = None
     model: Annotated[
@@ -50,75 +50,75 @@ class SharedOptions:
         str | None,
         typer.Option(
             "--db",
-            help="Where threads are kept: SQLite file, postgresql://… or 'memory'"
-            " (default: a file of yours).",
+            help="Database of the threads: an SQLite file, postgresql://… or 'memory'"
+            " (default: a file in your data folder).",
         ),
     ] = None
     thread: Annotated[
         str | None,
-        typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
+        typer.Option("--thread", "-t", help="Thread to continue (default: a new one)."),
     ] = None
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", "-d", help="Data file that the question is about; may be repeated."),
+        typer.Option("--data", "-d", help="Data file for the question; can be repeated."),
     ] = None
     submit: Annotated[
         bool,
-        typer.Option("--submit", help="Hand it to workers, and do not wait for what comes of it."),
+        typer.Option("--submit", help="Submit to workers and do not wait for the result."),
     ] = False
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="What carries orders to workers: postgres or temporal."),
+        typer.Option("--engine", help="Engine that hands jobs to workers: postgres or temporal."),
     ] = None
     temporal: Annotated[
-        str | None, typer.Option("--temporal", help="Where Temporal is, as host:port.")
+        str | None, typer.Option("--temporal", help="Address of the Temporal server, as host:port.")
     ] = None
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Lines instead of a picture that redraws.")
-    ] = False
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view.")] = (
+        False
+    )
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
     def settings(self, *, is_shared: bool = False) -> Settings:
-        """Read the configuration; see :func:`capgraph.cli.agent.read_settings`."""
+        """Read the settings; see :func:`capgraph.cli.agent.read_settings`."""
         return opening.read_settings(self.config, is_shared=is_shared)
 
     def to_arguments(self, *names: str) -> list[str]:
-        """Return what was typed of some options, to be typed again.
+        """Return command line arguments for the given options.
 
         >>> SharedOptions(db="a.sqlite").to_arguments("config", "db")
         ['--db', 'a.sqlite']
         """
-        typed = [(name, getattr(self, name)) for name in names]
-        return [word for name, value in typed if value for word in (f"--{name}", str(value))]
+        values = [(name, getattr(self, name)) for name in names]
+        return [word for name, value in values if value for word in (f"--{name}", str(value))]
 
     def open_agent(self, settings: Settings) -> AbstractAsyncContextManager[opening.LoadedAgent]:
-        """Build the agent; see :func:`capgraph.cli.agent.open_agent`."""
+        """Open the agent; see :func:`capgraph.cli.agent.open_agent`."""
         return opening.open_agent(settings, model=self.model, db=self.db, data=self.data or ())
 
     @asynccontextmanager
     async def open_client(
         self, settings: Settings
     ) -> AsyncIterator[tuple[opening.LoadedAgent, Client]]:
-        """Build the agent, and what asks workers for its turns."""
+        """Open the agent and a client that submits turns to workers."""
         from capgraph.scale.client import open_engine
 
         url = self._worker_database_url(settings)
-        named = {"engine": self.engine, "temporal": self.temporal}
+        engine_options = {"engine": self.engine, "temporal": self.temporal}
         async with (
             self.open_agent(settings) as agent,
-            open_engine(url, graph=agent.graph, **named) as client,
+            open_engine(url, graph=agent.graph, **engine_options) as client,
         ):
             yield agent, client
 
     def require_database(self) -> None:
-        """Make sure that ``--db`` names a database where one is read: opening it would make it.
+        """Check that the database of ``--db`` exists, since opening it would create it.
 
         Raises:
-            ConfigurationError: There is no such file.
+            ConfigurationError: The file does not exist.
         """
         if not opening.database_exists(self.db):
             raise ConfigurationError(
-                f"There is no database {self.db!r}.", fix="Check the path of --db."
+                f"The database {self.db!r} does not exist.", fix="Check the path of --db."
             )
 
     def run_with_database(
@@ -127,11 +127,11 @@ class SharedOptions:
         *,
         may_create: bool = False,
     ) -> T:
-        """Open the database, without an agent, and do some work on it.
+        """Open the database without an agent and run a function on it.
 
         Args:
-            work: Given saver and store; what it returns is returned.
-            may_create: Whether it may be made.
+            work: Function of the saver and the store, whose result is returned.
+            may_create: True if the database may be created.
         """
         if not may_create:
             self.require_database()
@@ -145,23 +145,23 @@ class SharedOptions:
         return asyncio.run(run())
 
     def run_with_engine(self, work: Callable[[Engine, Any], Awaitable[T]]) -> T:
-        """Open what carries orders, without an agent, and do some work with it.
+        """Connect to the engine without an agent and run a function with it.
 
         Args:
-            work: Given the engine and the saver of its threads; what it returns is returned.
+            work: Function of the engine and the saver, whose result is returned.
         """
         from capgraph.scale.client import connect
 
         settings = self.settings()
         url = self._worker_database_url(settings)
-        named = {"engine": self.engine, "temporal": self.temporal}
+        engine_options = {"engine": self.engine, "temporal": self.temporal}
 
         async def run(saver: Any, _: object) -> T:
-            opened = await connect(url, saver, settings.scale, **named)
+            engine = await connect(url, saver, settings.scale, **engine_options)
             try:
-                return await work(opened, saver)
+                return await work(engine, saver)
             finally:
-                await opened.close()
+                await engine.close()
 
         return self.run_with_database(run, may_create=True)
 
@@ -174,32 +174,37 @@ class SharedOptions:
 
 
 def with_shared_options(*names: str) -> Callable[[_Command], _Command]:
-    """Give a command shared options, which reach it together as its argument ``shared``.
+    """Add shared options to a command, which receives them as its argument ``shared``.
 
     Args:
-        names: Which of the attributes of :class:`Shared`.
+        names: Names of attributes of :class:`SharedOptions`.
     """
 
-    def dressed(command: _Command) -> _Command:
+    def decorate(command: _Command) -> _Command:
         @functools.wraps(command)
-        def run(**given: Any) -> None:
-            typed = {name: given.pop(name) for name in names if name in given}
-            command(**{"shared": SharedOptions(**typed), **given})
+        def run(**arguments: Any) -> None:
+            shared_values = {name: arguments.pop(name) for name in names if name in arguments}
+            command(**{"shared": SharedOptions(**shared_values), **arguments})
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        known = inspect.signature(SharedOptions).parameters
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        shared_parameters = inspect.signature(SharedOptions).parameters
         hints = get_type_hints(SharedOptions, include_extras=True)
-        whole = [parameter for parameter in own if parameter.name != "shared"]
-        whole += [known[n].replace(annotation=hints[n], kind=known[n].KEYWORD_ONLY) for n in names]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
-        vars(run)["__signature__"] = inspect.Signature(whole)
+        all_parameters = [parameter for parameter in parameters if parameter.name != "shared"]
+        all_parameters += [
+            shared_parameters[n].replace(
+                annotation=hints[n], kind=shared_parameters[n].KEYWORD_ONLY
+            )
+            for n in names
+        ]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in all_parameters}
+        vars(run)["__signature__"] = inspect.Signature(all_parameters)
         return run
 
-    return dressed
+    return decorate
 
 
 def parse_value(text: str | None) -> Any:
-    """Read a value that a person types: as JSON, and where it is none, as the text that it is.
+    """Parse a value as JSON; text that is not JSON is returned unchanged.
 
     >>> parse_value("[1]"), parse_value("Oslo")
     ([1], 'Oslo')
@@ -212,14 +217,14 @@ def parse_value(text: str | None) -> Any:
         return text
 
 
-_MAX_SECONDS = 1e10  # seconds; further back there is no date
+_MAX_SECONDS = 1e10  # larger values exceed the range of datetime
 
 
 def parse_duration_option(text: str) -> timedelta:
-    """Read a length of time such as ``30d``, ``12h`` or ``90m``.
+    """Parse a duration such as ``30d``, ``12h``, or ``90m``.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is not a duration.
 
     >>> parse_duration_option("2w").days
     14
@@ -229,6 +234,7 @@ def parse_duration_option(text: str) -> timedelta:
     seconds = parse_duration(text.strip().lower())
     if seconds is None or seconds > _MAX_SECONDS:
         raise ConfigurationError(
-            f"{text[:40]!r} is no length of time.", fix="Write a number and s, m, h, d or w: 30d."
+            f"Invalid duration {text[:40]!r}: expected a number and a unit.",
+            fix="Use s, m, h, d, or w as the unit: 30d.",
         )
     return timedelta(seconds=seconds)

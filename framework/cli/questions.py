@@ -1,4 +1,4 @@
-"""Questions of a waiting run, asked in the terminal or answered by an option."""
+"""Questions of a waiting run, answered in the terminal or by an option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PLAN_KIND = "plan"
-# What may be typed for each decision, and how it is offered.
+# Accepted inputs and the hint of each decision.
 _DECISIONS = {
     "approve": ({"a", "y", "yes"}, "[a]pprove"),
     "edit": ({"e"}, "[e]dit parameters"),
@@ -29,16 +29,16 @@ _RULE_HINT = "[always] in this thread, [everywhere]"
 
 
 def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any] | None:
-    """Answer every open question alike, for ``--yes`` and ``--no``.
+    """Return the same decision for every open question, for ``--yes`` and ``--no``.
 
-    A step whose effect may have happened is never run again by ``--yes``.
+    ``--yes`` never runs a step again if its effect may already have happened.
 
     Args:
-        questions: Open questions, by interrupt id.
-        approve: Whether to agree.
+        questions: Open questions, by interrupt ID.
+        approve: True to approve, False to reject.
 
     Returns:
-        What to resume with, or ``None`` when a question needs a person.
+        Answers to resume with, or ``None`` if a question needs a person.
 
     >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
     >>> answer_all({"1": {"steps": steps}}, approve=True)
@@ -48,7 +48,7 @@ def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any]
     answers: dict[str, Any] = {}
     for interrupt_id, question in questions.items():
         steps = question.get("steps") if isinstance(question, Mapping) else None
-        # With a problem, the same answer was refused already.
+        # A question with problems has already rejected this answer.
         if not steps or question.get("problems"):
             return None
         if any(word not in step.get("decisions", ()) for step in steps):
@@ -61,41 +61,43 @@ def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any]
 
 
 def answer_by_option(*, approve: bool) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:
-    """Return who answers for ``--yes`` and ``--no``: once, where somebody else has to agree, too.
+    """Return an answer provider for ``--yes`` and ``--no``.
+
+    It answers once per step if several people must approve.
 
     Args:
-        approve: Whether to agree.
+        approve: True to approve, False to reject.
     """
-    signed: set[str] = set()
+    answered_keys: set[str] = set()
 
     def answers(questions: Mapping[str, Any]) -> dict[str, Any] | None:
-        shown = [question for question in questions.values() if isinstance(question, Mapping)]
-        steps = [step for question in shown for step in question.get("steps") or ()]
+        approvals = [question for question in questions.values() if isinstance(question, Mapping)]
+        steps = [step for question in approvals for step in question.get("steps") or ()]
         keys = {step["context_key"] for step in steps if step.get("approvals")}
-        if keys & signed:
+        if keys & answered_keys:
             return None
-        signed.update(keys)
+        answered_keys.update(keys)
         return answer_all(questions, approve=approve)
 
     return answers
 
 
 def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    """Ask a person; returns what to resume with.
+    """Ask the user all questions and return the answers to resume with.
 
     Args:
-        questions: Open questions, by interrupt id.
+        questions: Open questions, by interrupt ID.
         console: A terminal.
 
     Raises:
-        KeyboardInterrupt: The person pressed Ctrl-C; the question stays open.
-        EOFError: There is nobody to answer.
+        KeyboardInterrupt: The user pressed Ctrl-C. The questions stay open.
+        EOFError: Standard input is closed.
     """
     return {key: _ask_one(question, console) for key, question in questions.items()}
 
 
 def question_lines(question: Any) -> list[str]:
-    """Say in lines what a person is asked; nothing of it is left out."""
+    """Return all details of a question as lines."""
     if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
         return [to_printable(question)]
     lines = [f"problem: {one_line(problem, None)}" for problem in question.get("problems") or []]
@@ -103,7 +105,7 @@ def question_lines(question: Any) -> list[str]:
 
 
 def _describe_step(step: Mapping[str, Any]) -> list[str]:
-    """Say in lines what one step, or each step of a plan, would do."""
+    """Return a step, or each step of a plan, as lines."""
     about = step.get("description") or ""
     name = f"{step.get('context_key')} ({step.get('capability')})"
     if step.get("kind") == _PLAN_KIND:
@@ -170,31 +172,31 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
     for line in rest:
         console.print(line)
     allowed = list(step.get("decisions") or ["approve", "reject"])
-    rules = "approve" in allowed and step.get("kind") == "step"
-    typed_for = {word: _DECISIONS.get(word, (set(), word)) for word in allowed}
-    hints = [hint for _, hint in typed_for.values()] + ([_RULE_HINT] if rules else [])
+    can_remember = "approve" in allowed and step.get("kind") == "step"
+    inputs = {word: _DECISIONS.get(word, (set(), word)) for word in allowed}
+    hints = [hint for _, hint in inputs.values()] + ([_RULE_HINT] if can_remember else [])
     console.print("  " + ", ".join(hints))
     while True:
         typed = _prompt("decision> ").strip().lower()
-        if rules and typed in _RULE_SCOPES:
+        if can_remember and typed in _RULE_SCOPES:
             return {"decision": "approve", "remember": {"scope": _RULE_SCOPES[typed]}}
-        word = next((word for word in allowed if typed in {word, *typed_for[word][0]}), None)
+        word = next((word for word in allowed if typed in {word, *inputs[word][0]}), None)
         if word is not None:
             return {"decision": word, **_ask_details(word, step, console)}
         console.print(f"Use one of: {', '.join(allowed)}.", style="red")
 
 
 def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    """Ask for what belongs to a decision."""
+    """Ask for the details that a decision requires."""
     if word == "edit" and step.get("kind") == _PLAN_KIND:
         from capgraph.base import load_execution_plan_from_file
 
-        console.print("  The new plan is read from a file; it is checked before anything runs.")
+        console.print("  Enter the file of the new plan. It is validated before it runs.")
         plan = _ask_until_valid(load_execution_plan_from_file, "plan file> ", console)
         return {"steps": list(plan["steps"])}
     if word == "edit":
         console.print(
-            "  New values as JSON; what you leave out stays as it is, null takes a value away."
+            "  Enter new values as JSON. Omitted values are unchanged; null removes a value."
         )
         merged = {
             **(step.get("parameters") or {}),
@@ -202,7 +204,7 @@ def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[s
         }
         return {"parameters": {key: value for key, value in merged.items() if value is not None}}
     if word == "done":
-        console.print("  What it gave, as JSON by context type; Enter for nothing.")
+        console.print("  Enter its outputs as JSON by context type, or press Enter for none.")
         return {
             "outputs": _ask_until_valid(lambda t: _json_object(t or "{}"), "outputs> ", console)
         }
@@ -216,7 +218,7 @@ def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[s
 
 
 def _ask_until_valid(parse: Callable[[str], T], prompt: str, console: Console) -> T:
-    """Ask until what is typed can be read."""
+    """Prompt until the input can be parsed."""
     while True:
         try:
             return parse(_prompt(prompt).strip())
@@ -226,20 +228,20 @@ def _ask_until_valid(parse: Callable[[str], T], prompt: str, console: Console) -
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ValueError(f"This is not JSON: {exc}.") from exc
-    if not isinstance(given, dict):
-        raise ValueError('Write an object, such as {"amount": 3}.')
-    return given
+        raise ValueError(f"Invalid JSON: {exc}.") from exc
+    if not isinstance(value, dict):
+        raise ValueError('Expected a JSON object, such as {"amount": 3}.')
+    return value
 
 
 def _nonempty_text(text: str) -> str:
     if not text:
-        raise ValueError("Write at least one word.")
+        raise ValueError("The text is empty.")
     return text
 
 
 def _prompt(prompt: str) -> str:
-    # Not the console's own input: line editing has to know how long the prompt is.
+    # Not Console.input(): line editing must know the length of the prompt.
     return input(prompt)

@@ -1,4 +1,4 @@
-"""Agents for LangGraph's servers, which bring a saver and a store of their own."""
+"""Graph factories for LangGraph servers, which provide their own saver and store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def demo() -> AbstractAsyncContextManager[Any]:
-    """Open the graph of the demonstration: weather of Seattle, no model.
+    """Open the graph of the demo agent, which answers questions about the weather without a model.
 
     >>> async def nodes():
     ...     async with demo() as graph:
@@ -23,7 +23,7 @@ def demo() -> AbstractAsyncContextManager[Any]:
 
 
 def configured() -> AbstractAsyncContextManager[Any]:
-    """Open the graph of the agent that the file in ``CAPGRAPH_CONFIG`` describes."""
+    """Open the graph of the agent that ``CAPGRAPH_CONFIG`` configures."""
     return _open()
 
 
@@ -33,10 +33,10 @@ async def _open(*files: Any) -> AsyncIterator[Any]:
     from capgraph.graph import open_graph
 
     settings = await asyncio.to_thread(load_settings, *files)
-    # The server's own saver and store replace those of the graph.
+    # The server provides the saver and the store.
     elsewhere = settings.persistence.model_copy(update={"url": None})
     settings = settings.model_copy(update={"persistence": elsewhere})
     async with open_graph(settings=settings) as graph:
-        # The server opens the graph for each run, which must be as fast as any other.
+        # The server opens the graph for each run, so initialization must not delay the first step.
         await graph.warm_up()
         yield graph

@@ -1,4 +1,4 @@
-"""An open agent and one of its threads, in which turns follow each other."""
+"""An open agent with one thread, for commands that run turns."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from capgraph.telemetry import Event
 
 AnswerProvider = Callable[[dict[str, Any]], dict[str, Any] | None]
-"""Given the open questions; returns what to resume with, ``None`` to leave them open."""
+"""Function that answers open questions; returns ``None`` to leave them open."""
 
 
 @dataclass(slots=True)
 class Session:
-    """Runs the turns of a thread and shows them.
+    """Runner of a thread's turns, with a view.
 
     Attributes:
-        runner: Runs the turns; questions are asked between them, outside of the event loop.
+        runner: Event loop of the turns. Questions are asked between turns, outside of the loop.
         agent: The agent.
-        thread_id: The thread.
-        resume_arguments: The words of the command that goes on with the thread, without the thread.
-        view: Shows the turns.
-        watchers: Also receive each event.
+        thread_id: ID of the thread.
+        resume_arguments: Command that resumes the thread, without the thread ID.
+        view: View of the turns.
+        watchers: Additional event listeners.
     """
 
     runner: asyncio.Runner
@@ -50,28 +50,28 @@ class Session:
 
     @property
     def config(self) -> Any:
-        """What names the thread, and who asks, to the graph."""
+        """Config of the graph with the thread and the caller."""
         return thread_config(self.agent.settings, self.thread_id)
 
     @property
     def gateway(self) -> Any:
-        """The module that reads what a person types, of the first package that has one."""
-        names = self.agent.settings.infrastructure
-        packages = [part for name in names for part in (name, name.rpartition(".")[0]) if part]
+        """Module ``gateway`` of the first infrastructure package that has one."""
+        modules = self.agent.settings.infrastructure
+        packages = [part for name in modules for part in (name, name.rpartition(".")[0]) if part]
         for package in dict.fromkeys(packages):
             with contextlib.suppress(ModuleNotFoundError):
                 return importlib.import_module(f"{package}.gateway")
         raise ConfigurationError(
-            f"None of the infrastructure modules {names} has a gateway.",
-            fix="Keep 'capgraph.infrastructure' in the list, or add a module called gateway to yours.",
+            f"The infrastructure modules {modules} have no gateway.",
+            fix="Add 'capgraph.infrastructure' to the list, or a module 'gateway' to your package.",
         )
 
     def state(self) -> StateSnapshot:
-        """Return the thread as it stands."""
+        """Return the current state of the thread."""
         return self.runner.run(self.agent.graph.aget_state(self.config))
 
     def prepare(self, text: str) -> Any:
-        """Read what a person typed."""
+        """Parse the user's input."""
         return self.runner.run(self.gateway.prepare_input(self.agent.graph, text, self.config))
 
     def add_data(self, graph_input: dict[str, Any]) -> dict[str, Any]:
@@ -80,19 +80,19 @@ class Session:
         return {**graph_input, "capability_context_data": data} if data else graph_input
 
     def resume_command(self) -> str:
-        """Return the command that goes on with the thread."""
+        """Return the command that resumes the thread."""
         program, command, *options = self.resume_arguments
         return shlex.join([program, command, "--thread", self.thread_id, *options])
 
     def run_turn(
         self, graph_input: Any, question: str | None, answers: AnswerProvider | None
     ) -> TurnResult:
-        """Run a turn, and on through its questions as long as somebody answers them.
+        """Run a turn. Resume it as long as ``answers`` answers its questions.
 
         Args:
-            graph_input: What the graph begins with; ``None`` goes on with an unfinished turn.
-            question: What the person asked, for the view.
-            answers: ``None`` when there is nobody.
+            graph_input: Input of the graph; ``None`` resumes an unfinished turn.
+            question: The user's question, for the view.
+            answers: Provider of answers; ``None`` leaves questions open.
         """
         from langgraph.types import Command
 
@@ -122,25 +122,25 @@ class Session:
         from capgraph.graph.turn_runner import TurnRunner, load_thread_values
         from capgraph.telemetry import parse_event
 
-        goes_on = graph_input is None or isinstance(graph_input, Command)
+        is_continuation = graph_input is None or isinstance(graph_input, Command)
         graph = self.agent.graph
         self.view.start_turn(
             question,
             self.thread_id,
-            await load_thread_values(graph, self.thread_id) if goes_on else {},
+            await load_thread_values(graph, self.thread_id) if is_continuation else {},
         )
 
-        def take(data: dict[str, Any]) -> None:
+        def handle_event(data: dict[str, Any]) -> None:
             try:
                 event = parse_event(data)
-            except ValidationError:  # a capability may write events of its own
+            except ValidationError:  # an event of a capability
                 return
             for watch in (self.view.show_event, *self.watchers):
                 watch(event)
 
         turn = TurnRunner(graph, self.config)
         with _handle_signals(turn):
-            end = await turn.run(graph_input, take)
+            end = await turn.run(graph_input, handle_event)
         if end.error is not None and isinstance(end.error.__cause__, OutputClosedError):
             raise end.error.__cause__
         return end
@@ -150,13 +150,13 @@ class Session:
 def open_session(
     view: View, resume_arguments: Sequence[str], shared: SharedOptions, *, user: str | None = None
 ) -> Iterator[Session]:
-    """Open the agent and the thread that the options of a command name.
+    """Open the agent and the thread that the options select.
 
     Args:
-        view: Shows the turns.
-        resume_arguments: The words of the command that goes on with a thread.
-        shared: The options; a new thread without ``--thread``.
-        user: What ``--as`` says; the settings' user without it.
+        view: View of the turns.
+        resume_arguments: Command that resumes a thread.
+        shared: Shared options. Without ``--thread``, a new thread is created.
+        user: Value of ``--as``; the settings' user by default.
     """
     thread_id = check_thread_id(shared.thread) if shared.thread else new_thread_id()
     words = [*resume_arguments, *shared.to_arguments("db", "config", "model")]
@@ -173,27 +173,27 @@ def open_session(
 
 @contextlib.contextmanager
 def _handle_signals(turn: TurnRunner) -> Iterator[None]:
-    """Cancel on SIGINT, drain on SIGTERM; a second SIGINT ends the process at once."""
+    """Cancel the turn on SIGINT and drain it on SIGTERM. A second SIGINT exits the process."""
     loop = asyncio.get_running_loop()
     interrupted = False
 
     def interrupt() -> None:
         nonlocal interrupted
         if interrupted:
-            # All that is finished is on disk already; only a step that cannot be cancelled waits.
+            # Finished work is on disk; only a step that cannot be cancelled is still running.
             sys.stdout.flush()
             os._exit(130)
         interrupted = True
         turn.stop()
 
-    handled: list[signal.Signals] = []
+    installed: list[signal.Signals] = []
     try:
         for number, action in ((signal.SIGINT, interrupt), (signal.SIGTERM, turn.drain)):
-            # Without signals in the loop (Windows, threads) Ctrl-C cancels the main task instead.
+            # Without signal handlers (Windows, threads), Ctrl-C cancels the main task instead.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, action)
-                handled.append(number)
+                installed.append(number)
         yield
     finally:
-        for number in handled:
+        for number in installed:
             loop.remove_signal_handler(number)

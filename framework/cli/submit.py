@@ -1,4 +1,4 @@
-"""``--submit``: what is asked or answered is handed to workers, and nobody waits here."""
+"""Implementation of ``--submit``: hand turns and answers to workers without waiting for results."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def submit_one(
     user: str | None,
     as_json: bool,
 ) -> None:
-    """Ask for one turn, or answer what a thread asks; prints the turn's id.
+    """Submit one turn, or answer the questions of a thread; prints the ID of the turn.
 
     Args:
-        question: What is asked.
-        shared: The options.
-        answer: What ``--yes/--no`` says.
-        plan: What ``--plan`` says.
-        abandon: What ``--abandon`` says.
-        user: What ``--as`` says.
-        as_json: What ``--json`` says.
+        question: The user's message.
+        shared: Shared options.
+        answer: Value of ``--yes/--no``.
+        plan: Value of ``--plan``.
+        abandon: Value of ``--abandon``.
+        user: Value of ``--as``.
+        as_json: Value of ``--json``.
     """
     from capgraph.pipeline.run_config import configured_caller
 
     thread = shared.thread
     if plan is not None and question is not None:
         raise ConfigurationError(
-            "A question and a plan are given.", fix="With --submit, give one of them."
+            "A question and a plan cannot be submitted together.", fix="Pass one of them."
         )
     if answer is not None and (question is not None or plan is not None or thread is None):
         raise ConfigurationError(
-            "With --submit, --yes and --no answer what a thread asks.",
-            fix="Name the thread with --thread, and leave the question out.",
+            "--submit with --yes or --no requires a thread and no question.",
+            fix="Pass --thread and omit the question.",
         )
     settings = shared.settings()
     settings.user = user or settings.user
@@ -63,7 +63,7 @@ def submit_one(
                 assert thread is not None
                 await _answer(client, thread, caller, approve=answer)
                 return
-            named = check_thread_id(thread) if thread else new_thread_id()
+            thread_id = check_thread_id(thread) if thread else new_thread_id()
             if abandon and thread:
                 await client.stop(thread)
             steps = None
@@ -71,26 +71,26 @@ def submit_one(
                 from capgraph.base import load_execution_plan_from_file
 
                 steps = await asyncio.to_thread(load_execution_plan_from_file, plan)
-            turn = await _submit(agent, client, named, question, steps, caller)
+            turn_id = await _submit(agent, client, thread_id, question, steps, caller)
             if as_json:
                 import json
 
-                typer.echo(json.dumps({"turn": turn, "thread": named}))
+                typer.echo(json.dumps({"turn": turn_id, "thread": thread_id}))
             else:
-                typer.echo(turn)
+                typer.echo(turn_id)
                 if thread is None:
-                    typer.echo(f"thread {named}", err=True)
+                    typer.echo(f"thread {thread_id}", err=True)
 
     asyncio.run(run())
 
 
 def submit_lines(shared: SharedOptions) -> None:
-    """Ask for a turn for each line that is typed; prints the turns' ids."""
+    """Submit a turn for each line of standard input; prints the IDs of the turns."""
     from capgraph.pipeline.run_config import configured_caller
 
     settings = shared.settings()
     caller = configured_caller(settings)
-    named = check_thread_id(shared.thread) if shared.thread else new_thread_id()
+    thread_id = check_thread_id(shared.thread) if shared.thread else new_thread_id()
 
     async def run() -> None:
         async with shared.open_client(settings) as (agent, client):
@@ -98,33 +98,33 @@ def submit_lines(shared: SharedOptions) -> None:
                 if line.strip() == "/exit":
                     break
                 if line.strip():
-                    typer.echo(await _submit(agent, client, named, line.strip(), None, caller))
+                    typer.echo(await _submit(agent, client, thread_id, line.strip(), None, caller))
                     sys.stdout.flush()
 
     if shared.thread is None:
-        typer.echo(f"thread {named}", err=True)
+        typer.echo(f"thread {thread_id}", err=True)
     asyncio.run(run())
 
 
 def submit_answers(shared: SharedOptions) -> None:
-    """Ask a person what threads wait for, one after the other; workers go on with the answers."""
+    """Ask the user the open questions of all threads and submit the answers."""
     from capgraph.cli.questions import ask_all
     from capgraph.pipeline.run_config import configured_caller
     from capgraph.stores import waiting_questions
 
     settings, console = shared.settings(), make_console()
     caller = configured_caller(settings)
-    # A person thinks outside of the loop, so that Ctrl-C ends what is asked.
+    # Prompts run outside of the event loop, so that Ctrl-C interrupts them.
     with asyncio.Runner() as runner:
         opening = shared.open_client(settings)
         agent, client = runner.run(opening.__aenter__())
         try:
             for thread in runner.run(waiting_questions(agent.saver)):
-                asked = runner.run(client.status(thread)).questions
+                questions = runner.run(client.status(thread)).questions
                 print_text(f"thread {thread}")
-                for name, answer in ask_all(asked, console).items():
+                for name, answer in ask_all(questions, console).items():
                     if not runner.run(client.answer(thread, name, answer, caller)):
-                        print_text("Somebody else has answered it.")
+                        print_text("Another person has already answered this question.")
         except (EOFError, KeyboardInterrupt):
             raise typer.Exit(ExitCode.WAITING) from None
         finally:
@@ -136,12 +136,12 @@ async def _submit(
 ) -> str:
     if question is None and plan is None:
         raise ConfigurationError(
-            "There is no question.", fix="Write the question: capgraph ask --submit 'What …?'."
+            "The question is missing.", fix="Pass a question: capgraph ask --submit 'What …?'."
         )
     if question is not None and question.startswith("/"):
         raise ConfigurationError(
-            f"{question!r:.80} is a command for a turn that runs here.",
-            fix="Leave --submit out, or write a question.",
+            f"The command {question!r:.80} cannot be submitted.",
+            fix="Omit --submit, or pass a question.",
         )
     context = dict(agent.data) or None
     return await client.submit(thread, question, plan=plan, caller=caller, context=context)
@@ -151,15 +151,16 @@ async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool)
     from capgraph.base.errors import ThreadBusyError
     from capgraph.cli.questions import answer_by_option
 
-    asked = (await client.status(thread)).questions
-    if not asked:
+    questions = (await client.status(thread)).questions
+    if not questions:
         raise ConfigurationError(
-            f"The thread {thread!r} asks nothing.", fix="See 'capgraph approvals waiting'."
+            f"The thread {thread!r} has no open question.",
+            fix="List open questions: capgraph approvals waiting.",
         )
-    given = answer_by_option(approve=approve)(dict(asked)) or {}
-    taken = [await client.answer(thread, name, given[name], caller) for name in given]
-    if not any(taken):
+    answers = answer_by_option(approve=approve)(dict(questions)) or {}
+    accepted = [await client.answer(thread, name, answers[name], caller) for name in answers]
+    if not any(accepted):
         raise ThreadBusyError(
-            f"The thread {thread!r} was answered by somebody else.",
-            fix="Look how it goes on: capgraph threads show.",
+            f"The questions of thread {thread!r} have already been answered.",
+            fix="Check the thread: capgraph threads show.",
         )

@@ -1,4 +1,4 @@
-"""Text that is safe to print, where it is printed, and files that appear whole or not at all."""
+"""Terminal output of untrusted text, tables, and errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class OutputClosedError(OSError):
-    """Standard output was closed while the command wrote to it."""
+    """Raised when standard output is closed while a command writes to it."""
 
 
 def to_printable(text: object) -> str:
-    r"""Make text of any origin safe for a terminal; its line breaks stay.
+    r"""Escape control characters of untrusted text. Line breaks are kept.
 
     >>> to_printable("one\r\ntwo\x1b[2J")
     'one\ntwo\\x1b[2J'
@@ -31,7 +31,7 @@ def to_printable(text: object) -> str:
 
 
 def one_line(text: object, limit: int | None = 200) -> str:
-    r"""Return text as one safe line, shortened with an ellipsis where there is a limit.
+    r"""Return untrusted text as one printable line, truncated with an ellipsis if there is a limit.
 
     >>> one_line("a\nb   c", limit=4)
     'a b…'
@@ -43,7 +43,7 @@ def one_line(text: object, limit: int | None = 200) -> str:
 
 
 def print_text(text: object) -> None:
-    """Print text to standard output as it is, but safe."""
+    """Print untrusted text to standard output."""
     import typer
 
     typer.echo(to_printable(text))
@@ -56,13 +56,13 @@ def print_rows(
     empty_message: str = "",
     data: object = None,
 ) -> None:
-    """Print rows: as a table on a terminal, else tab-separated without headings; or as JSON.
+    """Print rows as a table on a terminal, as tab-separated lines otherwise, or as JSON.
 
     Args:
-        headings: What the columns are.
-        rows: AtomicValueStore of any origin.
-        empty_message: What a terminal says when there is no row.
-        data: What is printed as JSON in place of the rows.
+        headings: Column headings.
+        rows: Rows of untrusted values.
+        empty_message: Message on a terminal if there are no rows.
+        data: Data to print as JSON instead of the rows.
     """
     if data is not None:
         import typer
@@ -87,14 +87,14 @@ def print_rows(
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """Return a console that prints text as it is: no markup, no emoji codes, no highlighting."""
+    """Return a console without markup, emoji codes, and highlighting."""
     from rich.console import Console
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            # Rich would end the process from inside the running turn; an ordinary error lets
-            # the turn be cancelled and the database be closed.
-            raise OutputClosedError("Nobody reads the output any more.")
+            # Rich would exit the process during the turn. An ordinary exception lets the turn be
+            # cancelled and the database be closed.
+            raise OutputClosedError("Standard output was closed.")
 
     return PlainConsole(
         file=file, markup=False, emoji=False, highlight=False, soft_wrap=False, legacy_windows=False
@@ -102,27 +102,27 @@ def make_console(file: TextIO | None = None) -> Console:
 
 
 def is_interactive() -> bool:
-    """Whether a person sits at both ends."""
+    """Return True if standard input and output are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def print_error(error: BaseException) -> None:
-    """Print one clean message to standard error."""
+    """Print an error message to standard error, with secrets masked."""
     text = to_printable(mask_secrets(str(error) or type(error).__name__))
     console = make_console(sys.stderr)
     console.print(f"Error: {text}", style="red" if console.is_terminal else None, soft_wrap=True)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that a person named; one that was there stays whole until the new one is.
+    """Write a file atomically.
 
     Raises:
-        ConfigurationError: It cannot be written.
+        ConfigurationError: The file cannot be written.
     """
     try:
         write_atomic(path, text)
     except OSError as exc:
         raise ConfigurationError(
             f"The file {str(path)!r} cannot be written: {exc.strerror or exc}.",
-            fix="Give a file in a folder that you may write to.",
+            fix="Choose a file in a writable folder.",
         ) from exc

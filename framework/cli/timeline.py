@@ -1,4 +1,4 @@
-"""The steps of a turn over time, as SVG."""
+"""Timeline of a turn's steps as an SVG image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capgraph import telemetry as told
+from capgraph import telemetry as events
 from capgraph.cli.terminal import one_line, write_file
 
 if TYPE_CHECKING:
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 class Timeline:
-    """Takes note of when steps ran, and draws a bar for each attempt."""
+    """Recorder of step attempts that draws a bar for each of them."""
 
     def __init__(self) -> None:
         self._bars: list[tuple[str, float, float, str]] = []
 
-    def record(self, event: told.Event) -> None:
-        """Take note of the end of an attempt, which says how long it took."""
-        if isinstance(event, told.StepFinished | told.StepFailed):
+    def record(self, event: events.Event) -> None:
+        """Record the end of an attempt, whose event contains the duration."""
+        if isinstance(event, events.StepFinished | events.StepFailed):
             end = datetime.fromisoformat(event.timestamp).timestamp()
-            colour = "green" if isinstance(event, told.StepFinished) else "red"
+            colour = "green" if isinstance(event, events.StepFinished) else "red"
             name = f"{event.context_key} ({event.capability})"
             self._bars.append((name, end - event.duration, end, colour))
 
     def to_svg(self, title: str) -> str:
-        """Draw what was noted, in the order of its beginning; text of any origin is escaped.
+        """Return the timeline as SVG, ordered by start time. Untrusted text is escaped.
 
         Args:
-            title: What the picture shows.
+            title: Title of the image.
 
-        >>> "<to_svg" in Timeline().to_svg("nothing yet")
+        >>> "<svg" in Timeline().to_svg("nothing yet")
         True
         """
         from rich.console import Console
@@ -43,14 +43,14 @@ class Timeline:
         console = Console(record=True, width=110, file=io.StringIO(), legacy_windows=False)
         console.print(self._table())
         svg = console.export_svg(title=one_line(title, 90))
-        # A picture that a file shows asks no server for its letters.
+        # Remove web fonts, so that the image loads nothing from the network.
         return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
     def write(self, path: Path, title: str) -> None:
-        """Write the picture to a file.
+        """Write the image to a file.
 
         Raises:
-            ConfigurationError: It cannot be written.
+            ConfigurationError: The file cannot be written.
         """
         write_file(path, self.to_svg(title))
 

@@ -1,7 +1,7 @@
-"""How a turn is shown: redrawn on a terminal, line by line in a pipe, or as JSON.
+"""Views of a turn: a live view on a terminal, lines in a pipe, or JSON.
 
-What an event tells a person is said in one place, :func:`event_lines`, and how a turn ended in
-:func:`ending_lines`; the views only decide where it stands.
+:func:`event_lines` and :func:`ending_lines` contain all texts; the views decide where to print
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from capgraph import telemetry as told
+from capgraph import telemetry as events
 from capgraph.base.plan import plan_key
 from capgraph.cli.questions import question_lines
 from capgraph.cli.terminal import make_console, one_line, to_printable
@@ -45,55 +45,55 @@ _STATE_SIGNS = {
 
 
 class View:
-    """Shows one turn after the other; this one shows nothing."""
+    """Base class of views; shows nothing."""
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Show what is asked; ``values`` is the state of a turn that goes on."""
+        """Show the question. ``values`` is the state of a turn that continues."""
 
-    def show_event(self, event: told.Event) -> None:
-        """Show the next event."""
+    def show_event(self, event: events.Event) -> None:
+        """Show an event."""
 
     def show_end(self, end: TurnResult) -> None:
-        """Show how the turn ended."""
+        """Show the outcome of the turn."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; harmless when called again."""
+        """Restore the terminal. Can be called repeatedly."""
 
 
 class AnswerView(View):
-    """Writes the answer and nothing else."""
+    """View that prints only the answer."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def show_end(self, end: TurnResult) -> None:
-        """Write the answer."""
+        """Print the answer."""
         if end.answer:
             self._console.print(to_printable(end.answer), soft_wrap=True)
 
 
 class JsonView(View):
-    """Writes the typed events for programs, one a line; the last line is the result.
+    """View that prints each event as one line of JSON; the last line is the result.
 
-    Only ASCII is written, so no character of an answer can act on a terminal.
+    The output is pure ASCII, so an answer cannot control the terminal.
 
     Args:
-        file: Where to write; standard output when not given.
+        file: Output file; standard output by default.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file or sys.stdout
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Name the thread, so that a reader can resume it whatever happens next."""
+        """Print the thread ID, so that a reader can resume the thread in any case."""
         self._write({"event_type": "turn_began", "thread_id": thread_id, "question": question})
 
-    def show_event(self, event: told.Event) -> None:
-        """Write the event."""
+    def show_event(self, event: events.Event) -> None:
+        """Print the event."""
         self._write(event.model_dump(mode="json", exclude_none=True))
 
     def show_end(self, end: TurnResult) -> None:
-        """Write the result."""
+        """Print the result."""
         self._write({"event_type": "result", **end.to_dict()})
 
     def _write(self, data: object) -> None:
@@ -102,11 +102,11 @@ class JsonView(View):
 
 
 class PlainView(View):
-    """Writes one line per event with the seconds since the beginning, then the answer.
+    """View that prints a line per event with the elapsed seconds, then the answer.
 
     Args:
-        console: Where to write.
-        heading: Whether to name the thread first.
+        console: Output console.
+        heading: True to print the thread ID first.
     """
 
     def __init__(self, console: Console, *, heading: bool = True) -> None:
@@ -115,7 +115,7 @@ class PlainView(View):
         self._started_at = time.monotonic()
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Say what is asked in which thread, and what of it is done already."""
+        """Print the thread ID, the question, and the steps that are already done."""
         self._started_at = time.monotonic()
         if not self._heading_shown:
             self._print(f"thread: {one_line(thread_id)}", "dim")
@@ -128,13 +128,13 @@ class PlainView(View):
         if done:
             self._print(f"already done: {one_line(', '.join(done))}", "dim")
 
-    def show_event(self, event: told.Event) -> None:
-        """Write what the event says; pieces of the answer wait for its end."""
+    def show_event(self, event: events.Event) -> None:
+        """Print the lines of an event. Answer tokens are not printed."""
         for line in event_lines(event):
             self._print(f"[{time.monotonic() - self._started_at:7.2f}] {line}")
 
     def show_end(self, end: TurnResult) -> None:
-        """Write answer, files and outcome."""
+        """Print the answer, files, and outcome."""
         if end.answer:
             self._print(f"answer:\n{to_printable(end.answer)}")
         for line in ending_lines(end):
@@ -147,7 +147,7 @@ class PlainView(View):
 
 @dataclass(slots=True)
 class _Row:
-    """A step of the plan in force, as the table shows it."""
+    """Row of the plan table: one step."""
 
     capability: str
     inputs: str
@@ -159,11 +159,11 @@ class _Row:
 
 
 class LiveView(PlainView):
-    """Redraws the plan in place of lines about its steps; the answer is written as it comes.
+    """View that redraws the plan as a table and prints the answer as it is generated.
 
     Args:
         console: A terminal.
-        heading: Whether to name the thread first.
+        heading: True to print the thread ID first.
     """
 
     def __init__(self, console: Console, *, heading: bool = True) -> None:
@@ -174,7 +174,7 @@ class LiveView(PlainView):
         self._is_answering = False
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Say what is asked, and draw the plan of a turn that goes on."""
+        """Print the question and draw the plan of a turn that continues."""
         super().start_turn(question, thread_id, values)
         from capgraph.graph.turn_runner import step_states
 
@@ -182,51 +182,51 @@ class LiveView(PlainView):
         self._set_plan(values.get("planning_execution_plan") or {}, step_states(values))
         self._start_live()
 
-    def show_event(self, event: told.Event) -> None:
-        """Redraw, or write what stands above or below the plan."""
+    def show_event(self, event: events.Event) -> None:
+        """Redraw the plan, or print lines above or below it."""
         match event:
-            case told.AnswerToken():
+            case events.AnswerToken():
                 if event.resets:
-                    self._print_above(["the answer begins anew"])
+                    self._print_above(["the answer starts over"])
                 self._print_answer(event.text)
                 return
-            case told.Status():
+            case events.Status():
                 self._phase = next(iter(event_lines(event)), self._phase)
             case (
-                told.StepStarted()
-                | told.StepProgress()
-                | told.StepFinished()
-                | told.StepFailed()
-                | told.StepSkipped()
+                events.StepStarted()
+                | events.StepProgress()
+                | events.StepFinished()
+                | events.StepFailed()
+                | events.StepSkipped()
             ):
                 self._update_step(event)
-            case told.Retry() if event.context_key in self._rows:
+            case events.Retry() if event.context_key in self._rows:
                 row = self._rows[event.context_key]
                 row.state, row.note = "pending", _retry_text(event)
-            case told.ApprovalRequested() | told.TurnSuspended():
+            case events.ApprovalRequested() | events.TurnSuspended():
                 self._mark_waiting(
-                    event.steps if isinstance(event, told.ApprovalRequested) else event.waits
+                    event.steps if isinstance(event, events.ApprovalRequested) else event.waits
                 )
-            case told.PlanMade():
+            case events.PlanMade():
                 self._title, self._is_answering = f"plan {event.version}", False
                 self._set_plan(event.plan, {})
                 self._print_above(
                     [f"repaired: {one_line(repair, 400)}" for repair in event.repairs]
                 )
             case _:
-                if isinstance(event, told.Replan | told.Reclassify):
-                    self.close()  # the plan that failed stays; the next is drawn below it
+                if isinstance(event, events.Replan | events.Reclassify):
+                    self.close()  # keep the failed plan on screen; the next one is drawn below it
                 self._print_above(event_lines(event))
         self._start_live()
 
     def show_end(self, end: TurnResult) -> None:
-        """Show what the answer lacks: files, outcome, how to go on."""
+        """Print the rest of the answer, files, and the outcome."""
         for row in self._rows.values():
             if row.state == "running":
                 row.state, row.note = "pending", "interrupted"
         self.close()
         answer, written = to_printable(end.answer).strip(), self._printed.strip()
-        # What was written as it came is not written again, unless it was not the answer.
+        # Print only what has not been streamed, or all of it if the streamed text differs.
         rest = answer.removeprefix(written)
         lead = "\n" if written and rest == answer else ""
         if answer or written:
@@ -236,7 +236,7 @@ class LiveView(PlainView):
             self._print(line, style)
 
     def close(self) -> None:
-        """Stop redrawing; what was drawn last stays."""
+        """Stop redrawing and leave the last state on the screen."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -247,33 +247,36 @@ class LiveView(PlainView):
             key = str(step.get("context_key"))
             row = _Row(str(step.get("capability")), _step_summary(step))
             row.state = states.get(key, "pending")
-            kept = before.get(key)
-            same = kept and (kept.capability, kept.inputs) == (row.capability, row.inputs)
-            self._rows[key] = kept if kept and same and kept.state == "done" else row
+            previous = before.get(key)
+            is_same = previous and (previous.capability, previous.inputs) == (
+                row.capability,
+                row.inputs,
+            )
+            self._rows[key] = previous if previous and is_same and previous.state == "done" else row
 
     def _update_step(
         self,
-        event: told.StepStarted
-        | told.StepProgress
-        | told.StepFinished
-        | told.StepFailed
-        | told.StepSkipped,
+        event: events.StepStarted
+        | events.StepProgress
+        | events.StepFinished
+        | events.StepFailed
+        | events.StepSkipped,
     ) -> None:
         row = self._rows.setdefault(plan_key(event.context_key), _Row(event.capability, ""))
         if event.element is not None:
-            row.ended += isinstance(event, told.StepFinished)
+            row.ended += isinstance(event, events.StepFinished)
             row.note = f"{row.ended} of {event.elements}"
             return
         match event:
-            case told.StepStarted():
+            case events.StepStarted():
                 row.state, row.started, row.seconds, row.note = "running", time.time(), None, ""
-            case told.StepProgress():
+            case events.StepProgress():
                 row.note = _progress_text(event)
-            case told.StepFinished():
+            case events.StepFinished():
                 row.state, row.seconds, row.note = "done", event.duration, ""
-            case told.StepFailed():
+            case events.StepFailed():
                 row.state, row.seconds, row.note = "failed", event.duration, event.message
-            case told.StepSkipped():
+            case events.StepSkipped():
                 row.state = "not needed" if event.not_needed else "skipped"
                 row.note = event.reason
 
@@ -284,7 +287,7 @@ class LiveView(PlainView):
                 row.state, row.note = "waiting", describe_wait(entry) or row.note
 
     def _print_answer(self, text: str) -> None:
-        """Write a piece of the answer below the plan, which is not redrawn any more."""
+        """Print a piece of the answer below the plan, which is no longer redrawn."""
         self.close()
         self._is_answering = True
         piece = to_printable(text.replace("\r", ""))
@@ -314,13 +317,15 @@ class LiveView(PlainView):
 
         if not self._rows:
             return Spinner("dots", Text(self._phase, style="dim")) if self._live else Text()
-        room = max(3, self._console.height - 8)
+        max_rows = max(3, self._console.height - 8)
         shown = list(self._rows.items())
-        if len(shown) > room:
+        if len(shown) > max_rows:
             done = sum(row.state == "done" for row in self._rows.values())
             caption = f"{done} of {len(shown)} steps done"
-            quiet = ("done", "pending", "skipped", "not needed")
-            shown = [pair for pair in shown if pair[1].note or pair[1].state not in quiet][:room]
+            quiet_states = ("done", "pending", "skipped", "not needed")
+            shown = [pair for pair in shown if pair[1].note or pair[1].state not in quiet_states][
+                :max_rows
+            ]
         else:
             caption = None
         table = Table.grid("", "", "", "", "", "", padding=(0, 2))
@@ -332,8 +337,8 @@ class LiveView(PlainView):
             seconds = row.seconds
             if row.state == "running" and row.started is not None:
                 seconds = time.time() - row.started
-            took = "" if seconds is None else f"{seconds:.2f} s"
-            cells = (key, row.capability, row.inputs, took, row.note)
+            duration = "" if seconds is None else f"{seconds:.2f} s"
+            cells = (key, row.capability, row.inputs, duration, row.note)
             table.add_row(
                 Text(sign, style=style), *(Text(one_line(cell, 60)) for cell in cells), style=style
             )
@@ -343,13 +348,13 @@ class LiveView(PlainView):
 def make_view(
     *, as_json: bool = False, plain: bool = False, quiet: bool = False, heading: bool = True
 ) -> View:
-    """Return the view that suits standard output.
+    """Return the view for standard output.
 
     Args:
-        as_json: One event per line as JSON, and the result as the last line.
-        plain: Lines even on a terminal.
-        quiet: Only the answer.
-        heading: Name the thread first.
+        as_json: Print JSON lines.
+        plain: Print lines even on a terminal.
+        quiet: Print only the answer.
+        heading: Print the thread ID first.
     """
     if as_json:
         return JsonView()
@@ -361,48 +366,48 @@ def make_view(
     return LiveView(console, heading=heading)
 
 
-def _approval_line(event: told.ApprovalRequested | told.ApprovalDecided) -> str:
-    if isinstance(event, told.ApprovalRequested):
+def _approval_line(event: events.ApprovalRequested | events.ApprovalDecided) -> str:
+    if isinstance(event, events.ApprovalRequested):
         keys = ", ".join(str(step.get("context_key")) for step in event.steps)
-        return f"approval asked for: {keys}"
-    lost = f" (does not count: {event.refused})" if event.refused else ""
-    return f"{event.by or 'somebody'}: {event.decision} {event.context_key}{lost}"
+        return f"approval requested for: {keys}"
+    lost = f" (not counted: {event.refused})" if event.refused else ""
+    return f"{event.by or 'unknown user'}: {event.decision} {event.context_key}{lost}"
 
 
-def _wait_lines(event: told.Event) -> Iterator[str]:
-    if isinstance(event, told.TurnSuspended):
+def _wait_lines(event: events.Event) -> Iterator[str]:
+    if isinstance(event, events.TurnSuspended):
         for wait in event.waits:
             yield one_line(f"step {wait.get('context_key')} waits {describe_wait(wait)}", 1000)
-    elif isinstance(event, told.StepResumed):
-        came = f"{event.key!r} came" if event.by == "signal" else "its moment has come"
-        yield one_line(f"step {event.context_key} goes on: {came}", 1000)
+    elif isinstance(event, events.StepResumed):
+        cause = f"received {event.key!r}" if event.by == "signal" else "its wait is over"
+        yield one_line(f"step {event.context_key} resumes: {cause}", 1000)
 
 
-def event_lines(event: told.Event) -> list[str]:
-    """Say in lines what an event tells a person; most events have one, some none."""
+def event_lines(event: events.Event) -> list[str]:
+    """Return the lines that describe an event; some events have none."""
     match event:
-        case told.StepStarted() | told.StepFinished() if event.element is not None:
-            return []  # the step itself begins and ends
-        case told.Status() if getattr(event, "source", None) == "framework" and event.message:
+        case events.StepStarted() | events.StepFinished() if event.element is not None:
+            return []  # reported by the events of the whole step
+        case events.Status() if getattr(event, "source", None) == "framework" and event.message:
             line = event.message
-        case told.CapabilitiesSelected():
+        case events.CapabilitiesSelected():
             line = f"capabilities: {', '.join(event.capabilities) or 'none'}. {event.reason}"
-        case told.PlanMade():
+        case events.PlanMade():
             return list(_plan_lines(event))
-        case told.StepStarted():
-            again = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            line = f"step {event.context_key} ({event.capability}) started{again}"
-        case told.StepProgress():
+        case events.StepStarted():
+            attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
+            line = f"step {event.context_key} ({event.capability}) started{attempt}"
+        case events.StepProgress():
             line = f"step {event.context_key}: {_progress_text(event)}"
-        case told.StepFinished() | told.StepFailed() | told.StepSkipped():
+        case events.StepFinished() | events.StepFailed() | events.StepSkipped():
             line = f"step {event.context_key} ({event.capability}) {_step_end_text(event)}"
-        case told.Retry():
+        case events.Retry():
             line = f"retry {event.context_key or event.name}: {_retry_text(event)}"
-        case told.Replan():
+        case events.Replan():
             line = f"planning again: {event.reason}"
-        case told.Reclassify():
+        case events.Reclassify():
             line = f"choosing capabilities again: {event.reason}"
-        case told.ApprovalRequested() | told.ApprovalDecided():
+        case events.ApprovalRequested() | events.ApprovalDecided():
             line = _approval_line(event)
         case _:
             return list(_wait_lines(event))
@@ -410,61 +415,59 @@ def event_lines(event: told.Event) -> list[str]:
 
 
 def ending_lines(end: TurnResult) -> list[str]:
-    """Return the lines that close a turn, in a fixed order."""
+    """Return the lines printed at the end of a turn."""
     lines = [f"file: {one_line(path, 4000)}" for path in end.files]
     if end.status in {"waiting", "cancelled"}:
-        lines += [line for asked in end.questions.values() for line in question_lines(asked)]
+        lines += [line for question in end.questions.values() for line in question_lines(question)]
         waits = (end.outcome.get("waiting") or {}).items()
         lines += [one_line(f"{key} waits {describe_wait(wait)}", 1000) for key, wait in waits]
     missing = end.outcome.get("missing") or []
     if missing and end.status != "completed":
         lines.append(one_line(f"not done: {', '.join(missing)}", 1000))
-    if idle := end.outcome.get("not_needed"):
-        lines.append(one_line(f"not needed: {', '.join(idle)}", 1000))
+    if unneeded := end.outcome.get("not_needed"):
+        lines.append(one_line(f"not needed: {', '.join(unneeded)}", 1000))
     lines += [one_line(f"note: {note}", 1000) for note in end.outcome.get("notes") or ()]
     if end.model_calls:
         tokens = f"{end.input_tokens:,} tokens sent, {end.output_tokens:,} received"
         lines.append(f"models: {end.model_calls} call(s), {tokens}")
     if end.error is not None:
         lines.append(f"error: {to_printable(end.error)}")
-    told_end = _OUTCOME_TEXTS.get(end.status, end.status)
+    outcome = _OUTCOME_TEXTS.get(end.status, end.status)
     if end.status == "waiting" and not end.questions:
-        told_end = "waiting for an event or a moment"
-    lines.append(f"outcome: {told_end} in {end.seconds:.1f} s")
+        outcome = "waiting for an event or a time"
+    lines.append(f"outcome: {outcome} in {end.seconds:.1f} s")
     if end.resume_command:
         lines.append(f"resume with: {one_line(end.resume_command, 4000)}")
     return lines
 
 
-def _plan_lines(event: told.PlanMade) -> Iterator[str]:
+def _plan_lines(event: events.PlanMade) -> Iterator[str]:
     steps = _steps(event.plan)
     yield f"plan {event.version}: {len(steps)} step(s)"
     for number, step in enumerate(steps, start=1):
-        said = _step_summary(step)
-        text = (
-            f"{number}. {step.get('context_key')} = {step.get('capability')}{said and ' ' + said}"
-        )
+        summary = _step_summary(step)
+        text = f"{number}. {step.get('context_key')} = {step.get('capability')}{summary and ' ' + summary}"
         yield "  " + one_line(text)
     for repair in event.repairs:
         yield "  " + one_line(f"repaired: {repair}", 400)
 
 
 def _steps(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the steps of a plan, without the one that only answers."""
+    """Return the steps of a plan except terminal ones."""
     return [
         step for step in plan.get("steps") or [] if step.get("capability") not in TERMINAL_STEPS
     ]
 
 
-def _step_end_text(event: told.StepFinished | told.StepFailed | told.StepSkipped) -> str:
+def _step_end_text(event: events.StepFinished | events.StepFailed | events.StepSkipped) -> str:
     match event:
-        case told.StepFinished():
-            gave = f": {', '.join(event.outputs)}" if event.outputs else ""
-            return f"finished in {event.duration:.2f} s{gave}"
-        case told.StepFailed():
+        case events.StepFinished():
+            outputs = f": {', '.join(event.outputs)}" if event.outputs else ""
+            return f"finished in {event.duration:.2f} s{outputs}"
+        case events.StepFailed():
             return f"failed after {event.duration:.2f} s, {event.severity}: {event.message}"
-    how = "is not needed" if event.not_needed else "is passed over"
-    return f"{how}: {event.reason}"
+    result = "is not needed" if event.not_needed else "is skipped"
+    return f"{result}: {event.reason}"
 
 
 def _step_summary(step: Mapping[str, Any]) -> str:
@@ -473,11 +476,11 @@ def _step_summary(step: Mapping[str, Any]) -> str:
     return ", ".join([*source, *step_notes(step)])
 
 
-def _progress_text(event: told.StepProgress) -> str:
+def _progress_text(event: events.StepProgress) -> str:
     percent = "" if event.progress is None else f" ({event.progress:.0%})"
     return f"{event.message}{percent}"
 
 
-def _retry_text(event: told.Retry) -> str:
+def _retry_text(event: events.Retry) -> str:
     text = f"attempt {event.attempt} of {event.max_attempts} in {event.delay:.1f} s"
     return f"{text}: {event.message}" if event.message else text

@@ -1,4 +1,4 @@
-"""Workers as processes of a server."""
+"""Worker processes of a server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from capgraph.base.errors import PersistenceError
 
 @contextlib.asynccontextmanager
 async def worker_processes(count: int, arguments: Sequence[str]) -> AsyncIterator[None]:
-    """Have workers as processes for the length of a block; one that ends is started again.
+    """Context manager that runs worker processes and restarts those that exit.
 
     Args:
-        count: How many.
-        arguments: What each is told, beside ``capgraph worker``.
+        count: Number of processes.
+        arguments: Arguments of ``capgraph worker``.
     """
     processes: set[asyncio.subprocess.Process] = set()
 
     async def start() -> asyncio.subprocess.Process:
-        # In a session of its own: Ctrl-C is for the server, which then ends them.
+        # In a separate session: Ctrl-C must reach only the server, which stops its workers.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "capgraph", "worker", "--while-stdin", *arguments),
             stdin=asyncio.subprocess.PIPE,
@@ -31,10 +31,12 @@ async def worker_processes(count: int, arguments: Sequence[str]) -> AsyncIterato
         processes.add(process)
         assert process.stdout is not None
         if not await process.stdout.readline():
-            raise PersistenceError("A worker did not start.", fix="Its message stands above.")
+            raise PersistenceError(
+                "A worker exited before it was ready.", fix="See its error output above."
+            )
         return process
 
-    async def keep(process: asyncio.subprocess.Process) -> None:
+    async def restart(process: asyncio.subprocess.Process) -> None:
         while True:
             await process.wait()
             processes.discard(process)
@@ -42,13 +44,13 @@ async def worker_processes(count: int, arguments: Sequence[str]) -> AsyncIterato
             with contextlib.suppress(PersistenceError):
                 process = await start()
 
-    keeping: list[asyncio.Task[None]] = []
+    restarters: list[asyncio.Task[None]] = []
     try:
-        begun = await asyncio.gather(*(start() for _ in range(count)))
-        keeping += [asyncio.create_task(keep(process)) for process in begun]
+        started = await asyncio.gather(*(start() for _ in range(count)))
+        restarters += [asyncio.create_task(restart(process)) for process in started]
         yield
     finally:
-        for task in keeping:
+        for task in restarters:
             task.cancel()
         for process in processes:
             with contextlib.suppress(ProcessLookupError):

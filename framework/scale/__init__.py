@@ -1,4 +1,4 @@
-"""The same graph on many workers: what asks for turns, the engines that carry orders, workers."""
+"""Distributed execution: clients that submit turns, engines that carry jobs, and workers."""
 
 from typing import TYPE_CHECKING
 

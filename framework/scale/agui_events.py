@@ -1,7 +1,7 @@
-"""From events of a run to events of AG-UI 1.0, as plain data. Pure: nothing is read or sent here.
+"""Translation of run events to AG-UI 1.0 events. Pure functions without I/O.
 
-One run is one :class:`Translator`, which remembers what is open: a client has to see every message
-and every step that begins also end, however the run ends.
+An :class:`EventTranslator` tracks the open messages and steps of one run, so that each of them is
+closed however the run ends.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from capgraph.base.plan import plan_key
 
 PROTOCOL = "1.0"
 PLAN_ACTIVITY = "capgraph.plan"
-"""Activity type of the plan of a run; its content is what a client draws."""
+"""Activity type of a run's plan, whose content clients draw."""
 _MAX_EVENTS = 20_000
-"""Past so many events a run tells only what begins and ends."""
+"""Number of events of a run above which only starts and ends are emitted."""
 _MAX_DELTA_CHARS = 65_536
-"""Characters of an answer in one event."""
+"""Maximum number of characters of an answer per event."""
 _LONG, _SHORT, _MUCH = 10_000, 500, 900_000
-"""So much is left of a text or a list of an event that is too long; less, where that is still much."""
+"""Maximum length of a text or a list in an oversized event, the length if that is still too much,
+and
+the size at which it is.
+"""
 _STEP_STATUSES = {
     "step_started": "running",
     "step_finished": "done",
@@ -36,14 +39,15 @@ AguiEvent = dict[str, Any]
 
 
 class EventTranslator:
-    """Turns the events of one run into those of AG-UI.
+    """Translator of the events of one run to AG-UI.
 
     Args:
-        thread_id: The thread, as its user calls it.
-        run_id: The run.
+        thread_id: ID of the thread, as the user sees it.
+        run_id: ID of the run.
 
     >>> translator = EventTranslator("t", "r")
-    >>> [translate["type"] for translate in translator.translate({"event_type": "answer_token", "text": "Hi"})]
+    >>> events = translator.translate({"event_type": "answer_token", "text": "Hi"})
+    >>> [event["type"] for event in events]
     ['TEXT_MESSAGE_START', 'TEXT_MESSAGE_CONTENT']
     """
 
@@ -60,30 +64,30 @@ class EventTranslator:
         self._count = 0
         self._dropped = 0
 
-    # --- begin and end --------------------------------------------------------------------
+    # --- start and end --------------------------------------------------------------------
 
     def start_events(self, values: Mapping[str, Any], states: Mapping[str, str]) -> list[AguiEvent]:
-        """Return what a run begins with; one that goes on with a turn shows the plan as it is.
+        """Return the first events of a run, including the plan if the run continues a turn.
 
         Args:
-            values: The state of the thread; empty for a new turn.
-            states: How far each step is, by context key.
+            values: State of the thread; empty for a new turn.
+            states: State of each step, by context key.
         """
-        found = [_make_event("RUN_STARTED", protocolVersion=PROTOCOL, **self._run_ids)]
+        events = [_make_event("RUN_STARTED", protocolVersion=PROTOCOL, **self._run_ids)]
         plan = values.get("planning_execution_plan")
         if plan and states:
             version = (plan.get("stamp") or {}).get("version", 0)
-            found.append(self._plan_snapshot(plan, version, states, None))
-        return self._count_events(found)
+            events.append(self._plan_snapshot(plan, version, states, None))
+        return self._count_events(events)
 
     def takeover_events(self, recorded: Sequence[Mapping[str, Any]]) -> list[AguiEvent]:
-        """Go on where another process ended, in the middle of the run.
+        """Continue a run that another process left unfinished.
 
         Args:
-            recorded: What the run has told so far.
+            recorded: Events that the run has emitted so far.
 
         Returns:
-            What closes that which nobody will close any more.
+            Events that close what the other process left open.
         """
         for event in recorded:
             self._restore(event)
@@ -98,20 +102,22 @@ class EventTranslator:
     def end_events(
         self, result: Mapping[str, Any], interrupts: Sequence[AguiEvent], *, metadata: Any = None
     ) -> list[AguiEvent]:
-        """Return what a run ends with.
+        """Return the last events of a run.
 
         Args:
-            result: The turn's status, outcome and answer.
-            interrupts: Open questions, as :func:`interrupt_of` gives them.
-            metadata: What is said of the end besides.
+            result: Status, outcome, and answer of the turn.
+            interrupts: Open questions, as returned by :func:`to_interrupt`.
+            metadata: Metadata of the last event.
         """
-        found = self._close_open(time.time())
+        events = self._close_open(time.time())
         if self._dropped:
-            found.append(_make_event("CUSTOM", name="capgraph.events_lost", value=self._dropped))
+            events.append(_make_event("CUSTOM", name="capgraph.events_lost", value=self._dropped))
         error = result.get("error")
         if error is not None:
-            text = f"{error['message']} Fix: {error['fix']}" if error["fix"] else error["message"]
-            end = _make_event("RUN_ERROR", message=text, code=error["code"])
+            message = (
+                f"{error['message']} Fix: {error['fix']}" if error["fix"] else error["message"]
+            )
+            end = _make_event("RUN_ERROR", message=message, code=error["code"])
         else:
             outcome: AguiEvent = {"type": "success"}
             if interrupts:
@@ -126,43 +132,43 @@ class EventTranslator:
             ]
         if metadata is not None:
             end["metadata"] = metadata
-        return self._count_events([*found, end])
+        return self._count_events([*events, end])
 
-    # --- in between -----------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------
 
     def translate(self, event: Mapping[str, Any]) -> list[AguiEvent]:
-        """Return what one event of the run means to a client."""
+        """Return the AG-UI events for one event of the run."""
         kind = str(event.get("event_type") or "")
         at = _event_time(event)
         if kind == "answer_token":
-            found = list(self._token_events(event, at))
+            events = list(self._token_events(event, at))
         elif kind in _STEP_STATUSES:
-            found = list(self._step_events(kind, event, at))
+            events = list(self._step_events(kind, event, at))
         elif kind == "plan_made":
-            found = [self._plan_snapshot(event["plan"], event.get("version", 1), {}, at)]
-            found[0]["content"]["repairs"] = event.get("repairs") or []
+            events = [self._plan_snapshot(event["plan"], event.get("version", 1), {}, at)]
+            events[0]["content"]["repairs"] = event.get("repairs") or []
         elif kind == "approval_asked":
-            found = [
+            events = [
                 delta
                 for step in event.get("steps") or ()
                 for delta in self._plan_deltas(str(step.get("context_key")), {"status": "asks"}, at)
             ]
         elif kind == "step_progress":
-            told = {name: event[name] for name in ("message", "progress") if name in event}
-            found = self._plan_deltas(str(event.get("context_key")), told, at)
+            progress = {name: event[name] for name in ("message", "progress") if name in event}
+            events = self._plan_deltas(str(event.get("context_key")), progress, at)
         else:
             if kind == "usage":
                 self._add_usage(event)
             value = {name: event[name] for name in event if name not in _ENVELOPE_FIELDS}
-            found = [_make_event("CUSTOM", at, name=f"capgraph.{kind or 'event'}", value=value)]
+            events = [_make_event("CUSTOM", at, name=f"capgraph.{kind or 'event'}", value=value)]
         if self._count > _MAX_EVENTS:
-            kept = [one for one in found if one["type"] not in _DROPPABLE_TYPES]
-            self._dropped += len(found) - len(kept)
-            found = kept
-        return self._count_events(found)
+            essential = [one for one in events if one["type"] not in _DROPPABLE_TYPES]
+            self._dropped += len(events) - len(essential)
+            events = essential
+        return self._count_events(events)
 
     def _token_events(self, event: Mapping[str, Any], at: float) -> Iterator[AguiEvent]:
-        if event.get("anew") and self._message_id:
+        if event.get("resets") and self._message_id:
             yield _make_event("TEXT_MESSAGE_END", at, messageId=self._message_id)
             yield _make_event("CUSTOM", at, name="capgraph.answer_anew", value=self._message_id)
             self._message_id = ""
@@ -181,22 +187,22 @@ class EventTranslator:
 
     def _step_events(self, kind: str, event: Mapping[str, Any], at: float) -> Iterator[AguiEvent]:
         key = str(event.get("context_key") or event.get("capability") or "step")
-        number = event.get("element")
+        element = event.get("element")
         if kind == "step_started" and key not in self._open_steps:
             self._open_steps[key] = None
             yield _make_event("STEP_STARTED", at, stepName=key)
         elif kind != "step_started" and key in self._open_steps:
             del self._open_steps[key]
             yield _make_event("STEP_FINISHED", at, stepName=key)
-        if number is None:
-            told: dict[str, Any] = {"status": _STEP_STATUSES[kind]}
-            told["started" if kind == "step_started" else "ended"] = at
+        if element is None:
+            changes: dict[str, Any] = {"status": _STEP_STATUSES[kind]}
+            changes["started" if kind == "step_started" else "ended"] = at
             names = ("attempt", "duration", "message", "severity", "reason", "outputs", "trace_id")
-            told |= {name: event[name] for name in names if event.get(name) is not None}
-            yield from self._plan_deltas(key, told, at)
+            changes |= {name: event[name] for name in names if event.get(name) is not None}
+            yield from self._plan_deltas(key, changes, at)
         else:
-            # One entry stands for all copies: it counts them.
-            value = {"context_key": plan_key(key), "element": number, "of": event.get("elements")}
+            # A for_each step has one entry, which counts its elements.
+            value = {"context_key": plan_key(key), "element": element, "of": event.get("elements")}
             value |= {"status": _STEP_STATUSES[kind], "message": event.get("message")}
             if "trace_id" in event:
                 value["trace_id"] = event["trace_id"]
@@ -225,12 +231,12 @@ class EventTranslator:
         )
 
     def _plan_deltas(self, key: str, values: Mapping[str, Any], at: float) -> list[AguiEvent]:
-        place = self._step_indexes.get(key)
-        if place is None:
+        index = self._step_indexes.get(key)
+        if index is None:
             return []
-        # Steps are named by their place: a key could be any text.
+        # JSON pointers use step indexes, because keys may contain any character.
         patch = [
-            {"op": "add", "path": f"/steps/{place}/{name}", "value": value}
+            {"op": "add", "path": f"/steps/{index}/{name}", "value": value}
             for name, value in values.items()
         ]
         return [
@@ -244,12 +250,12 @@ class EventTranslator:
         ]
 
     def _close_open(self, at: float) -> list[AguiEvent]:
-        found = [_make_event("STEP_FINISHED", at, stepName=name) for name in self._open_steps]
+        events = [_make_event("STEP_FINISHED", at, stepName=name) for name in self._open_steps]
         self._open_steps = {}
         if self._message_id:
-            found.append(_make_event("TEXT_MESSAGE_END", at, messageId=self._message_id))
+            events.append(_make_event("TEXT_MESSAGE_END", at, messageId=self._message_id))
             self._message_id = ""
-        return found
+        return events
 
     def _restore(self, event: Mapping[str, Any]) -> None:
         match event["type"]:
@@ -270,30 +276,30 @@ class EventTranslator:
                 self._add_usage(event["value"])
 
     def _add_usage(self, event: Mapping[str, Any]) -> None:
-        name = str(event.get("provider") or ""), str(event.get("model") or "")
+        key = str(event.get("provider") or ""), str(event.get("model") or "")
         used = self._usage.setdefault(
-            name, {"inputTokens": 0, "outputTokens": 0, "cachedInputTokens": 0}
+            key, {"inputTokens": 0, "outputTokens": 0, "cachedInputTokens": 0}
         )
         used["inputTokens"] += event.get("input_tokens") or 0
         used["outputTokens"] += event.get("output_tokens") or 0
         used["cachedInputTokens"] += event.get("cached_tokens") or 0
 
     def shorten(self, event: AguiEvent) -> AguiEvent:
-        """Return an event that is too long with its long texts and lists cut; it says so.
+        """Truncate the long texts and lists of an oversized event, and list them in its metadata.
 
-        >>> cut = EventTranslator("t", "r").shorten({"type": "CUSTOM", "value": "x" * 20_000})
-        >>> cut["value"][9_999:], cut["metadata"]["capgraph"]["cut"]["parts"]
-        ('x… (20,000 characters, the whole: /api/threads/t/state)', ['value'])
+        >>> event = EventTranslator("t", "r").shorten({"type": "CUSTOM", "value": "x" * 20_000})
+        >>> event["value"][9_999:], event["metadata"]["capgraph"]["cut"]["parts"]
+        ('x… (20,000 characters, complete at: /api/threads/t/state)', ['value'])
         """
-        whole = f"/api/threads/{quote(self.thread_id, safe='')}/state"
+        link = f"/api/threads/{quote(self.thread_id, safe='')}/state"
         parts: list[str] = []
-        found: AguiEvent = _truncate(event, _LONG, whole, "", parts)
-        if len(repr(found)) > _MUCH:
+        shortened: AguiEvent = _truncate(event, _LONG, link, "", parts)
+        if len(repr(shortened)) > _MUCH:
             parts.clear()
-            found = _truncate(event, _SHORT, whole, "", parts)
+            shortened = _truncate(event, _SHORT, link, "", parts)
         metadata = dict(event.get("metadata") or {})
-        told = {**metadata.get("capgraph", {}), "cut": {"parts": parts, "whole": whole}}
-        return {**found, "metadata": {**metadata, "capgraph": told}}
+        capgraph_metadata = {**metadata.get("capgraph", {}), "cut": {"parts": parts, "whole": link}}
+        return {**shortened, "metadata": {**metadata, "capgraph": capgraph_metadata}}
 
     def _count_events(self, events: list[AguiEvent]) -> list[AguiEvent]:
         self._count += len(events)
@@ -322,37 +328,37 @@ def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:
         question: The question with its ``question_id``.
     """
     steps = question.get("steps")
-    told = [
+    lines = [
         f"{step['context_key']}: {step.get('reason') or step.get('description') or ''}".rstrip()
         for step in steps or ()
     ]
-    found: AguiEvent = {
+    interrupt: AguiEvent = {
         "id": question["question_id"],
         "reason": "capgraph.approval" if steps else "capgraph.question",
-        "message": "\n".join(told) or str(question.get("value", ""))[:2000],
+        "message": "\n".join(lines) or str(question.get("value", ""))[:2000],
         "metadata": {"capgraph": dict(question)},
     }
     if steps:
-        found["responseSchema"] = decision_schema(question)
-    return found
+        interrupt["responseSchema"] = decision_schema(question)
+    return interrupt
 
 
 def _truncate(value: Any, max_chars: int, link: str, path: str, parts: list[str]) -> Any:
-    """Cut long texts and lists, and name the places of those that were."""
+    """Truncate long texts and lists, and record their paths."""
     if isinstance(value, Mapping):
         return {
-            name: _truncate(one, max_chars, link, f"{path}.{name}".lstrip("."), parts)
-            for name, one in value.items()
+            name: _truncate(item, max_chars, link, f"{path}.{name}".lstrip("."), parts)
+            for name, item in value.items()
         }
     if isinstance(value, list):
         if len(value) > _LONG:
             parts.append(path)
-        kept = enumerate(value[:_LONG])
-        return [_truncate(one, max_chars, link, f"{path}.{place}", parts) for place, one in kept]
+        items = enumerate(value[:_LONG])
+        return [_truncate(item, max_chars, link, f"{path}.{index}", parts) for index, item in items]
     if not isinstance(value, str) or len(value) <= max_chars:
         return value
     parts.append(path)
-    return f"{value[:max_chars]}… ({len(value):,} characters, the whole: {link})"
+    return f"{value[:max_chars]}… ({len(value):,} characters, complete at: {link})"
 
 
 def _make_event(kind: str, at: float | None = None, **fields: Any) -> AguiEvent:

@@ -1,4 +1,4 @@
-"""Threads that workers run, as a program of one's own sees them: ask, answer, stop, follow."""
+"""Client for threads that workers run: submit turns, answer questions, stop, and follow events."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _ENGINES = {
     "postgres": ("procrastinate", "workers", "PostgresEngine"),
     "temporal": ("temporalio", "temporal", "TemporalEngine"),
 }
-"""Name of an engine to the library, the extra and the class."""
+"""Library, extra, and class of each engine."""
 _POLL_SECONDS = 0.2
-"""How often whoever stops a thread looks whether it is."""
+"""Pause between checks of whether a thread has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadStatus:
-    """How far a thread is.
+    """Status of a thread.
 
     Attributes:
-        status: ``queued``, ``running``, or what :func:`capgraph.stores.thread_summary` calls it.
-        questions: What a person is asked, by the id that an answer names.
+        status: ``queued``, ``running``, or a status of :func:`capgraph.stores.thread_summary`.
+        questions: Open questions, by the ID to pass to :meth:`Client.answer`.
     """
 
     status: str
@@ -61,12 +61,12 @@ class ThreadStatus:
 
 
 class Client:
-    """Asks for turns of threads that workers run.
+    """Client that submits turns to workers.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        log: What the threads are asked for.
-        engine: Hands orders to workers.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        log: Log of the threads' runs.
+        engine: Engine that hands jobs to workers.
     """
 
     def __init__(self, graph: Any, log: RunLog, engine: Engine) -> None:
@@ -86,45 +86,48 @@ class Client:
         context: Mapping[str, Any] | None = None,
         run_id: str | None = None,
     ) -> str:
-        """Ask for a turn; it is kept when this returns, and begins when the turn before has ended.
+        """Submit a turn and return its ID once it is stored.
+
+        It starts after the thread's current turn.
 
         Args:
-            thread: The thread; a new one is made.
-            message: What is asked.
-            plan: A plan to run in place of one that is made: a mapping with ``steps``.
-            caller: Who asks; text is the person's name.
+            thread: ID of the thread; created if it does not exist.
+            message: The user's message.
+            plan: Plan to run instead of generating one: a mapping with ``steps``.
+            caller: The user; a string is the user's ID.
             context: Context data, by type and key.
-            run_id: Names the turn; one of this name that was asked for before is the same one.
+            run_id: ID of the turn. Submitting the same ID again has no effect.
 
         Returns:
-            The turn's id.
+            The ID of the turn.
 
         Raises:
-            ValidationError: There is nothing to do, it is not what a caller may send, or another
-                thread has a turn of this name.
+            ValidationError: The arguments are invalid, or another thread has a turn with this ID.
         """
         if (message is None) == (plan is None):
             raise ValidationError(
-                "Exactly one of message and plan has to be given.", fix="Give one of them."
+                "Exactly one of message and plan is required.", fix="Pass message= or plan=."
             )
-        for what, given_as in (
+        for name, value in (
             ("thread", thread),
             ("message", message or ""),
-            ("name of a turn", run_id or ""),
+            ("run_id", run_id or ""),
         ):
-            if not isinstance(given_as, str):
-                raise ValidationError(f"{given_as!r:.80} is no {what}.", fix="Give text.")
+            if not isinstance(value, str):
+                raise ValidationError(
+                    f"Invalid {name} {value!r:.80}: expected a string.", fix="Pass a string."
+                )
         if message is not None and not message.strip():
-            raise ValidationError("The message is empty.", fix="Write something.")
+            raise ValidationError("The message is empty.", fix="Pass a non-empty message.")
         if plan is not None and not (
             isinstance(plan, Mapping) and isinstance(plan.get("steps"), list | tuple)
         ):
             raise ValidationError(
-                f"The plan {plan!r:.80} has no 'steps'.", fix="Give it a list of steps."
+                f"The plan {plan!r:.80} has no list of 'steps'.", fix="Pass {'steps': […]}."
             )
-        given = {"message": message, "plan": plan and dict(plan), "context": context}
-        request = {name: value for name, value in given.items() if value is not None}
-        # What the graph would refuse is refused before anything is kept of it.
+        fields = {"message": message, "plan": plan and dict(plan), "context": context}
+        request = {name: value for name, value in fields.items() if value is not None}
+        # Reject invalid input before anything is stored.
         validate_input(
             graph_input(request), thread_config(thread), self.graph.services, has_saver=True
         )
@@ -137,57 +140,58 @@ class Client:
     ) -> bool:
         owner = thread.partition("/")[0] + "/" if thread.startswith("@") else ""
         run = LoggedRun(run_id, thread, owner, request={**request, "caller": asdict(caller)})
-        new = await self.log.create(run, is_local=False)
-        known = None if new else await self.log.get(run_id)
-        if known is not None and known.thread_id != thread:
+        is_new = await self.log.create(run, is_local=False)
+        existing = None if is_new else await self.log.get(run_id)
+        if existing is not None and existing.thread_id != thread:
             raise ValidationError(
-                f"{run_id!r:.80} is a turn of the thread {known.thread_id!r:.80}.",
-                fix="Give each turn a name of its own.",
+                f"The turn {run_id!r:.80} belongs to the thread {existing.thread_id!r:.80}.",
+                fix="Use a unique run_id for each turn.",
             )
-        # Also for one that is known: whoever opened it may have ended before it was handed over.
+        # Known runs are submitted, too: the process that stored one may have died before this.
         try:
             await self.engine.submit(TurnJob(thread, run_id))
         except ValidationError:
-            await self.log.finish(run_id, "failed")  # nobody could ever run it
+            await self.log.finish(run_id, "failed")  # no worker can run it
             raise
         except PersistenceError as exc:
-            # It is kept all the same: a worker hands it over when the engine is there again.
-            get_logger("scale", "client").warning("%s waits for its engine: %s", run_id, exc)
-        return new
+            # The run is stored; a worker submits it when the engine is available again.
+            get_logger("scale", "client").warning("Run %s waits for its engine: %s", run_id, exc)
+        return is_new
 
     async def answer(
         self, thread: str, question_id: str, answer: Any, caller: Caller | str | None = None
     ) -> bool:
-        """Answer what a person is asked; a worker goes on with it, now or when one lives again.
+        """Answer a question. A worker resumes the turn as soon as one is available.
 
         Args:
-            thread: The thread.
-            question_id: Id of the interrupt, as :meth:`status` names it.
-            answer: What ``Command(resume={id: value})`` takes.
-            caller: Who answers.
+            thread: ID of the thread.
+            question_id: ID of the question, from :meth:`status`.
+            answer: A value for ``Command(resume={id: value})``.
+            caller: The person who answers.
 
         Returns:
-            Whether it was taken: one to a question that is not open, or that somebody has answered
-            already, changes nothing.
+            True if the answer was accepted; False if the question is not open or already answered.
         """
-        found = await self._saver.aget_tuple(thread_config(thread))
-        if found is None or question_id not in open_questions(found):
+        checkpoint = await self._saver.aget_tuple(thread_config(thread))
+        if checkpoint is None or question_id not in open_questions(checkpoint):
             return False
-        # The same question is asked again when an answer did not fit; what is saved tells which.
-        tried = count_resume_values(found.pending_writes)
-        asked = [found.checkpoint["id"], question_id, tried]
+        # A question is asked again after an invalid answer, so the attempt is part of the ID.
+        attempts = count_resume_values(checkpoint.pending_writes)
+        key_parts = [checkpoint.checkpoint["id"], question_id, attempts]
         request = {"answers": {question_id: answer}}
-        return await self._enqueue(thread, _stable_id(thread, asked), request, _as_caller(caller))
+        return await self._enqueue(
+            thread, _stable_id(thread, key_parts), request, _as_caller(caller)
+        )
 
     async def signal(
         self, thread: str, key: str, value: Any = None, caller: Caller | str | None = None
     ) -> bool:
-        """Tell a thread that an event came; returns whether a step waited for it.
+        """Send an event to a thread. Return True if a step waits for it.
 
-        What comes before a step waits for it is kept for it, also before its turn has begun.
+        An event that arrives early, even before its turn has started, is stored for the step.
 
         Raises:
-            ValidationError: Key or value cannot be used.
+            ValidationError: The key or the value is invalid.
         """
         sender: Any = {"configurable": configurable_for(_as_caller(caller))}
         early = bool(await self.log.open_runs(thread))
@@ -197,31 +201,33 @@ class Client:
             self.graph, thread, key, value, config=sender, run=False, early=early
         ):
             return False
-        if (known := await self._persistence.waits.get(thread)) is not None:
-            await self.wake(known)
+        if (wait := await self._persistence.waits.get(thread)) is not None:
+            await self.wake(wait)
         return True
 
     async def wake(self, due: SuspendedThread) -> None:
-        """Let a thread that waits for a time or an event look whether it can go on."""
+        """Check whether a thread that waits for a time or an event can continue."""
         runs = await self.log.thread_runs(due.thread_id)
         if any(run.is_open and not run.is_new_turn for run in runs):
             return
-        last = max(
+        last_run = max(
             (run for run in runs if not run.is_open), key=lambda run: run.ended_at, default=None
         )
-        # Whoever looks at the same moment gives it the same name.
-        name = _stable_id(due.thread_id, ["wake", last.run_id if last else ""])
-        await self._enqueue(due.thread_id, name, {}, due.caller)
+        # Processes that wake the same thread concurrently derive the same ID.
+        run_id = _stable_id(due.thread_id, ["wake", last_run.run_id if last_run else ""])
+        await self._enqueue(due.thread_id, run_id, {}, due.caller)
 
     async def stop(self, thread: str) -> None:
-        """Cancel what runs of a thread, wherever it does, and what waits or is asked; it is ``mark_stopped``.
+        """Stop a thread: cancel its running and queued turns and close its questions and waits.
 
-        Returns when that is so, also where its worker is dead: within twice ``scale.lease_seconds``.
-        A step that goes on all the same, as it blocks its worker, is waited for no longer. A further
-        message begins a new turn.
+        Returns when the thread has stopped, at most after twice ``scale.lease_seconds``, even if
+        its
+        worker is dead. A step that blocks its worker may still be running then. The next message
+        starts
+        a new turn.
 
         Raises:
-            PersistenceError: There is no such thread.
+            PersistenceError: The thread does not exist.
         """
         await self.status(thread)
         await self.log.request_stop(thread)
@@ -234,7 +240,10 @@ class Client:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _finish_stopping(self, thread: str) -> bool:
-        """End what nobody runs; tells whether a worker has something to end."""
+        """End stopped runs that no worker executes.
+
+        Return True while a worker still has to end one.
+        """
         leases = self._persistence.leases
         runner = RunExecutor(self.graph, self.log)
         stopping = [run for run in await self.log.open_runs(thread) if run.status == STOPPING]
@@ -245,8 +254,8 @@ class Client:
         except ThreadBusyError:
             return bool(stopping)
         try:
-            found = await self._saver.aget_tuple(thread_config(thread))
-            if found is not None and (open_questions(found) or open_waits(found)):
+            checkpoint = await self._saver.aget_tuple(thread_config(thread))
+            if checkpoint is not None and (open_questions(checkpoint) or open_waits(checkpoint)):
                 with share_lease(lease):
                     await mark_stopped(self.graph, thread)
         finally:
@@ -254,10 +263,10 @@ class Client:
         return False
 
     async def status(self, thread: str) -> ThreadStatus:
-        """Say how far a thread is, and what a person is asked.
+        """Return the status and the open questions of a thread.
 
         Raises:
-            PersistenceError: There is no such thread.
+            PersistenceError: The thread does not exist.
         """
         runs = await self.log.open_runs(thread)
         summary = await thread_summary(self._saver, thread)
@@ -269,34 +278,34 @@ class Client:
             return ThreadStatus("queued")
         if summary is None:
             raise PersistenceError(
-                f"There is no thread {thread!r}.", fix="List the threads to see which there are."
+                f"The thread {thread!r} does not exist.", fix="List the existing threads."
             )
         return ThreadStatus(summary.status, summary.questions)
 
     async def events(self, thread: str, after: int = 0) -> AsyncIterator[dict[str, Any]]:
-        """Yield what the turns of a thread tell, as it is told; it stays open.
+        """Yield the events of a thread's turns as they are recorded, without end.
 
-        Each is an event of AG-UI as plain data, with ``threadId``, ``runId`` and ``seq``, its number
-        in the thread: the same for whoever reads it, whenever.
+        Each event is an AG-UI event as plain data, with ``threadId``, ``runId``, and ``seq``. The
+        sequence number is unique in the thread and the same for every reader.
 
         Args:
-            thread: The thread; it may begin later.
-            after: The number of the last event that is known.
+            thread: ID of the thread, which may not exist yet.
+            after: Sequence number of the last event already received.
 
         Raises:
-            ValidationError: That is no number.
+            ValidationError: ``after`` is not a number.
         """
         if not isinstance(after, int):
             raise ValidationError(
-                f"{after!r:.80} is no number of an event.",
-                fix="Give the 'seq' of the last one that is known, or 0.",
+                f"Invalid event number {after!r:.80}: expected an integer.",
+                fix="Pass the 'seq' of the last event received, or 0.",
             )
         async with aclosing(self.log.follow_thread(thread, after)) as pages:  # type: ignore[type-var]
             async for page in pages:
                 for seq, run_id, text in page:
                     event = {"threadId": thread, "runId": run_id, **json.loads(text), "seq": seq}
                     if event["type"] in TERMINAL_EVENTS:
-                        # Who hears of the end may ask at once how the run ended.
+                        # The outcome must be readable as soon as the last event is delivered.
                         async with aclosing(self.log.follow(run_id, seq)) as rest:  # type: ignore[type-var]
                             async for _ in rest:
                                 pass
@@ -307,64 +316,65 @@ class Client:
 async def open_engine(
     url: str, *, graph: Any, engine: str | None = None, temporal: str | None = None
 ) -> AsyncIterator[Client]:
-    """Open what asks workers for turns.
+    """Open a client that submits turns to workers.
 
     Args:
-        url: The database of the threads, for both engines.
-        graph: A graph of ``build_graph``, made of the same capabilities as that of the workers. One
-            whose saver is another database, or that has none, is used with a saver of this one.
-        engine: ``postgres`` or ``temporal``; the settings' ``scale.engine`` when not given.
-        temporal: Address of Temporal; the settings' ``scale.temporal`` when not given.
+        url: URL of the threads' database, for every engine.
+        graph: Graph made by ``build_graph`` with the same capabilities as the workers' graph. If it
+            has no checkpointer, or one on another database, a copy with a saver on ``url`` is used.
+        engine: ``postgres`` or ``temporal``; by default the setting ``scale.engine``.
+        temporal: Address of the Temporal server; by default the setting ``scale.temporal``.
 
     Raises:
-        ConfigurationError: The engine does not go with the database.
+        ConfigurationError: The engine does not support the database.
         MissingExtraError: The engine's extra is not installed.
-        PersistenceError: The database or the engine cannot be reached.
+        PersistenceError: The database or the engine is unavailable.
     """
     services = getattr(graph, "services", None)
     if services is None:
         raise ConfigurationError(
-            "Workers can only run a graph of build_graph.", fix="Give build_graph's graph."
+            "Workers cannot run this graph: it was not made by build_graph.",
+            fix="Pass a graph of build_graph.",
         )
     settings = services.settings
     check_engine(url, engine or settings.scale.engine)
     rows = graph.persistence.tables if graph.persistence is not None else None
     secret = settings.persistence.encryption_key
-    here = rows is not None and rows.is_at(url)
+    is_same_database = rows is not None and rows.is_at(url)
     key = secret.get_secret_value() if secret is not None else None
-    async with open_saver(None if here else url, encryption_key=key) as saver:
+    async with open_saver(None if is_same_database else url, encryption_key=key) as saver:
         if saver is not None:
             graph = graph.copy(update={"checkpointer": saver})
-        carrier = await connect(
+        job_engine = await connect(
             url, graph.checkpointer, settings.scale, engine=engine, temporal=temporal
         )
         log = graph.persistence.open_run_log()
         try:
-            yield Client(graph, log, carrier)
+            yield Client(graph, log, job_engine)
         finally:
             log.close()
-            await carrier.close()
+            await job_engine.close()
 
 
 def check_engine(url: str, name: str) -> None:
-    """Make sure that there is such an engine, that it is installed and goes with the database.
+    """Check that an engine exists, is installed, and supports the database.
 
     Args:
-        url: The database of the threads.
+        url: URL of the threads' database.
         name: Name of the engine.
 
     Raises:
-        ConfigurationError: It does not.
-        MissingExtraError: Its extra is not installed.
+        ConfigurationError: The engine is unknown or does not support the database.
+        MissingExtraError: The engine's extra is not installed.
     """
     if name not in _ENGINES:
         raise ConfigurationError(
-            f"There is no engine {name!r:.80}.", fix="Use 'postgres' or 'temporal'."
+            f"Unknown engine {name!r:.80}.", fix="Use 'postgres' or 'temporal'."
         )
     if "://" not in url or parse_url(url).kind != "postgres":
         raise ConfigurationError(
-            "Workers need a database that they share over the network, which SQLite is not.",
-            fix="Give the address of a PostgreSQL database: --db postgresql://…",
+            "Workers require a shared database: SQLite is not supported.",
+            fix="Use a PostgreSQL database: --db postgresql://…",
         )
     library, extra, _ = _ENGINES[name]
     require_extra(library, extra)
@@ -381,51 +391,54 @@ async def connect(
     """Connect to an engine.
 
     Args:
-        url: The database of the threads.
-        saver: An open saver of it.
-        scale_settings: The settings' section ``scale_settings``.
-        engine: Its name; the settings' one when not given.
-        temporal: Address of Temporal; the settings' one when not given.
+        url: URL of the threads' database.
+        saver: Open saver on that database.
+        scale_settings: The settings section ``scale``.
+        engine: Name of the engine; by default the one of the settings.
+        temporal: Address of the Temporal server; by default the one of the settings.
 
     Raises:
-        ConfigurationError: There is no such engine, or it does not go with the database.
-        MissingExtraError: Its extra is not installed.
-        PersistenceError: It cannot be reached, or was written with another encryption key.
+        ConfigurationError: The engine is unknown or does not support the database.
+        MissingExtraError: The engine's extra is not installed.
+        PersistenceError: The engine is unavailable, or the database uses another encryption key.
     """
     name = engine or scale_settings.engine
     check_engine(url, name)
-    opened = getattr(importlib.import_module(f"capgraph.scale.{name}"), _ENGINES[name][2])
-    more, database = {"lease_seconds": scale_settings.lease_seconds}, await _database_id(saver)
+    engine_class = getattr(importlib.import_module(f"capgraph.scale.{name}"), _ENGINES[name][2])
+    options, database = {"lease_seconds": scale_settings.lease_seconds}, await _database_id(saver)
     if name == "temporal":
-        url, more["database"] = temporal or scale_settings.temporal, database
-    found: Engine = await opened.open(url, **more)
-    return found
+        url, options["database"] = temporal or scale_settings.temporal, database
+    connected: Engine = await engine_class.open(url, **options)
+    return connected
 
 
 async def _database_id(saver: Any) -> str:
-    """Return what tells this database from others, also when it has moved to another server.
+    """Return the ID of the database, which survives a move to another server.
 
-    Who has another encryption key than those before is told so here, before any turn fails by it.
+    Decrypting the stored proof detects a wrong encryption key here instead of in the first turn.
     """
     rows: Any = Persistence.of(saver).tables
-    made = uuid.uuid4().hex[:12]
+    new_id = uuid.uuid4().hex[:12]
     await rows.run(
         "INSERT INTO capgraph_database (one, id, proof) VALUES (1, ?, ?)"
         " ON CONFLICT (one) DO NOTHING",
-        (made, serialize_to_text(saver.serde, made)),
+        (new_id, serialize_to_text(saver.serde, new_id)),
     )
-    found, proof = (await rows.run("SELECT id, proof FROM capgraph_database"))[1][0]
+    database_id, proof = (await rows.run("SELECT id, proof FROM capgraph_database"))[1][0]
     deserialize_text(saver.serde, proof, "in this database")
-    return str(found)
+    return str(database_id)
 
 
 def _as_caller(caller: Caller | str | None) -> Caller:
     if not isinstance(caller, Caller | str | None):
-        raise ValidationError(f"{caller!r:.80} is nobody.", fix="Give a name, or a Caller.")
+        raise ValidationError(
+            f"Invalid caller {caller!r:.80}: expected a user ID or a Caller.",
+            fix="Pass a string or a Caller.",
+        )
     return caller if isinstance(caller, Caller) else Caller(caller)
 
 
 def _stable_id(thread: str, parts: Any) -> str:
-    """Return a name that is the same for whoever asks for the same."""
+    """Return an ID that is the same for every process that requests the same work."""
     text = json.dumps([thread, parts], default=str)
     return str(uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16]))

@@ -1,4 +1,4 @@
-"""What an engine has to do: hand orders to workers, at least once. It is never asked what came of them."""
+"""Protocol of engines, which hand jobs to workers at least once and store no results."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from typing import Protocol, runtime_checkable
 from capgraph.scale.jobs import StepJob, TurnJob
 
 TURN_QUEUE = "turns"
-"""The queue of turns, and of steps that name none."""
+"""Queue of turns, and of steps without a queue."""
 
 
 class JobHandler(Protocol):
-    """What a worker does with orders; each may be called again for the same order at any point."""
+    """Protocol of job handlers. Each method may be called repeatedly for the same job."""
 
     async def run_turn(self, job: TurnJob) -> None:
-        """Run what the thread has to do, until nothing is left that can go on."""
+        """Run everything that a thread has to do."""
 
     async def run_step(self, job: StepJob) -> None:
-        """Run a step, unless its result is there already."""
+        """Run a step unless its result already exists."""
 
     async def start_scheduled(self, schedule: str, moment: float) -> None:
-        """Begin the turn of a schedule; the same moment begins it once."""
+        """Start the turn of a schedule. Each due time starts one turn."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Hands orders to workers, each at least once, also when a worker dies with one in its hands.
+    """Protocol of engines, which deliver jobs to workers at least once, even if a worker dies.
 
-    An engine keeps no result and is never the truth about a thread: that is its database.
+    An engine stores no results. The database of a thread is the only source of truth.
     """
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Hand a thread to a worker of the queue ``turns``; one at a time works on a thread.
+        """Hand a thread to a worker of the queue ``turns``. One worker at a time runs a thread.
 
         Args:
-            job: The thread, and the run to begin with.
-            is_resubmission: Whether the run was handed over before; then a thread that still has an order is
-                left alone.
+            job: The thread and its run.
+            is_resubmission: True if the run was submitted before. A thread that still has a job is
+                then
+                left unchanged.
         """
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Hand a step to a worker of its queue; returns when the order is kept."""
+        """Hand a step to a worker of its queue. Returns when the job is stored."""
 
     async def serve(
         self,
@@ -54,33 +55,34 @@ class Engine(Protocol):
         draining: asyncio.Event,
         ready: asyncio.Event,
     ) -> None:
-        """Take orders until ``draining`` is set and those that were taken have ended.
+        """Run jobs until ``draining`` is set and running jobs have ended.
 
         Args:
-            handler: Does the work.
-            queues: Orders of these are taken.
-            worker_id: Name of the worker.
-            concurrency: Most orders at a time.
-            draining: When set, no further order is taken.
-            ready: Set here when orders are taken.
+            handler: Runs the jobs.
+            queues: Queues to serve.
+            worker_id: ID of the worker.
+            concurrency: Maximum number of concurrent jobs.
+            draining: Event that ends the acceptance of jobs.
+            ready: Event that the engine sets when it accepts jobs.
         """
 
     async def count_waiting(self) -> Mapping[str, int]:
-        """Count the orders that nobody has taken, by queue."""
+        """Return the number of waiting jobs, by queue."""
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Have a worker of the queue ``turns`` told of each moment, or the next one, of a schedule.
+        """Start a turn at each due time of a schedule, or at the next one.
 
-        Asked for again, after each moment and now and then, as an engine may have lost it.
+        Called again after each due time and periodically, because an engine may have lost the
+        schedule.
 
         Args:
-            name: Names it.
-            cron: Five fields of cron, in UTC.
-            after: The moment that has come, in seconds since the epoch.
+            name: ID of the schedule.
+            cron: Cron expression with five fields, in UTC.
+            after: The due time that has passed, in seconds since the epoch.
         """
 
     async def unschedule(self, name: str) -> None:
-        """Forget the moments of a schedule."""
+        """Delete the due times of a schedule."""
 
     async def close(self) -> None:
-        """Let connections go."""
+        """Close all connections."""

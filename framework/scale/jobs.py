@@ -1,4 +1,4 @@
-"""What passes an engine: two small orders. What they are about lies in the threads' own database."""
+"""Jobs that an engine carries. They only contain IDs; the data is in the threads' database."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TurnJob:
-    """Look at a thread: a run of it is to be begun, or gone on with.
+    """Job: start or resume a run of a thread.
 
-    What is asked, answered or signalled, and by whom, is the request of the run in the run log
-    (:class:`capgraph.stores.run_log.LoggedRun`), in the database that holds the thread. An order
-    that comes twice, late or for a run that has ended changes nothing.
+    The request of the run and its caller are in the run log
+    (:class:`capgraph.stores.run_log.LoggedRun`). A job that is duplicated, late, or for a run that
+    has
+    ended has no effect.
 
     Attributes:
-        thread: The thread, as its saver calls it.
-        run: The run in the log.
+        thread: Storage ID of the thread.
+        run: ID of the run in the log.
     """
 
     thread: str
@@ -24,14 +25,15 @@ class TurnJob:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Run one step of a turn on a worker that serves its queue.
+    """Job: run one step of a turn on a worker that serves its queue.
 
     Attributes:
-        id: Names the step's attempt; what came of it is kept under it.
-        queue: The queue whose workers may run it.
-        ref: Digest under which what it needs is kept.
-        token: Owner of the thread's lease when it was ordered. Whoever has lost the lease since
-            begins no effect.
+        id: ID of the step's attempt, under which its result is stored.
+        queue: Queue whose workers may run it.
+        ref: Digest under which its request is stored.
+        token: Owner of the thread's lease when the job was submitted. If the lease has changed
+            hands,
+            the step starts no effect.
     """
 
     id: str

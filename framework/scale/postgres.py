@@ -1,4 +1,4 @@
-"""Orders as jobs of procrastinate, in the database that holds the threads; no other server."""
+"""Engine on PostgreSQL: jobs of procrastinate in the threads' database."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 _NEVER = 1e9
 _TRIES, _SOON_SECONDS = 6, 0.1
-"""So often an order is tried to be kept: the pool may hold connections that are cut."""
+"""Attempts to store a job, and the delay between them. The pool may contain broken connections."""
 _RETRY_SECONDS = 1.0
-"""An order whose thread is busy is tried again so much later, or a tenth of a lease."""
+"""Delay before a job of a busy thread is tried again, unless a tenth of the lease is shorter."""
 
 
 class PostgresEngine:
-    """Orders as jobs of procrastinate.
+    """Engine that stores jobs with procrastinate.
 
-    There is at most one waiting order of a thread, and one that is worked on: an order asks a
-    worker to look at everything that the thread has to do. A finished order leaves nothing behind.
+    A thread has at most one waiting and one running job, because a job makes a worker run
+    everything
+    that the thread has to do. Finished jobs are deleted.
 
     Args:
-        app: Tasks and connections of procrastinate, opened.
-        lease_seconds: After so long without a sign of life a worker's orders go to others.
+        app: Open procrastinate app.
+        lease_seconds: Time without a heartbeat after which a worker's jobs go to other workers.
     """
 
     def __init__(self, app: procrastinate.App, lease_seconds: float) -> None:
@@ -51,14 +52,14 @@ class PostgresEngine:
 
     @classmethod
     async def open(cls, url: str, *, lease_seconds: float) -> PostgresEngine:
-        """Connect to the database; whoever comes first makes the tables.
+        """Connect to the database and create missing tables.
 
         Args:
             url: ``postgresql://…``.
-            lease_seconds: The length of a lease.
+            lease_seconds: Duration of a lease.
 
         Raises:
-            PersistenceError: The database cannot be reached.
+            PersistenceError: The database is unavailable.
         """
         connector = procrastinate.PsycopgConnector(
             conninfo=url,
@@ -76,14 +77,14 @@ class PostgresEngine:
                 await migrate_tables(conn, lease_seconds=lease_seconds)
         return engine
 
-    # --- orders ---------------------------------------------------------------------------
+    # --- jobs -----------------------------------------------------------------------------
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Hand a thread to a worker; one that waits already is enough."""
+        """Enqueue a job for a thread unless one is already waiting."""
         await self._defer(_TURN, TURN_QUEUE, job.thread, asdict(job))
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Hand a step to a worker of its queue; one that waits already is enough."""
+        """Enqueue a job for a step unless one is already waiting."""
         await self._defer(_STEP, job.queue, job.id, asdict(job))
 
     async def _defer(
@@ -98,27 +99,27 @@ class PostgresEngine:
             queueing_lock=lock,
             schedule_at=None if at is None else datetime.fromtimestamp(at, UTC),
         )
-        for left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
             try:
                 with _translate_errors(), suppress(AlreadyEnqueued):
                     await job.defer_async(**args)
             except PersistenceError:
-                if not left:
+                if not tries_left:
                     raise
                 await asyncio.sleep(_SOON_SECONDS)
             else:
                 break
 
     async def count_waiting(self) -> Mapping[str, int]:
-        """Count the orders that nobody has taken, by queue."""
-        found = await self._run(
+        """Return the number of waiting jobs, by queue."""
+        rows = await self._run(
             "SELECT queue_name, count(*) FROM procrastinate_jobs job WHERE status = 'todo'"
             " AND task_name <> %s AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs other"
             " WHERE other.lock = job.lock AND other.status = 'doing')"
             " GROUP BY queue_name ORDER BY queue_name",
             _SCHEDULED,
         )
-        return {str(queue): int(number) for queue, number in found}
+        return {str(queue): int(number) for queue, number in rows}
 
     # --- work -----------------------------------------------------------------------------
 
@@ -132,29 +133,35 @@ class PostgresEngine:
         draining: asyncio.Event,
         ready: asyncio.Event,
     ) -> None:
-        """Take orders until ``draining`` is set and those that were taken have ended.
+        """Run jobs until ``draining`` is set and running jobs have ended.
 
-        While the database is away it is asked again and again.
+        If the database becomes unavailable, the engine keeps reconnecting.
         """
-        desk = _JobRunner(self, handler, draining)
+        runner = _JobRunner(self, handler, draining)
         app = procrastinate.App(connector=self._app.connector)
-        for name, do in ((_TURN, desk.turn), (_STEP, desk.step), (_SCHEDULED, desk.scheduled)):
-            app.task(name=name, pass_context=True)(do)
-        # A turn waits for its steps on other workers, so steps have places of their own.
-        steps = [queue for queue in queues if queue != TURN_QUEUE]
-        kinds = [kind for kind in ([TURN_QUEUE] if TURN_QUEUE in queues else [], steps) if kind]
-        absent = list(kinds)
+        for name, handler_method in (
+            (_TURN, runner.turn),
+            (_STEP, runner.step),
+            (_SCHEDULED, runner.scheduled),
+        ):
+            app.task(name=name, pass_context=True)(handler_method)
+        # A turn waits for its steps, so turns and steps must not share slots.
+        step_queues = [queue for queue in queues if queue != TURN_QUEUE]
+        queue_groups = [
+            group for group in ([TURN_QUEUE] if TURN_QUEUE in queues else [], step_queues) if group
+        ]
+        pending_groups = list(queue_groups)
 
-        def begun(kind: list[str]) -> None:
-            absent[:] = [one for one in absent if one != kind]
-            if not absent:
+        def mark_ready(group: list[str]) -> None:
+            pending_groups[:] = [pending for pending in pending_groups if pending != group]
+            if not pending_groups:
                 ready.set()
 
-        async def serve(kind: list[str]) -> None:
-            options = {"queues": kind, "name": worker_id, "concurrency": concurrency}
-            await self._run_worker(app, desk, options, draining, lambda: begun(kind))
+        async def serve(group: list[str]) -> None:
+            options = {"queues": group, "name": worker_id, "concurrency": concurrency}
+            await self._run_worker(app, runner, options, draining, lambda: mark_ready(group))
 
-        await asyncio.gather(*map(serve, kinds))
+        await asyncio.gather(*map(serve, queue_groups))
 
     async def _run_worker(
         self,
@@ -165,73 +172,75 @@ class PostgresEngine:
         on_ready: Callable[[], None],
     ) -> None:
         while not draining.is_set():
-            working: Any = Worker(
+            job_worker: Any = Worker(
                 app,
                 **options,
                 fetch_job_polling_interval=min(_POLL_SECONDS, self._lease_seconds / 10),
                 delete_jobs="always",
                 install_signal_handlers=False,
-                update_heartbeat_interval=_NEVER,  # its own does not outlast a database that was away
+                update_heartbeat_interval=_NEVER,  # procrastinate's own does not survive an unavailable database
                 stalled_worker_timeout=self._lease_seconds,
             )
-            run = asyncio.create_task(working.run())
-            looking = asyncio.create_task(self._maintain(working, runner, on_ready))
-            waiting = asyncio.create_task(draining.wait())
-            await asyncio.wait({run, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            working.stop()
-            for task in (looking, waiting):
+            run = asyncio.create_task(job_worker.run())
+            maintenance = asyncio.create_task(self._maintain(job_worker, runner, on_ready))
+            drained = asyncio.create_task(draining.wait())
+            await asyncio.wait({run, drained}, return_when=asyncio.FIRST_COMPLETED)
+            job_worker.stop()
+            for task in (maintenance, drained):
                 task.cancel()
             try:
                 with _translate_errors():
                     await run
             except PersistenceError as exc:
-                self._log.warning("No orders are taken: %s", exc)
+                self._log.warning("Jobs cannot be fetched: %s", exc)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _maintain(
         self, worker: Any, runner: _JobRunner, on_ready: Callable[[], None]
     ) -> None:
-        """Give to others what the dead have left."""
-        left: set[int] = set()
+        """Send heartbeats and requeue the jobs of dead workers."""
+        suspects: set[int] = set()
         while True:
-            if takes := worker.worker_id is not None:
+            if is_registered := worker.worker_id is not None:
                 on_ready()
             try:
                 with _translate_errors():
-                    left = await self._requeue_lost_jobs(worker, runner, left)
+                    suspects = await self._requeue_lost_jobs(worker, runner, suspects)
             except PersistenceError as exc:
-                self._log.warning("Nothing was looked after: %s", exc)
-            await asyncio.sleep(self._lease_seconds / 6 if takes else 0.02)
+                self._log.warning("Maintenance failed: %s", exc)
+            await asyncio.sleep(self._lease_seconds / 6 if is_registered else 0.02)
 
     async def _requeue_lost_jobs(
         self, worker: Any, runner: _JobRunner, suspects: set[int]
     ) -> set[int]:
         jobs = self._app.job_manager
-        # A lease says who has a thread, so an order may be given to another one too early.
-        silent = 2 * self._lease_seconds / 3
-        for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=silent):
+        # Requeuing a job too early is safe: the lease decides which worker runs the thread.
+        timeout = 2 * self._lease_seconds / 3
+        for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=timeout):
             await self._requeue_and_finish(job)
         if worker.worker_id is None:
             return set()
         await jobs.update_heartbeat(worker.worker_id)
-        # The word of an order's end may have been lost while the database was away.
-        mine = await jobs.list_jobs_async(status="doing", worker_id=worker.worker_id)
-        seen = {job.id for job in mine if job.id is not None and job.id not in runner.job_ids}
-        for job in mine:
-            if job.id in suspects & seen:
+        # The completion of a job may have been lost while the database was unavailable.
+        own_jobs = await jobs.list_jobs_async(status="doing", worker_id=worker.worker_id)
+        unknown = {
+            job.id for job in own_jobs if job.id is not None and job.id not in runner.job_ids
+        }
+        for job in own_jobs:
+            if job.id in suspects & unknown:
                 await self._requeue_and_finish(job)
-        return seen
+        return unknown
 
     async def _requeue_and_finish(self, job: Job) -> None:
         assert job.id is not None
         await self.requeue(job, immediately=True)
-        with suppress(ConnectorException):  # somebody else did it at the same moment
+        with suppress(ConnectorException):  # another worker did the same concurrently
             await self._app.job_manager.finish_job_by_id_async(
                 job_id=job.id, status=Status.FAILED, delete_job=True
             )
 
     async def requeue(self, job: Job, *, immediately: bool) -> None:
-        """Give back an order that is being worked on."""
+        """Return a running job to the queue."""
         at = None if immediately else time.time() + min(_RETRY_SECONDS, self._lease_seconds / 10)
         lock = str(job.lock).partition("/")[2]
         await self._defer(job.task_name, job.queue, lock, dict(job.task_kwargs), at)
@@ -239,19 +248,22 @@ class PostgresEngine:
     # --- schedules ------------------------------------------------------------------------
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Order the next moment of a schedule, unless it is; who does it asks for the one after it."""
+        """Enqueue the schedule's next run unless it is already enqueued.
+
+        Each run enqueues its successor.
+        """
         at = croniter(cron, max(time.time(), after)).get_next(float)
         await self._defer(_SCHEDULED, TURN_QUEUE, name, {"schedule": name, "moment": at}, at)
 
     async def unschedule(self, name: str) -> None:
-        """Forget the moments of a schedule."""
+        """Delete the waiting runs of a schedule."""
         await self._run(
             "DELETE FROM procrastinate_jobs WHERE status = 'todo' AND queueing_lock = %s",
             f"{_SCHEDULED}/{name}",
         )
 
     async def close(self) -> None:
-        """Let connections go."""
+        """Close all connections."""
         await self._app.close_async()
 
     async def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -262,19 +274,19 @@ class PostgresEngine:
 
 
 def _create_pool(**options: Any) -> AsyncConnectionPool[Any]:
-    # Asked before each use, whether it lives, a connection would cost a turn six statements more.
+    # Checking connections before each use would cost six more statements per turn.
     return AsyncConnectionPool(**{**options, "check": None})
 
 
 async def _configure_connection(connection: Any) -> None:
-    # Every statement of procrastinate stands for itself.
+    # procrastinate needs no transactions across statements.
     await connection.set_autocommit(True)
-    # Until the database has counted a burst of orders, it would sort all that wait to fetch one.
+    # With outdated statistics after a burst of jobs, fetching one job would sort all of them.
     await connection.execute("SET enable_sort = off")
 
 
 class _JobRunner:
-    """The orders of a worker that are under way."""
+    """Running jobs of a worker."""
 
     def __init__(
         self, engine: PostgresEngine, handler: JobHandler, draining: asyncio.Event
@@ -299,7 +311,7 @@ class _JobRunner:
             await work()
         except (Exception, asyncio.CancelledError) as exc:
             if not isinstance(exc, ThreadBusyError):
-                get_logger("scale", "postgres").warning("An order is given back: %r", exc)
+                get_logger("scale", "postgres").warning("A job is requeued: %r", exc)
             await self._engine.requeue(job, immediately=self._draining.is_set())
         finally:
             self.job_ids.discard(job.id)
@@ -307,7 +319,7 @@ class _JobRunner:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Say in the project's words that the database is away."""
+    """Raise connection errors as ``PersistenceError``."""
     import psycopg
 
     try:
@@ -316,7 +328,7 @@ def _translate_errors() -> Iterator[None]:
         raise
     except (ConnectorException, psycopg.Error, PoolTimeout) as exc:
         raise PersistenceError(
-            f"The database of the orders cannot be reached: {str(exc) or type(exc).__name__}.",
-            fix="Start it, or check the address; then try again.",
+            f"The job database is unavailable: {str(exc) or type(exc).__name__}.",
+            fix="Start the database or check its URL, then try again.",
             is_unavailable=True,
         ) from exc

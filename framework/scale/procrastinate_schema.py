@@ -1,4 +1,4 @@
-"""The tables of procrastinate, in the form that the installed version needs."""
+"""Creation and migration of procrastinate's tables for the installed version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from procrastinate.schema import SchemaManager
 from capgraph.base.errors import PersistenceError
 
 _ADVISORY_LOCK = 0x6361_7067_7363_616C
-"""Advisory lock of whoever makes the tables."""
+"""Key of the advisory lock held during a migration."""
 _CREATED_FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION (procrastinate_\w+)")
 _DROPPED_FUNCTION = re.compile(r"DROP FUNCTION (?:IF EXISTS )?(procrastinate_\w+)")
 _RENAMED_FUNCTION = re.compile(r"ALTER FUNCTION (procrastinate_\w+)[^;]*? RENAME TO (\w+)")
@@ -29,39 +29,42 @@ _FIND_LIVE_WORKER = (
 
 
 async def migrate_tables(conn: Any, *, lease_seconds: float) -> None:
-    """Make the tables, or apply the migrations that they lack; whoever comes first does.
+    """Create the tables or apply missing migrations. Concurrent callers wait for each other.
 
-    What the last of them take away from workers of the version before waits until none lives.
+    Migrations that break workers of the previous version wait until no worker is alive.
 
     Args:
-        conn: A connection to the database.
-        lease_seconds: After so long without a sign of life a worker is dead.
+        conn: Connection to the database.
+        lease_seconds: Time without a heartbeat after which a worker is considered dead.
 
     Raises:
-        PersistenceError: Nobody can say of which version they are.
+        PersistenceError: The version of the tables cannot be detected.
     """
     async with conn.transaction():
         await conn.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
         files = await asyncio.to_thread(_read_migrations)
-        there, mark, functions = await (await conn.execute(_INSPECT_SCHEMA)).fetchone()
-        if there is None:
+        table, version, functions = await (await conn.execute(_INSPECT_SCHEMA)).fetchone()
+        if table is None:
             await conn.execute(SchemaManager.get_schema())
             await _record_version(conn, max(files))
             return
-        if not re.fullmatch(r"[\d.]+_\w+\.sql", mark or ""):
-            mark = _detect_version(files, set(functions))
-        lacking = [name for name in files if name > mark]
-        while lacking and "_post_" in lacking[-1]:
-            lacking.pop()
-        await _apply(conn, files, lacking)
-        late = [name for name in files if name > max([mark, *lacking])]
-        if late and not await (await conn.execute(_FIND_LIVE_WORKER, (lease_seconds,))).fetchone():
-            await _apply(conn, files, late)
+        if not re.fullmatch(r"[\d.]+_\w+\.sql", version or ""):
+            version = _detect_version(files, set(functions))
+        missing = [name for name in files if name > version]
+        while missing and "_post_" in missing[-1]:
+            missing.pop()
+        await _apply(conn, files, missing)
+        post_migrations = [name for name in files if name > max([version, *missing])]
+        if (
+            post_migrations
+            and not await (await conn.execute(_FIND_LIVE_WORKER, (lease_seconds,))).fetchone()
+        ):
+            await _apply(conn, files, post_migrations)
 
 
 def _read_migrations() -> dict[str, str]:
-    found = sorted(Path(SchemaManager.get_migrations_path()).glob("*.sql"))
-    return {file.name: file.read_text("utf-8") for file in found}
+    files = sorted(Path(SchemaManager.get_migrations_path()).glob("*.sql"))
+    return {file.name: file.read_text("utf-8") for file in files}
 
 
 async def _apply(conn: Any, files: Mapping[str, str], names: Sequence[str]) -> None:
@@ -75,17 +78,19 @@ async def _record_version(conn: Any, last: str) -> None:
 
 
 def _detect_version(files: Mapping[str, str], functions: set[str]) -> str:
-    """Return the first migration after which there are these functions."""
-    made: set[str] = set()
+    """Return the first migration after which exactly these functions exist."""
+    created: set[str] = set()
     for name, text in files.items():
-        made = (made - set(_DROPPED_FUNCTION.findall(text))) | set(_CREATED_FUNCTION.findall(text))
+        created = (created - set(_DROPPED_FUNCTION.findall(text))) | set(
+            _CREATED_FUNCTION.findall(text)
+        )
         for old, new in _RENAMED_FUNCTION.findall(text):
-            made = (made - {old}) | {new}
-        if made == functions:
+            created = (created - {old}) | {new}
+        if created == functions:
             return name
-    if made < functions:
-        return name  # those of a later version, or somebody's own beside them
+    if created < functions:
+        return name  # functions of a later version or of other software
     raise PersistenceError(
-        "The tables of procrastinate are of a version that is not known here.",
-        fix="Install the version that made them, or apply its migrations.",
+        "The version of procrastinate's tables is unknown.",
+        fix="Install the version that created them, or apply its migrations.",
     )

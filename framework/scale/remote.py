@@ -1,4 +1,4 @@
-"""Steps on other workers: how the worker of a turn has them run, and how the worker of a queue does."""
+"""Remote steps: dispatch to workers of other queues, and execution on this worker."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ from capgraph.telemetry.event_dispatcher import EventDispatcher, event_context
 from capgraph.telemetry.usage_callback import USAGE_CALLBACK, count_model_calls
 
 _FIRST_LOOK, _LATER, _LONGEST = 0.02, 1.2, 1.0
-"""Seconds between two looks at a step: at first, how they grow (so that an end is seen late by a fifth
-of what the step took), and at most, or where the database tells of it."""
+"""First and maximum polling delay in seconds, and the growth factor between them. With this factor,
+the
+end of a step is noticed late by at most a fifth of its duration. The maximum also applies where the
+database sends notifications.
+"""
 _RETRY_SECONDS = 1.0
-"""Seconds until what the database or the engine refused is tried again."""
+"""Delay in seconds after an error of the database or the engine."""
 _MAX_ATTEMPTS = 10
 _TELL_SECONDS, _CANCEL_EVERY = 0.2, 4
 
 
 class RemoteSteps:
-    """The steps that leave this process, and those that come to it.
+    """Dispatcher and runner of remote steps.
 
-    From the moment it is made, steps of the graph whose queue this process does not serve run on
-    workers that do.
+    Creating one makes the graph dispatch steps whose queue this process does not serve.
 
     Args:
-        graph: A graph of ``build_graph`` on a saver whose database the workers share.
-        engine: Hands orders to workers.
-        queues: What this process serves.
-        draining: Set when this process is to stop: no step begins here any more.
+        graph: Graph made by ``build_graph``, on a saver whose database the workers share.
+        engine: Engine that hands jobs to workers.
+        queues: Queues that this process serves.
+        draining: Event that prevents further steps from starting in this process.
     """
 
     def __init__(
@@ -68,13 +70,13 @@ class RemoteSteps:
         graph.services.runner_config.dispatcher = self
 
     def serves(self, queue: str) -> bool:
-        """Tell whether this very process takes the orders of a queue."""
+        """Return True if this process serves a queue."""
         return queue in self._queues
 
-    # --- where the turn runs --------------------------------------------------------------
+    # --- in the process of the turn -------------------------------------------------------
 
     async def is_dispatched(self, name: str) -> bool:
-        """Tell whether a step was sent before, by whoever had its turn."""
+        """Return True if the step has already been dispatched, possibly by another process."""
         return await self._results.exists(name)
 
     async def dispatch(
@@ -89,7 +91,7 @@ class RemoteSteps:
         should_detach: Callable[[], bool],
         should_cancel: Callable[[], bool],
     ) -> Mapping[str, Any] | None:
-        """Have a step run, unless its result is there; see :class:`capgraph.base.ports.StepDispatcher`."""
+        """Run a step on a worker; see :class:`capgraph.base.ports.StepDispatcher`."""
         thread = request["thread"]
         lease = self._leases.find_held(thread)
         token = lease.owner.owner_id if lease is not None else ""
@@ -102,28 +104,28 @@ class RemoteSteps:
             request=request,
             timeout_seconds=timeout_seconds,
         )
-        waiting = _PendingStep(StepJob(name, queue, name, token), timeout_seconds)
+        pending = _PendingStep(StepJob(name, queue, name, token), timeout_seconds)
         try:
             while not should_detach():
-                ear = self._results.listener.event(name)
+                changed = self._results.listener.event(name)
                 try:
-                    seen = await self._results.get_status(name)
-                    await self._forward_events(waiting, seen, on_event)
-                    if seen.attempts:
+                    status = await self._results.get_status(name)
+                    await self._forward_events(pending, status, on_event)
+                    if status.attempts:
                         on_start()
-                    if seen.result is not None:
-                        if not _is_final(seen.result):
+                    if status.result is not None:
+                        if not _is_final(status.result):
                             await self._results.drop(name, token)
-                        return seen.result
-                    if await self._has_ended(waiting, seen, should_cancel=should_cancel()):
+                        return status.result
+                    if await self._has_ended(pending, status, should_cancel=should_cancel()):
                         return None
-                    await self._enqueue_if_needed(waiting, seen)
+                    await self._enqueue_if_needed(pending, status)
                 except PersistenceError as exc:
                     if exc.stops_run:
                         raise
-                    _log().warning("Nobody can say how the step %s is: %s", name, exc)
+                    _log().warning("The status of step %s is unknown: %s", name, exc)
                     await asyncio.sleep(_RETRY_SECONDS)
-                await waiting.pause(ear, has_listener=self._results.listener.is_connected)
+                await pending.pause(changed, has_listener=self._results.listener.is_connected)
         except asyncio.CancelledError:
             with suppress(PersistenceError):
                 await asyncio.shield(self._results.cancel(name, token))
@@ -133,21 +135,21 @@ class RemoteSteps:
     async def _has_ended(
         self, pending: _PendingStep, status: StepStatus, *, should_cancel: bool
     ) -> bool:
-        """Tell whether a step is not to begin any more.
+        """Return True if the step must not start any more.
 
         Raises:
-            TimeoutError: Its time is over, and nobody is there who would say so.
+            TimeoutError: The step timed out and no worker is alive to report it.
         """
-        late, order = pending.is_late(), pending.order
-        if not (late or should_cancel):
+        is_late, order = pending.is_late(), pending.order
+        if not (is_late or should_cancel):
             return False
-        gone = not status.attempts and await self._results.withdraw(order.id, order.token)
-        if late and status.attempts and not self._has_live_worker(status):
+        has_ended = not status.attempts and await self._results.withdraw(order.id, order.token)
+        if is_late and status.attempts and not self._has_live_worker(status):
             await self._results.drop(order.id, order.token)
-            gone = True
-        if gone and late:
+            has_ended = True
+        if has_ended and is_late:
             raise TimeoutError
-        return gone
+        return has_ended
 
     def _has_live_worker(self, status: StepStatus) -> bool:
         return (
@@ -155,24 +157,24 @@ class RemoteSteps:
         )
 
     async def _forward_events(
-        self, pending: _PendingStep, status: StepStatus, tell: Callable[[Any], None]
+        self, pending: _PendingStep, status: StepStatus, on_event: Callable[[Any], None]
     ) -> None:
         if status.event_count > pending.last_event:
             for number, event in await self._results.events(pending.order.id, pending.last_event):
-                tell(event)
+                on_event(event)
                 pending.mark_event(number)
 
     async def _enqueue_if_needed(self, pending: _PendingStep, status: StepStatus) -> None:
-        """Hand the step to the engine: at first, and again where it or its worker got lost."""
+        """Enqueue the step, and enqueue it again if the job or its worker is lost."""
         if self._has_live_worker(status):
             return
-        lost = status.attempts > pending.attempts
-        if not pending.is_due(_RETRY_SECONDS if lost else 2 * self._leases.ttl_seconds):
+        is_lost = status.attempts > pending.attempts
+        if not pending.is_due(_RETRY_SECONDS if is_lost else 2 * self._leases.ttl_seconds):
             return
         if status.attempts >= _MAX_ATTEMPTS:
             raise CapabilityError(
-                f"{status.attempts} workers began the step {pending.order.id} and none ended it.",
-                fix="Look at the logs of the workers of its queue; it may be what ends them.",
+                f"The step {pending.order.id} was started {status.attempts} times and never finished.",
+                fix="Check the workers' logs; the step may crash its worker.",
             )
         pending.enqueued_at = None
         await self._engine.enqueue_step(pending.order)
@@ -180,7 +182,7 @@ class RemoteSteps:
 
     @asynccontextmanager
     async def slot(self, name: str, limit: int) -> AsyncIterator[None]:
-        """Hold one of the slots that a capability has in all processes together."""
+        """Hold one of the slots that a capability has across all processes."""
         lease = await self._acquire_slot(name, limit)
         try:
             yield
@@ -193,40 +195,41 @@ class RemoteSteps:
             for number in random.sample(range(own), own):
                 with suppress(ThreadBusyError):
                     return await self._leases.acquire(f"capgraph-slot/{name}/{number}")
-            await asyncio.sleep(delay * (0.5 + random.random()))  # noqa: S311 - no secret
+            await asyncio.sleep(delay * (0.5 + random.random()))  # noqa: S311 - jitter
             delay = min(delay * _LATER, _TELL_SECONDS)
 
-    # --- where the step runs --------------------------------------------------------------
+    # --- in the process of the step -------------------------------------------------------
 
     async def run(self, order: StepJob) -> None:
-        """Run a step, unless its result is there, or nobody wants it any more.
+        """Run a step unless its result exists or the step was canceled.
 
         Raises:
-            ThreadBusyError: Another worker runs it.
-            PersistenceError: What came of it cannot be kept, or a worker that knows its capability
-                has to run it.
+            ThreadBusyError: Another worker runs the step.
+            PersistenceError: The result cannot be stored, or this worker does not have the
+                capability.
         """
         lease = await self._leases.acquire(step_lease_name(order.id))
         try:
-            begun = await self._results.claim(order.id)
-            if begun is not None:
-                name = begun.request["attempt"]["capability"]
+            claimed = await self._results.claim(order.id)
+            if claimed is not None:
+                name = claimed.request["attempt"]["capability"]
                 if name not in self._graph.services.registry.capabilities:
-                    # One of another version may.
+                    # A worker of another version may have the capability.
                     await self._results.unclaim(order.id)
                     raise PersistenceError(
-                        f"This worker does not know the capability {name!r}.",
-                        fix="Start the workers of its queue with the configuration of those that"
-                        " run the turns.",
+                        f"The worker has no capability {name!r}.",
+                        fix="Start all workers with the same configuration.",
                     )
-                await self._run_with_lease(order.id, begun, lease)
+                await self._run_with_lease(order.id, claimed, lease)
         finally:
             await self._leases.release(lease)
 
-    async def _run_with_lease(self, name: str, begun: ClaimedStep, lease: Lease) -> None:
-        told: list[Mapping[str, Any]] = []
-        work = asyncio.create_task(self._execute(name, begun, lease, told.append))
-        tend = asyncio.create_task(self._report_progress(name, begun.event_count + 1, told, work))
+    async def _run_with_lease(self, name: str, claimed: ClaimedStep, lease: Lease) -> None:
+        events: list[Mapping[str, Any]] = []
+        work = asyncio.create_task(self._execute(name, claimed, lease, events.append))
+        reporter = asyncio.create_task(
+            self._report_progress(name, claimed.event_count + 1, events, work)
+        )
         try:
             result = await work
         except asyncio.CancelledError:
@@ -234,23 +237,23 @@ class RemoteSteps:
             if running is not None and running.cancelling():
                 work.cancel()
                 raise
-            return  # whoever waited for it cancelled it
+            return  # canceled on request of the turn
         except PersistenceError as exc:
-            _log().warning("The step %s is left to others: %s", name, exc)
+            _log().warning("The step %s is left to other workers: %s", name, exc)
             return
         except Exception as exc:
             _log().exception("The step %s cannot be run here.", name)
             result = refusal_reply(exc)
         finally:
-            tend.cancel()
-            await asyncio.wait({work, tend})
+            reporter.cancel()
+            await asyncio.wait({work, reporter})
         if result is None:
             return
         while not lease.is_lost:
             try:
                 await self._results.finish(name, lease.owner.owner_id, result)
             except PersistenceError as exc:
-                _log().warning("The result of the step %s waits to be kept: %s", name, exc)
+                _log().warning("The result of step %s cannot be stored yet: %s", name, exc)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
@@ -258,56 +261,60 @@ class RemoteSteps:
     async def _report_progress(
         self,
         name: str,
-        number: int,
+        event_number: int,
         events: list[Mapping[str, Any]],
         work: asyncio.Task[Any],
     ) -> None:
-        """Write down what a step tells, and stop it when that is asked for."""
+        """Store the events of a step, and cancel the step on request."""
 
-        async def write() -> None:
-            nonlocal number
+        async def store_events() -> None:
+            nonlocal event_number
             batch = events[:]
             if batch:
-                await self._results.append_events(name, number, batch)
+                await self._results.append_events(name, event_number, batch)
                 del events[: len(batch)]
-                number += len(batch)
+                event_number += len(batch)
 
-        looks, cancelled = 0, False
+        checks, is_cancelled = 0, False
         try:
             while True:
                 await asyncio.sleep(_TELL_SECONDS)
-                looks += 1
+                checks += 1
                 with suppress(PersistenceError):
-                    await write()
-                    if cancelled or looks % _CANCEL_EVERY:
-                        continue  # once: what cleans up is not to be cut short
-                    if cancelled := await self._results.is_cancelled(name):
+                    await store_events()
+                    if is_cancelled or checks % _CANCEL_EVERY:
+                        continue  # cancel once, so that cleanup is not interrupted
+                    if is_cancelled := await self._results.is_cancelled(name):
                         work.cancel()
         finally:
             with suppress(PersistenceError):
-                await write()
+                await store_events()
 
     async def _execute(
-        self, name: str, begun: ClaimedStep, lease: Lease, tell: Callable[[Any], None]
+        self, name: str, claimed: ClaimedStep, lease: Lease, on_event: Callable[[Any], None]
     ) -> dict[str, Any] | None:
-        request, found = begun.request, dict[str, Any]()
+        request, results = claimed.request, dict[str, Any]()
         clock = asyncio.get_running_loop().time
-        until = None if begun.timeout_seconds is None else clock() + begun.timeout_seconds
+        deadline = None if claimed.timeout_seconds is None else clock() + claimed.timeout_seconds
 
         async def fence(ask: bool) -> None:
             await self._leases.confirm(lease.thread_id, force_query=ask)
             if not await self._results.has_waiting_turn(name):
                 raise PersistenceError(
-                    f"Nobody waits any more for the step {name}: another process has its thread.",
-                    fix="Nothing more is run here; look at the thread to see how it goes on.",
+                    f"The step {name} is abandoned: another process has taken over its thread.",
+                    fix="Check the status of the thread.",
                 )
 
-        # Whatever takes up events takes them up where the turn runs.
+        # Event sinks receive the events in the process of the turn.
         services = replace(self._graph.services, events=EventDispatcher())
-        places = [(str(space), str(place)) for space, place in request["checkpoints"]]
-        journal = Journal(self._persistence, begun.thread_id, checkpoints=places, fence=fence)
+        checkpoints = [
+            (str(space), str(checkpoint)) for space, checkpoint in request["checkpoints"]
+        ]
+        journal = Journal(
+            self._persistence, claimed.thread_id, checkpoints=checkpoints, fence=fence
+        )
         caller = configurable_for(Caller(**request["caller"]))
-        config: Any = {"configurable": {**caller, "thread_id": begun.thread_id}}
+        config: Any = {"configurable": {**caller, "thread_id": claimed.thread_id}}
         view, limits = remote_turn_view(request), services.limits
 
         @entrypoint(store=self._graph.store)
@@ -319,11 +326,11 @@ class RemoteSteps:
                 charge_to(services.spending(view, planned=bool(view.plan.get("budget")))),
                 add_callbacks(USAGE_CALLBACK, BUDGET_CALLBACK),
             ):
-                found["result"] = await run_remote_step(
+                results["result"] = await run_remote_step(
                     services.runner,
                     request,
                     journal,
-                    seconds_left=lambda: None if until is None else until - clock(),
+                    seconds_left=lambda: None if deadline is None else deadline - clock(),
                     is_draining=self._draining.is_set,
                 )
 
@@ -331,21 +338,21 @@ class RemoteSteps:
         try:
             with scope, override_run_context(journal=journal), event_context(**request["ids"]):
                 async for event in step.astream({}, config, stream_mode="custom"):
-                    tell(event)
+                    on_event(event)
         finally:
             await end_run(scope)
-        result: dict[str, Any] | None = found["result"]
+        result: dict[str, Any] | None = results["result"]
         return result
 
 
 class _PendingStep:
-    """A step that is waited for.
+    """A step that its turn waits for.
 
     Attributes:
-        order: What is handed to the engine.
-        last_event: The number of the last event that was taken up.
-        attempts: How often it had begun when it was handed on.
-        enqueued_at: When that was.
+        order: Job of the step.
+        last_event: Number of the last event received.
+        attempts: Number of starts when the job was last enqueued.
+        enqueued_at: Time at which the job was last enqueued.
     """
 
     def __init__(self, order: StepJob, seconds: float | None) -> None:
@@ -376,7 +383,7 @@ class _PendingStep:
 
 
 def _is_final(result: Mapping[str, Any]) -> bool:
-    """Tell whether a step is not to run again whatever happens to the turn's worker now."""
+    """Return True if the step succeeded, so that it must never run again."""
     return bool("record" in result and result["record"]["success"])
 
 

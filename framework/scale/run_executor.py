@@ -1,7 +1,7 @@
-"""What a thread's open runs ask for, done; whoever runs threads for others does it by this code.
+"""Execution of logged runs, for the server and for workers.
 
-A run stands in the log before anybody works on it, with everything that is needed to begin it. So
-what is done here may be repeated at any point, by any process that has the graph and the database.
+A run is stored in the log with its complete request before it executes. Every operation here can
+therefore be repeated at any point, by any process with the graph and the database.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ from capgraph.stores.threads import open_questions
 from capgraph.stores.waits import open_waits
 
 _MAX_READ_ATTEMPTS = 3
-"""So often a thread that cannot be read is given back: a worker of another version may know how."""
+"""Attempts to read a thread before its run fails; a worker of another version may be able to read
+it.
+"""
 QUESTION_HASH_LENGTH = 24
-"""So long is the part of a question's name that tells it from others of its thread."""
+"""Length of the hash that distinguishes the questions of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceResult:
-    """What came of an order.
+    """Result of a job.
 
     Attributes:
-        thread: The thread.
-        statuses: How each run ended that was gone on with.
-        has_more: Whether there is more to do at once, which another worker has to do.
+        thread: Storage ID of the thread.
+        statuses: Outcome of each run that was executed.
+        has_more: True if another worker must continue the thread immediately.
     """
 
     thread: str
@@ -62,12 +64,12 @@ class AdvanceResult:
 
 
 async def advance(graph: Any, job: TurnJob, *, log: RunLog | None = None) -> AdvanceResult:
-    """Do what the open runs of a thread ask for; see :meth:`Runner.advance`.
+    """Execute the open runs of a thread; see :meth:`RunExecutor.advance`.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        job: Names the thread.
-        log: Where its runs are; beside the graph's threads when not given.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        job: Job that names the thread.
+        log: Log of the runs; by default the one in the graph's database.
 
     >>> from capgraph import build_graph
     >>> from capgraph.scale.run_executor import advance
@@ -75,7 +77,7 @@ async def advance(graph: Any, job: TurnJob, *, log: RunLog | None = None) -> Adv
     >>> async def main():
     ...     graph = build_graph([], checkpointer=InMemorySaver())
     ...     log = graph.persistence.open_run_log()
-    ...     await log.open(LoggedRun("r", "t", "", request={"message": "Sing", "caller": {}}))
+    ...     await log.create(LoggedRun("r", "t", "", request={"message": "Sing", "caller": {}}))
     ...     first = await advance(graph, TurnJob("t", "r"), log=log)
     ...     again = await advance(graph, TurnJob("t", "r"), log=log)
     ...     return list(first.statuses), list(again.statuses)
@@ -86,16 +88,16 @@ async def advance(graph: Any, job: TurnJob, *, log: RunLog | None = None) -> Adv
 
 
 class RunExecutor:
-    """Runs what stands in the log, in this process.
+    """Executor of logged runs in this process.
 
     Attributes:
-        is_draining: Whether nothing else begins here.
-        ended_counts: How many runs ended here, by how.
+        is_draining: True if no more runs start.
+        ended_counts: Number of ended runs, by outcome.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        log: Where the runs are.
-        max_concurrent: So many go on at the same time.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        log: Log of the runs.
+        max_concurrent: Maximum number of concurrent runs.
     """
 
     def __init__(self, graph: Any, log: RunLog, *, max_concurrent: int = 1000) -> None:
@@ -110,15 +112,15 @@ class RunExecutor:
         self.ended_counts: Counter[str] = Counter()
 
     async def advance(self, job: TurnJob) -> AdvanceResult:
-        """Do what the open runs of a thread ask for, one after the other.
+        """Execute the open runs of a thread, one after the other.
 
-        A run that somebody left comes first, then answers and events. A further message waits until
-        the turn before it has ended, also while a person is asked. Without open runs nothing
-        happens, so an order may come twice or late.
+        Abandoned runs come first, then answers and events. A new message waits until the previous
+        turn
+        has ended. Without open runs nothing happens, so jobs may be duplicated or late.
 
         Raises:
-            ThreadBusyError: Somebody else runs the thread.
-            PersistenceError: The database is away, or the lease was lost; nothing was ended.
+            ThreadBusyError: Another process runs the thread.
+            PersistenceError: The database is unavailable or the lease was lost. No run was ended.
         """
         ended: dict[str, str] = {}
         while not self.is_draining:
@@ -126,11 +128,11 @@ class RunExecutor:
                 lease = await self._persistence.leases.acquire(job.thread)
             except ThreadBusyError:
                 if not await self._log.open_runs(job.thread):
-                    break  # there is nothing to wait for
+                    break  # nothing is left to run
                 raise
-            run, alone = None, True
+            run, is_alone = None, True
             try:
-                run, alone = await self._next_run(job.thread)
+                run, is_alone = await self._next_run(job.thread)
             finally:
                 if run is None:
                     await self._persistence.leases.release(lease)
@@ -138,53 +140,60 @@ class RunExecutor:
                 break
             if (status := await self.run(run, lease, release_first=False)) is not None:
                 ended[run.run_id] = status
-                if alone:
-                    break  # whatever was asked for meanwhile has an order of its own
+                if is_alone:
+                    break  # later requests have jobs of their own
             if not await self._log.open_runs(job.thread):
                 break
-        left = self.is_draining and bool(await self._log.open_runs(job.thread))
-        return AdvanceResult(job.thread, ended, left)
+        has_more = self.is_draining and bool(await self._log.open_runs(job.thread))
+        return AdvanceResult(job.thread, ended, has_more)
 
     async def _next_run(self, thread: str) -> tuple[LoggedRun | None, bool]:
-        """Return what to go on with, and whether nothing else was asked for."""
+        """Return the run to execute next, and whether it is the only one."""
         runs = await self._log.open_runs(thread)
-        alone = len(runs) < 2
+        is_alone = len(runs) < 2
         for run in runs:
             if run.status != "queued":
-                return run, alone
-        busy: Collection[Any] = ()
+                return run, is_alone
+        open_items: Collection[Any] = ()
         try:
-            asked = runs and await self._may_have_questions(thread)
-            found = await self._saver.aget_tuple(thread_config(thread)) if asked else None
+            may_be_busy = runs and await self._may_have_questions(thread)
+            checkpoint = (
+                await self._saver.aget_tuple(thread_config(thread)) if may_be_busy else None
+            )
         except PersistenceError as exc:
             if not exc.is_unreadable:
                 raise
         else:
-            busy = (found is not None and (open_questions(found) or open_waits(found))) or ()
+            open_items = (
+                checkpoint is not None and (open_questions(checkpoint) or open_waits(checkpoint))
+            ) or ()
         ready = [
-            run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
+            run
+            for run in runs
+            if not run.is_new_turn or not open_items or run.request.get("abandon")
         ]
-        return min(ready, key=lambda run: run.is_new_turn, default=None), alone
+        return min(ready, key=lambda run: run.is_new_turn, default=None), is_alone
 
     async def _may_have_questions(self, thread: str) -> bool:
-        # What a long thread holds is read by the run itself, and once is enough.
+        # The run itself reads the thread; reading a long one twice would be slow.
         return not isinstance(self._saver, BaseSaver) or await self._saver.is_interrupted(thread)
 
     def run(
         self, run: LoggedRun, lease: Lease, *, release_first: bool = True
     ) -> Coroutine[Any, Any, str | None]:
-        """Run one run of the log; it returns how the run ended, ``None`` when somebody has to go on.
+        """Execute a run and return its outcome; ``None`` if another process must continue it.
 
-        It can be stopped from this moment on.
+        The run can be stopped as soon as this method has been called.
 
         Args:
             run: The run.
-            lease: That of its thread; it is given back.
-            release_first: Whether that is before anybody hears of the end, so that whoever does may ask
-                the thread again at once.
+            lease: Lease of its thread, which is released.
+            release_first: True to release the lease before the last event is delivered, so that
+                clients
+                can send the next message immediately.
 
         Raises:
-            PersistenceError: The database is away, or the lease was lost.
+            PersistenceError: The database is unavailable or the lease was lost.
         """
         caller = Caller(**run.request["caller"])
         config: dict[str, Any] = {
@@ -192,13 +201,13 @@ class RunExecutor:
             "configurable": {"thread_id": run.thread_id, **configurable_for(caller)},
         }
         with suppress(ValueError):
-            # Traces, events and the audit call the run as whoever asked for it does.
+            # Traces, events, and the audit log use the same run ID as the client.
             config["run_id"] = uuid.UUID(run.run_id)
         turn = self._turns[run.run_id] = TurnRunner(self._graph, config)
         return self._execute(run, lease, turn, release_first)
 
     def stop(self, run_id: str) -> bool:
-        """Cancel a run of this process; tells whether it is one."""
+        """Cancel a run. Return False if this process does not execute it."""
         turn = self._turns.get(run_id)
         if turn is None:
             return False
@@ -208,13 +217,13 @@ class RunExecutor:
         return True
 
     async def apply_stop_requests(self) -> None:
-        """Stop what was stopped from elsewhere."""
+        """Cancel the runs that other processes asked to stop."""
         if self._turns:
             for run_id in await self._log.stopping_run_ids():
                 self.stop(run_id)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Begin nothing else; what runs comes to a point from which another process goes on."""
+        """Start no more runs and checkpoint active ones for another process to resume."""
         self.is_draining = True
         for turn in self._turns.values():
             turn.drain(seconds)
@@ -229,7 +238,7 @@ class RunExecutor:
                     with share_lease(lease):
                         end = await self._run_turn(run, turn, translator)
                     if end is not None:
-                        # Whoever has lost the thread does not say how the run of another ended.
+                        # Without the lease, this process must not end a run of another one.
                         await self._persistence.leases.confirm(run.thread_id, force_query=False)
                 if end is not None and not release_first:
                     return await self._finish(run, end, translator)
@@ -242,15 +251,15 @@ class RunExecutor:
             if not exc.is_unreadable or (
                 not release_first and self._read_failures[run.run_id] < _MAX_READ_ATTEMPTS
             ):
-                # Whoever starts next goes on with it: it stands in the log as not ended.
-                get_logger("scale", "advance").error("The run %s was left: %s", run.run_id, exc)
+                # The log still lists the run as unfinished, so it will be resumed.
+                get_logger("scale", "advance").error("Run %s was suspended: %s", run.run_id, exc)
                 raise
             self._read_failures.pop(run.run_id)
             return await self._finish(run, TurnResult(run.thread_id, error=exc), translator)
         except Exception as exc:
-            get_logger("scale", "advance").error("The run %s failed", run.run_id, exc_info=exc)
-            broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
-            return await self._finish(run, TurnResult(run.thread_id, error=broken), translator)
+            get_logger("scale", "advance").error("Run %s failed", run.run_id, exc_info=exc)
+            error = InfrastructureError("Internal server error.", fix="See the server log.")
+            return await self._finish(run, TurnResult(run.thread_id, error=error), translator)
         finally:
             self._turns.pop(run.run_id, None)
             self._stopped.discard(run.run_id)
@@ -261,52 +270,56 @@ class RunExecutor:
     ) -> TurnResult | None:
         if self.is_draining:
             return None
-        told, may = await self._log.claim(run)
-        if told and told[-1]["type"] in TERMINAL_EVENTS:
-            # The process ended between the last event and the word of it.
-            status = (told[-1].get("result") or {}).get("status", "failed")
+        recorded, may_continue = await self._log.claim(run)
+        if recorded and recorded[-1]["type"] in TERMINAL_EVENTS:
+            # A process died after writing the last event but before recording the outcome.
+            status = (recorded[-1].get("result") or {}).get("status", "failed")
             await self._log.finish(run.run_id, status)
             return None
-        if why := run.request.get("unreadable"):
-            raise PersistenceError(why[0], fix=why[1], is_unreadable=True)
+        if reason := run.request.get("unreadable"):
+            raise PersistenceError(reason[0], fix=reason[1], is_unreadable=True)
         values = {} if run.is_new_turn else await load_thread_values(self._graph, run.thread_id)
-        begun = (
-            translator.takeover_events(told)
-            if told
+        first_events = (
+            translator.takeover_events(recorded)
+            if recorded
             else translator.start_events(values, step_states(values))
         )
-        self._log.append_events(run.run_id, begun, translator.shorten)
-        if not may:
+        self._log.append_events(run.run_id, first_events, translator.shorten)
+        if not may_continue:
             return await mark_stopped(self._graph, run.thread_id)
-        given, over = await self._next_input(run, is_resumed=bool(told) or run.status != "queued")
+        run_input, is_over = await self._next_input(
+            run, is_resumed=bool(recorded) or run.status != "queued"
+        )
 
-        def tell(event: dict[str, Any]) -> None:
+        def record(event: dict[str, Any]) -> None:
             self._log.append_events(run.run_id, translator.translate(event), translator.shorten)
 
-        end = await (turn.read() if over else turn.run(given, tell))
+        end = await (turn.read() if is_over else turn.run(run_input, record))
         if isinstance(end.error, PersistenceError):
-            raise end.error  # nothing that can be trusted was ended
+            raise end.error  # the state is uncertain, so the run must be resumed
         if run.run_id in self._stopped and end.status == "cancelled":
             return await mark_stopped(self._graph, run.thread_id)
         return None if end.status == "drained" else end
 
     async def _next_input(self, run: LoggedRun, *, is_resumed: bool) -> tuple[Any, bool]:
-        """Return what the graph begins with, and whether nothing of it is left to do."""
+        """Return the input of the graph, and whether the run has nothing left to do."""
         from langgraph.types import Command
 
         request = run.request
-        found = None
+        checkpoint = None
         if is_resumed or "answers" in request:
-            found = await self._saver.aget_tuple(thread_config(run.thread_id))
+            checkpoint = await self._saver.aget_tuple(thread_config(run.thread_id))
         if "answers" in request:
-            asked: Collection[str] = open_questions(found) if found is not None else ()
-            if not request["answers"].keys() <= set(asked):
-                # It was answered before, or this very answer is in the thread already.
+            questions: Collection[str] = (
+                open_questions(checkpoint) if checkpoint is not None else ()
+            )
+            if not request["answers"].keys() <= set(questions):
+                # The question has been answered, perhaps by this run before a restart.
                 return None, not await self._is_unfinished(run.thread_id)
             return Command(resume=dict(request["answers"])), False
         if not run.is_new_turn:
             return None, False
-        if found is not None and (found.metadata or {}).get("run_id") == run.run_id:
+        if checkpoint is not None and (checkpoint.metadata or {}).get("run_id") == run.run_id:
             return None, not await self._is_unfinished(run.thread_id)
         return graph_input(request), False
 
@@ -317,29 +330,29 @@ class RunExecutor:
     async def _finish(self, run: LoggedRun, end: TurnResult, translator: EventTranslator) -> str:
         if end.error is not None:
             await self._persistence.waits.postpone(run.thread_id)
-        asked = [
+        questions = [
             identify_question(run.thread_id, key, value) for key, value in end.questions.items()
         ]
         result = {**end.to_dict(), "thread_id": translator.thread_id}
         result.pop("questions", None)
-        # Where a file lies concerns nobody who asks: it is had by reference.
+        # Clients must not see paths on the server.
         result["files"] = [PurePath(one).name for one in end.files]
-        shown = [{**one, "thread_id": translator.thread_id} for one in asked]
-        told = translator.end_events(result, [to_interrupt(q) for q in shown])
-        self._log.append_events(run.run_id, told, translator.shorten)
+        public_questions = [{**one, "thread_id": translator.thread_id} for one in questions]
+        events = translator.end_events(result, [to_interrupt(q) for q in public_questions])
+        self._log.append_events(run.run_id, events, translator.shorten)
         await self._log.finish(run.run_id, end.status)
         self.ended_counts[end.status] += 1
         return end.status
 
 
 async def mark_stopped(graph: Any, thread: str) -> TurnResult:
-    """End the turn of a thread whose lease the caller has lent; nothing of it is left to run.
+    """End the turn of a thread as stopped and close its questions. The caller must hold the lease.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        thread: The thread.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        thread: Storage ID of the thread.
     """
-    # Written as a node that ends a turn, so that no question and no step is left.
+    # Written as a terminal node, so that no question and no task remains.
     outcome = {"status": "stopped", "cancelled": True}
     await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
     waits = graph.persistence.waits
@@ -349,25 +362,29 @@ async def mark_stopped(graph: Any, thread: str) -> TurnResult:
 
 
 def identify_question(thread: str, interrupt_id: str, value: Any) -> dict[str, Any]:
-    """Return a question with a name that holds for this very question, and no other of its task."""
-    asked = dict(value) if isinstance(value, Mapping) else {"value": value}
-    same = {name: asked[name] for name in asked if name != "problems"}
-    text = json.dumps([interrupt_id, same], sort_keys=True, default=repr)
-    mark = hashlib.sha256(text.encode()).hexdigest()[:QUESTION_HASH_LENGTH]
-    name = base64.urlsafe_b64encode(thread.encode()).decode().rstrip("=")
-    return {**asked, "question_id": f"{mark}-{name}", "interrupt_id": interrupt_id}
+    """Return a question with an ID that is unique to its content within the interrupted task."""
+    question = dict(value) if isinstance(value, Mapping) else {"value": value}
+    content = {
+        encoded_thread: question[encoded_thread]
+        for encoded_thread in question
+        if encoded_thread != "problems"
+    }
+    text = json.dumps([interrupt_id, content], sort_keys=True, default=repr)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:QUESTION_HASH_LENGTH]
+    encoded_thread = base64.urlsafe_b64encode(thread.encode()).decode().rstrip("=")
+    return {**question, "question_id": f"{digest}-{encoded_thread}", "interrupt_id": interrupt_id}
 
 
 def graph_input(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a graph is given for a request that opens a turn."""
-    given: dict[str, Any] = {}
+    """Return the graph's input for a request that starts a turn."""
+    values: dict[str, Any] = {}
     if "message" in request:
-        given["messages"] = [
+        values["messages"] = [
             *request.get("history", ()),
             {"role": "user", "content": request["message"]},
         ]
     if "plan" in request:
-        given["planning_execution_plan"] = request["plan"]
+        values["planning_execution_plan"] = request["plan"]
     if "context" in request:
-        given["capability_context_data"] = request["context"]
-    return given
+        values["capability_context_data"] = request["context"]
+    return values

@@ -1,4 +1,4 @@
-"""Turns that are begun again and again: what they ask lies beside the threads, an engine keeps time."""
+"""Schedules of turns: requests are stored with the threads, an engine triggers the turns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A turn that is begun again and again.
+    """A turn that starts repeatedly.
 
     Attributes:
-        id: Names it.
-        cron: When, as five fields of cron, in UTC.
-        message: What is asked.
-        thread: Thread that it is asked in; empty for a new one each time.
-        unreadable: Why nobody can say what is asked; then nothing is.
+        id: ID of the schedule.
+        cron: Cron expression with five fields, in UTC.
+        message: Message of each turn.
+        thread: ID of the thread; empty for a new thread each time.
+        unreadable: Reason why the request cannot be decrypted; empty if it can.
     """
 
     id: str
@@ -35,38 +35,38 @@ class Schedule:
 
 
 class Schedules:
-    """The schedules of a saver's database; encrypted where checkpoints are.
+    """Schedules in a saver's database, encrypted like checkpoints.
 
     Args:
-        saver: An open saver whose database has rows of ours.
+        saver: Open saver whose database has the project's tables.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._tables, self._serde = Persistence.of(saver).tables, saver.serde
 
     async def add(self, schedule: Schedule, engine: Engine) -> None:
-        """Keep a schedule, and have an engine tell workers its moments.
+        """Store a schedule and register it with an engine.
 
         Args:
             schedule: The schedule.
-            engine: Keeps time.
+            engine: Engine that triggers the turns.
 
         Raises:
-            ValidationError: It says no times, or there is nothing to ask.
-            PersistenceError: The database or the engine cannot be reached.
+            ValidationError: The cron expression is invalid or the message is empty.
+            PersistenceError: The database or the engine is unavailable.
         """
-        from croniter import CroniterError, croniter  # comes with the extra of workers
+        from croniter import CroniterError, croniter  # a dependency of the workers extra
 
         if not schedule.message.strip():
-            raise ValidationError("The message is empty.", fix="Write something.")
+            raise ValidationError("The message is empty.", fix="Pass a non-empty message.")
         try:
-            comes = len(schedule.cron.split()) == 5 and croniter(schedule.cron).get_next(float)
+            matches = len(schedule.cron.split()) == 5 and croniter(schedule.cron).get_next(float)
         except CroniterError:
-            comes = False
-        if not comes:
+            matches = False
+        if not matches:
             raise ValidationError(
-                f"{schedule.cron!r:.80} says no time that ever comes.",
-                fix="Write the five fields of cron: '0 7 * * *' is every day at seven, UTC.",
+                f"The cron expression {schedule.cron!r:.80} never matches.",
+                fix="Use five fields, in UTC: '0 7 * * *' is every day at 7:00.",
             )
         request = serialize_to_text(self._serde, [schedule.message, schedule.thread])
         await self._run(
@@ -80,11 +80,11 @@ class Schedules:
             raise
 
     async def list_all(self) -> Sequence[Schedule]:
-        """Return the schedules, by id."""
+        """Return the schedules, by ID."""
         return await self._find("")
 
     async def get(self, schedule_id: str) -> Schedule | None:
-        """Return a schedule; ``None`` when it is gone."""
+        """Return a schedule, or ``None`` if it does not exist."""
         return next(iter(await self._find(schedule_id)), None)
 
     async def _find(self, schedule_id: str) -> list[Schedule]:
@@ -97,11 +97,13 @@ class Schedules:
         try:
             message, thread = deserialize_text(self._serde, request, "of the schedules")
         except PersistenceError as exc:
-            return Schedule(name, cron, "", unreadable=str(exc))  # it hides no other one
+            return Schedule(
+                name, cron, "", unreadable=str(exc)
+            )  # one unreadable row must not hide the others
         return Schedule(name, cron, message, thread)
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
-        """Forget a schedule; tells whether there was one."""
+        """Delete a schedule. Return False if it did not exist."""
         known = await self._delete(schedule_id)
         await engine.unschedule(schedule_id)
         return known

@@ -1,8 +1,9 @@
-"""Orders over Temporal: a workflow for each thread that has something to do, and no more than that.
+"""Engine on Temporal: one workflow for each thread that has something to do.
 
-A turn runs in an activity, outside what Temporal replays. Who runs a thread is decided by the lease
-in its database alone: an activity that Temporal has given up goes on as long as it holds the lease,
-and the one that was begun in its place finds the thread busy and is tried again.
+A turn runs in an activity, outside of what Temporal replays. The lease in the database decides
+which
+worker runs a thread. An activity that Temporal considers lost continues as long as it holds the
+lease; its replacement finds the thread busy and is retried.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ from capgraph.scale.temporal_workflows import (
 _NAMESPACE = "default"
 _ID_PREFIX = "capgraph/"
 _CONNECT_TIMEOUT = timedelta(seconds=5)
-# A worker waits for a server that is away; whoever asks for something does so by itself.
+# Workers wait for an unavailable server. Clients retry by themselves.
 _WORKER_RETRY = RetryConfig(max_interval_millis=2000, max_elapsed_time_millis=90_000, max_retries=0)
 _SECOND_ATTEMPT = 2
 _IMMEDIATELY = timedelta(milliseconds=1)
@@ -92,13 +93,13 @@ _JobFunction: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class TemporalEngine:
-    """The engine on a Temporal server.
+    """Engine on a Temporal server.
 
     Args:
-        client: Connected to the server.
-        address: Where it is.
-        lease_seconds: How long a worker is waited for that is not heard of.
-        database: Names the threads' database, which may not be the only one on the server.
+        client: Client connected to the server.
+        address: Address of the server.
+        lease_seconds: Time to wait for a worker that sends no heartbeat.
+        database: ID of the threads' database. Several databases can share a server.
     """
 
     def __init__(
@@ -118,54 +119,59 @@ class TemporalEngine:
         """Connect to a server.
 
         Args:
-            address: Its host and port.
-            lease_seconds: The length of a lease.
-            database: Names the threads' database.
+            address: Host and port of the server.
+            lease_seconds: Duration of a lease.
+            database: ID of the threads' database.
 
         Raises:
-            ConfigurationError: It is no address.
-            PersistenceError: It cannot be reached.
+            ConfigurationError: The address is invalid.
+            PersistenceError: The server is unavailable.
         """
         if not re.fullmatch(r"\S+:\d{1,5}", address):
             raise ConfigurationError(
-                f"{address!r:.80} is no address of Temporal.", fix="Give HOST:PORT."
+                f"Invalid Temporal address {address!r:.80}: expected HOST:PORT.",
+                fix="Use HOST:PORT, such as localhost:7233.",
             )
         return cls(await _connect(address, RetryConfig()), address, lease_seconds, database)
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Hand a thread to a worker; its workflow is begun, or told.
+        """Start the workflow of a thread, or signal the job to it if it is running.
 
         Args:
             job: The thread and its run.
-            is_resubmission: Whether it was handed over before; then a workflow that is there is not told, for
-                what it is told it keeps as long as it lives.
+            is_resubmission: True if the run was submitted before. A running workflow is then not
+                signaled, because it keeps its jobs as long as it lives.
 
         Raises:
-            PersistenceError: The server cannot be reached.
+            PersistenceError: The server is unavailable.
         """
-        queue, name = TURN_QUEUE + self._queue_suffix, _ID_PREFIX + job.thread
-        at = queue if self._queue_suffix else ""
-        kept = ThreadJob(job.thread, job.run, self._lease_seconds, at, at_hand=True)
+        queue, workflow_id = TURN_QUEUE + self._queue_suffix, _ID_PREFIX + job.thread
+        queue_id = queue if self._queue_suffix else ""
+        thread_job = ThreadJob(job.thread, job.run, self._lease_seconds, queue_id, at_hand=True)
         timeout = activity_options(self._lease_seconds)["heartbeat_timeout"]
         with _translate_errors(self._address):
             try:
-                # Most threads have no workflow at the moment, and to be begun costs the server less.
+                # Starting is cheaper than signaling, and most threads have no running workflow.
                 await self._client.start_workflow(
-                    ThreadWorkflow.run, [kept], id=name, task_queue=queue, task_timeout=timeout
+                    ThreadWorkflow.run,
+                    [thread_job],
+                    id=workflow_id,
+                    task_queue=queue,
+                    task_timeout=timeout,
                 )
             except WorkflowAlreadyStartedError:
-                if await self._workflow_queue(name) not in {queue, None}:
-                    # Another database has a thread of this name, whose workflow leaves ours alone.
-                    await self._start_activity("advance", [job.thread, job.run], name, queue)
+                if await self._workflow_queue(workflow_id) not in {queue, None}:
+                    # The workflow belongs to a thread with the same ID in another database.
+                    await self._start_activity("advance", [job.thread, job.run], workflow_id, queue)
                 elif not is_resubmission:
                     await self._client.start_workflow(
                         ThreadWorkflow.run,
                         [],
-                        id=name,
+                        id=workflow_id,
                         task_queue=queue,
                         task_timeout=timeout,
                         start_signal="order",
-                        start_signal_args=[kept],
+                        start_signal_args=[thread_job],
                     )
 
     async def _workflow_queue(self, workflow_id: str) -> str | None:
@@ -174,7 +180,7 @@ class TemporalEngine:
         except RPCError as exc:
             if exc.status != RPCStatusCode.NOT_FOUND:
                 raise
-            return None  # it has ended meanwhile
+            return None  # the workflow has ended in the meantime
 
     async def _start_activity(
         self, activity_name: str, args: list[Any], name: str, queue: str
@@ -189,13 +195,13 @@ class TemporalEngine:
         )
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Hand a step to a worker of its queue; one that is under way is not begun again.
+        """Hand a step to a worker of its queue unless it is already running.
 
         Args:
             job: The step.
 
         Raises:
-            PersistenceError: The server cannot be reached.
+            PersistenceError: The server is unavailable.
         """
         with _translate_errors(self._address):
             await self._start_activity(
@@ -212,48 +218,52 @@ class TemporalEngine:
         draining: asyncio.Event,
         ready: asyncio.Event,
     ) -> None:
-        """Take orders until ``draining`` is set and those that were taken have ended.
+        """Run jobs until ``draining`` is set and running jobs have ended.
 
-        The server is talked to in a thread of its own, so that it hears of a worker whose event
-        loop is blocked by a capability.
+        Temporal's worker runs on an event loop in a separate thread, so heartbeats continue while a
+        capability blocks the worker's event loop.
 
         Args:
-            handler: Does the work.
-            queues: Orders of these are taken.
-            worker_id: Name of the worker.
-            concurrency: Most orders at a time.
-            draining: When set, no further order is taken.
-            ready: Set here when orders are taken.
+            handler: Runs the jobs.
+            queues: Queues to serve.
+            worker_id: ID of the worker.
+            concurrency: Maximum number of concurrent jobs.
+            draining: Event that ends the acceptance of jobs.
+            ready: Event that the engine sets when it accepts jobs.
         """
-        desk = _JobRunner(handler, concurrency, draining, len({*queues} - {TURN_QUEUE}))
+        runner = _JobRunner(handler, concurrency, draining, len({*queues} - {TURN_QUEUE}))
         stop = asyncio.Event()
-        home = asyncio.get_running_loop()
+        worker_loop = asyncio.get_running_loop()
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="capgraph-temporal", daemon=True)
         thread.start()
-        work = asyncio.wrap_future(
+        workers = asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(
                 self._run_workers(
-                    desk, queues, worker_id, stop, lambda: home.call_soon_threadsafe(ready.set)
+                    runner,
+                    queues,
+                    worker_id,
+                    stop,
+                    lambda: worker_loop.call_soon_threadsafe(ready.set),
                 ),
                 loop,
             )
         )
         drained = asyncio.create_task(draining.wait())
-        either: set[asyncio.Future[Any]] = {work, drained}
+        waited: set[asyncio.Future[Any]] = {workers, drained}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             loop.call_soon_threadsafe(stop.set)
-            await asyncio.wait({work})
+            await asyncio.wait({workers})
         finally:
             drained.cancel()
-            desk.cancel_all()
+            runner.cancel_all()
             loop.call_soon_threadsafe(stop.set)
-            await asyncio.wait({work}, timeout=_CONNECT_TIMEOUT.total_seconds())
+            await asyncio.wait({workers}, timeout=_CONNECT_TIMEOUT.total_seconds())
             loop.call_soon_threadsafe(loop.stop)
             await asyncio.to_thread(thread.join)
             loop.close()
-        work.result()
+        workers.result()
 
     async def _run_workers(
         self,
@@ -263,34 +273,34 @@ class TemporalEngine:
         stop: asyncio.Event,
         on_ready: Callable[[], object],
     ) -> None:
-        """Run a worker for each queue, in the event loop of the engine's own thread."""
+        """Run a Temporal worker for each queue on the engine's event loop."""
         runner.attach(asyncio.get_running_loop())
-        # One connection has one worker for a queue.
+        # A Temporal client allows one worker per queue.
         client = await _connect(self._address, _WORKER_RETRY)
         with ThreadPoolExecutor(_WORKFLOW_TASKS, "capgraph-workflow") as threads:
             workers = [
                 _build_worker(client, runner, queue, self._queue_suffix, worker, threads)
                 for queue in sorted(set(queues))
             ]
-            runs = [asyncio.create_task(one.run()) for one in workers]
+            tasks = [asyncio.create_task(temporal_worker.run()) for temporal_worker in workers]
             on_ready()
             await asyncio.wait(
-                [*runs, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED
+                [*tasks, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED
             )
             stop.set()
-            await asyncio.gather(*(one.shutdown() for one in workers))
+            await asyncio.gather(*(temporal_worker.shutdown() for temporal_worker in workers))
             await runner.wait_idle()
             with _translate_errors(self._address):
-                await asyncio.gather(*runs)
+                await asyncio.gather(*tasks)
 
     async def count_waiting(self) -> Mapping[str, int]:
-        """Count the orders that nobody has taken, by queue."""
+        """Return the number of waiting jobs, by queue."""
         with _translate_errors(self._address):
             steps = self._client.list_activities('ExecutionStatus = "Running"')
-            found = {one.task_queue async for one in steps}
+            task_queues = {one.task_queue async for one in steps}
             queues = {TURN_QUEUE} | {
                 queue.removesuffix(self._queue_suffix)
-                for queue in found
+                for queue in task_queues
                 if queue.endswith(self._queue_suffix)
             }
             counts = {queue: await self._backlog(queue) for queue in sorted(queues)}
@@ -299,12 +309,12 @@ class TemporalEngine:
     async def _backlog(self, queue: str) -> int:
         kinds = [
             TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-            # A thread whose workflow nobody has looked at.
+            # Threads whose workflow has not been picked up.
             *([TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW] if queue == TURN_QUEUE else []),
         ]
         count = 0
         for kind in kinds:
-            found = await self._client.workflow_service.describe_task_queue(
+            description = await self._client.workflow_service.describe_task_queue(
                 DescribeTaskQueueRequest(
                     namespace=_NAMESPACE,
                     task_queue=TaskQueue(name=queue + self._queue_suffix),
@@ -313,20 +323,20 @@ class TemporalEngine:
                 ),
                 retry=True,
             )
-            count += found.stats.approximate_backlog_count
+            count += description.stats.approximate_backlog_count
         return count
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Have Temporal begin a workflow at each moment, unless it does already.
+        """Create a Temporal schedule unless it exists.
 
         Args:
-            name: Names the schedule.
-            cron: Five fields of cron, in UTC.
-            after: The moment that has come; Temporal goes on by itself.
+            name: ID of the schedule.
+            cron: Cron expression with five fields, in UTC.
+            after: Ignored, because Temporal triggers every due time by itself.
 
         Raises:
-            ValidationError: Temporal knows no such times.
-            PersistenceError: The server cannot be reached.
+            ValidationError: Temporal rejects the cron expression.
+            PersistenceError: The server is unavailable.
         """
         action = ScheduleActionStartWorkflow(
             ScheduleWorkflow.run,
@@ -334,7 +344,7 @@ class TemporalEngine:
             id=f"{_ID_PREFIX}schedule/{self._id_prefix}{name}",
             task_queue=TURN_QUEUE + self._queue_suffix,
         )
-        # Moments at which no worker lived are not all made up for when one does.
+        # Catch up on at most one due time after a period without workers.
         policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
         spec = ScheduleSpec(cron_expressions=_to_temporal_cron(cron))
         with _translate_errors(self._address), suppress(ScheduleAlreadyRunningError):
@@ -344,13 +354,13 @@ class TemporalEngine:
             )
 
     async def unschedule(self, name: str) -> None:
-        """Forget the moments of a schedule.
+        """Delete the Temporal schedule.
 
         Args:
-            name: Names it.
+            name: ID of the schedule.
 
         Raises:
-            PersistenceError: The server cannot be reached.
+            PersistenceError: The server is unavailable.
         """
         with _translate_errors(self._address):
             try:
@@ -360,13 +370,13 @@ class TemporalEngine:
                     raise
 
     async def close(self) -> None:
-        """Do nothing: the connection goes with the engine."""
+        """Do nothing: the client has no open resources of its own."""
 
 
 class _JobRunner:
-    """The activities of a worker, and how many of them are under way.
+    """Activities of a worker, with a limit of concurrent jobs.
 
-    They are begun in the loop of the engine's thread and do their work in the one of the worker.
+    Activities start on the engine's event loop and run their jobs on the worker's event loop.
     """
 
     def __init__(
@@ -381,14 +391,14 @@ class _JobRunner:
         self.changed = asyncio.Event()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note the loop of the engine's thread."""
+        """Set the engine's event loop."""
         self._engine_loop = loop
 
     def is_full(self, steps: bool) -> bool:
-        """Tell whether no other step, or turn, can be begun."""
-        # A turn waits for its steps on other workers, so steps have places of their own.
-        same = sum(isinstance(order, StepJob) is steps for order in tuple(self._running))
-        return same >= self.concurrency
+        """Return True if no other step (or turn) can start."""
+        # A turn waits for its steps, so turns and steps must not share slots.
+        running = sum(isinstance(order, StepJob) is steps for order in tuple(self._running))
+        return running >= self.concurrency
 
     @activity.defn
     async def advance(self, thread: str, run: str) -> None:
@@ -397,7 +407,7 @@ class _JobRunner:
 
     @activity.defn
     async def at_hand(self, thread: str, run: str) -> str:
-        """Do an order where it is looked at; tells why it has to be handed on, if it has."""
+        """Run a job in a local activity. Return a reason if an activity must run it instead."""
         order = TurnJob(thread, run)
         if self._draining.is_set():
             return "draining"
@@ -405,8 +415,8 @@ class _JobRunner:
         if future is None:
             return "no place"
         await asyncio.wait({future}, timeout=LOCAL_ACTIVITY_TIMEOUT.total_seconds())
-        failed = _failure(future) if future.done() else TimeoutError()
-        return "" if failed is None else type(failed).__name__
+        failure = _failure(future) if future.done() else TimeoutError()
+        return "" if failure is None else type(failure).__name__
 
     @activity.defn
     async def step(self, fields: dict[str, str]) -> None:
@@ -420,31 +430,32 @@ class _JobRunner:
         )
 
     async def _run_job(self, order: Hashable, work: _JobFunction) -> None:
-        """Have the worker's loop do the work to its end, and let the server know of it meanwhile.
+        """Run a job on the worker's event loop and send heartbeats until it ends.
 
-        What the server gives up goes on, for the lease says who has the thread. Where the server
-        then gives the order to this worker again, it is what is under way.
+        A job that the server considers lost continues, because the lease decides which worker runs
+        a
+        thread. If the server assigns the job to this worker again, the running one is awaited.
         """
         info = activity.info()
         assert info.heartbeat_timeout is not None
-        patience = info.heartbeat_timeout.total_seconds()
-        # Whoever comes after one that is not heard of meets the lease that it left.
-        second = info.attempt == _SECOND_ATTEMPT
+        heartbeat_timeout = info.heartbeat_timeout.total_seconds()
+        # The second attempt follows a lost worker, whose lease may not have expired yet.
+        is_second = info.attempt == _SECOND_ATTEMPT
         future = self._start(
-            order, lambda: self._retry_while_busy(work, patience) if second else work()
+            order, lambda: self._retry_while_busy(work, heartbeat_timeout) if is_second else work()
         )
         if future is None:
             raise _retry_error("NoPlaceError", _SHORT_DELAY)
-        while not (await asyncio.wait({future}, timeout=patience / 4))[0]:
+        while not (await asyncio.wait({future}, timeout=heartbeat_timeout / 4))[0]:
             activity.heartbeat()
-        if (failed := _failure(future)) is not None:
-            at_once = self._draining.is_set() or future.cancelled()
-            raise _retry_error(type(failed).__name__, _IMMEDIATELY if at_once else None)
+        if (failure := _failure(future)) is not None:
+            is_immediate = self._draining.is_set() or future.cancelled()
+            raise _retry_error(type(failure).__name__, _IMMEDIATELY if is_immediate else None)
 
     def _start(self, order: Hashable, work: _JobFunction) -> asyncio.Future[None] | None:
-        """Have the worker's loop do the work, unless it does; nothing where there is no place."""
+        """Start a job unless it is running. Return ``None`` if all slots are in use."""
         if (future := self._running.get(order)) is None:
-            # Of several queues that were asked, more than one may have had an order.
+            # Several queues are polled at once, so more jobs than slots may arrive.
             if self.is_full(isinstance(order, StepJob)):
                 return None
             future = asyncio.wrap_future(
@@ -455,7 +466,7 @@ class _JobRunner:
         return future
 
     async def _retry_while_busy(self, work: _JobFunction, seconds: float) -> None:
-        """Do the work as soon as the thread is free; the server's own pauses are longer."""
+        """Retry a job until the thread is free. The server's own retry delays are longer."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -466,18 +477,18 @@ class _JobRunner:
             await asyncio.sleep(seconds / 10)
 
     def _finish(self, order: Hashable, future: asyncio.Future[None]) -> None:
-        if (failed := _failure(future)) is not None:
-            _log.warning("The order %r is given back: %r", order, failed)
+        if (failure := _failure(future)) is not None:
+            _log.warning("The job %r is returned to the queue: %r", order, failure)
         del self._running[order]
         self._wake()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no job is running."""
         while self._running:
             await asyncio.wait(self._running.values())
 
     def notify(self) -> None:
-        """Let whoever waits for a place look again; runs in any thread."""
+        """Wake tasks that wait for a slot; thread-safe."""
         self._engine_loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -485,16 +496,16 @@ class _JobRunner:
         self.changed = asyncio.Event()
 
     def cancel_all(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the running jobs."""
         for future in tuple(self._running.values()):
             self._engine_loop.call_soon_threadsafe(future.cancel)
 
 
 class _SharedSlotSupplier(CustomSlotSupplier):
-    """The places of a queue of steps beside others: none while those fill them."""
+    """Slot supplier that shares the slots of a worker between several step queues."""
 
-    def __init__(self, desk: _JobRunner) -> None:
-        self._runner = desk
+    def __init__(self, runner: _JobRunner) -> None:
+        self._runner = runner
         self._reserved = 0
         self._lock = threading.Lock()
 
@@ -504,7 +515,7 @@ class _SharedSlotSupplier(CustomSlotSupplier):
         return permit
 
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
-        # Places are given back, and some are asked for, by the SDK's own threads.
+        # The SDK calls this from its own threads.
         with self._lock:
             if self._runner.is_full(steps=True) or self._reserved >= self._runner.concurrency:
                 return None
@@ -528,26 +539,26 @@ def _build_worker(
     name: str,
     threads: ThreadPoolExecutor,
 ) -> Worker:
-    # Whoever looks at an order does it at the same time.
+    # Workflow tasks run jobs as local activities, so they need as many slots.
     fixed = FixedSizeSlotSupplier(max(_WORKFLOW_TASKS, runner.concurrency))
-    turns = queue == TURN_QUEUE
-    # Places that queues share are asked for in Python, which costs as much as a small activity.
-    shared = not turns and runner.step_queues > 1
+    serves_turns = queue == TURN_QUEUE
+    # A custom slot supplier calls Python, which costs as much as a small activity.
+    shares_slots = not serves_turns and runner.step_queues > 1
     return Worker(
         client,
         task_queue=queue + queue_suffix,
         identity=name,
-        workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
+        workflows=[ThreadWorkflow, ScheduleWorkflow] if serves_turns else [],
         activities=[runner.advance, runner.at_hand, runner.scheduled, runner.step]
-        if turns
+        if serves_turns
         else [runner.step],
-        # What it holds is of ours and imports nothing, so nothing has to be kept from it.
+        # The workflows import nothing that needs a sandbox.
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_task_executor=threads,
         tuner=WorkerTuner.create_composite(
             workflow_supplier=fixed,
             activity_supplier=_SharedSlotSupplier(runner)
-            if shared
+            if shares_slots
             else FixedSizeSlotSupplier(runner.concurrency),
             local_activity_supplier=fixed,
             nexus_supplier=fixed,
@@ -563,9 +574,9 @@ def _failure(future: asyncio.Future[None]) -> BaseException | None:
 
 
 def _retry_error(error_name: str, delay: timedelta | None) -> ApplicationError:
-    """Return what makes the server give an order to somebody again.
+    """Return an error that makes the server retry an activity.
 
-    It is told no text of an error: that may hold what a thread is about.
+    It contains no error message, because messages may contain thread content.
     """
     return ApplicationError(
         error_name, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay
@@ -573,21 +584,21 @@ def _retry_error(error_name: str, delay: timedelta | None) -> ApplicationError:
 
 
 def _to_temporal_cron(cron: str) -> list[str]:
-    """Return what means the same to Temporal as to cron."""
+    """Return cron expressions that mean the same to Temporal."""
     if "#" in cron:
         raise ValidationError(
-            f"Temporal reads no '#' in {cron!r:.80}: a comment begins there.",
-            fix="Name weekdays, or days of the month, without it.",
+            f"Invalid cron expression {cron!r:.80}: Temporal treats '#' as a comment.",
+            fix="List weekdays or days of the month without '#'.",
         )
     match cron.split():
         case [minute, hour, day, month, weekday] if "*" not in {day, weekday}:
-            # Where both are named, cron means either of them, and Temporal days that are both.
+            # With both fields, cron matches either day; Temporal requires both to match.
             return [f"{minute} {hour} {day} {month} *", f"{minute} {hour} * {month} {weekday}"]
     return [cron]
 
 
 async def _connect(address: str, retry: RetryConfig) -> Client:
-    # Left to itself, the SDK writes what it logs to stdout, which is the command's.
+    # By default, the SDK logs to stdout, which belongs to the command's output.
     forwarding = LogForwardingConfig(_log.logger, append_target_to_name=False)
     logging = LoggingConfig(TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding)
     runtime = Runtime(telemetry=TelemetryConfig(logging=logging))
@@ -603,7 +614,7 @@ async def _connect(address: str, retry: RetryConfig) -> Client:
                     runtime=runtime,
                 )
         except PersistenceError:
-            # A server that has just been started is away for a moment.
+            # A server that has just started may need a moment.
             if time.monotonic() > until:
                 raise
             await asyncio.sleep(0.2)
@@ -611,7 +622,7 @@ async def _connect(address: str, retry: RetryConfig) -> Client:
 
 @contextmanager
 def _translate_errors(address: str) -> Iterator[None]:
-    """Say in the project's words what a server refuses, or that it cannot be reached."""
+    """Raise Temporal errors as errors of the project."""
     try:
         yield
     except (RPCError, RuntimeError, ValueError) as exc:
@@ -620,13 +631,13 @@ def _translate_errors(address: str) -> Iterator[None]:
             raise
         if status == RPCStatusCode.INVALID_ARGUMENT:
             raise ValidationError(
-                f"Temporal refuses it: {exc}.",
-                fix="Shorten names; write times as five fields of cron, such as '0 7 * * *'.",
+                f"Temporal rejected the request: {exc}.",
+                fix="Shorten names; use cron expressions with five fields, such as '0 7 * * *'.",
             ) from exc
-        # Below the connection's own words stand those of the machine.
-        said = re.findall(r'message: "([^"]+)"', str(exc)) or [str(exc)]
+        # The innermost message names the actual cause.
+        messages = re.findall(r'message: "([^"]+)"', str(exc)) or [str(exc)]
         raise PersistenceError(
-            f"The Temporal server at {address!r} cannot be reached: {said[-1]}.",
-            fix="Start it, or give the address of one that runs (--temporal HOST:PORT).",
+            f"The Temporal server at {address!r} is unavailable: {messages[-1]}.",
+            fix="Start it, or pass the address of a running server (--temporal HOST:PORT).",
             is_unavailable=True,
         ) from exc

@@ -1,8 +1,8 @@
-"""What Temporal replays: a thread's orders, handed on one at a time, and the moments of schedules.
+"""Temporal workflows that queue the jobs of a thread and start scheduled turns.
 
-Nothing of the project is imported here, so nothing of it is replayed. A worker of another version
-goes on with a history that this one wrote: what is changed here passes the test that replays a
-recorded history.
+This module imports nothing else from the project, because Temporal replays it. Workers of another
+version continue histories written by this one, so changes must pass the test that replays recorded
+histories.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey
 
 LOCAL_ACTIVITY_TIMEOUT = timedelta(minutes=10)
-"""So long whoever looks at an order does it at once, which is one task of the server's instead of three;
-the server hears of it by an entry in the history every now and then, which must not grow for ever."""
+"""Maximum duration of a local activity. A local activity needs one task of the server instead of
+three
+but writes a heartbeat to the history regularly, so it must not run forever.
+"""
 _MOMENT = SearchAttributeKey.for_datetime("TemporalScheduledStartTime")
 
 
 @dataclass(frozen=True)
 class ThreadJob:
-    """A run of a thread that is to be looked at.
+    """A job of a thread.
 
     Attributes:
-        thread: The thread.
-        run: The run in the log.
-        lease_seconds: How long a worker is waited for that is not heard of.
-        queue: The queue of workers that have the thread's database; empty where there is one database.
-        at_hand: Whether the worker that looks at the order may do it itself, before it is handed to any.
+        thread: Storage ID of the thread.
+        run: ID of the run in the log.
+        lease_seconds: Time to wait for a worker that sends no heartbeat.
+        queue: Task queue of the thread's database; empty if the server has one database.
+        at_hand: True if the worker of the workflow may run the job in a local activity.
     """
 
     thread: str
@@ -41,11 +43,11 @@ class ThreadJob:
 
 @dataclass(frozen=True)
 class ScheduledStart:
-    """A schedule whose moment has come.
+    """A due schedule.
 
     Attributes:
-        schedule: Names the schedule.
-        lease_seconds: How long a worker is waited for that is not heard of.
+        schedule: ID of the schedule.
+        lease_seconds: Time to wait for a worker that sends no heartbeat.
     """
 
     schedule: str
@@ -53,12 +55,13 @@ class ScheduledStart:
 
 
 def activity_options(lease_seconds: float) -> dict[str, Any]:
-    """Return how an activity is waited for: as long as its worker lives, and tried for ever.
+    """Return the options of an activity that is retried until it succeeds.
 
-    The next worker begins before the lease of one that is not heard of is over, and waits for that.
+    The heartbeat timeout is shorter than the lease, so the next worker starts before the lease of a
+    silent one expires and waits for that.
 
     Args:
-        lease_seconds: The length of a lease.
+        lease_seconds: Duration of a lease.
 
     >>> activity_options(30)["heartbeat_timeout"]
     datetime.timedelta(seconds=20)
@@ -75,7 +78,10 @@ def activity_options(lease_seconds: float) -> dict[str, Any]:
 
 @workflow.defn(name="capgraph-thread")
 class ThreadWorkflow:
-    """A thread's orders; ends when none is left, so a thread that waits for a person has none."""
+    """Queue of a thread's jobs.
+
+    Ends when it is empty, so a thread that waits for a person has none.
+    """
 
     @workflow.init
     def __init__(self, orders: list[ThreadJob]) -> None:
@@ -83,7 +89,7 @@ class ThreadWorkflow:
 
     @workflow.run
     async def run(self, orders: list[ThreadJob]) -> None:
-        """Have a worker do each order."""
+        """Run the jobs one after the other."""
         while self._orders:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(self._orders)
@@ -100,16 +106,17 @@ class ThreadWorkflow:
             await workflow.execute_activity(
                 "advance",
                 args=[order.thread, order.run],
-                # Whoever cancels here stops no turn: that is written in the thread's database.
+                # Canceling the workflow does not stop a turn; a stop is recorded in the database.
                 cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
                 **activity_options(order.lease_seconds),
             )
 
     @workflow.signal
     def order(self, order: ThreadJob) -> None:
-        """Put an order behind the others; one that waits already is the same.
+        """Append a job unless it is already queued.
 
-        One for a thread of this name in another database is left to those that have that.
+        Jobs of a thread with the same ID in another database are left to the workers of that
+        database.
         """
         if order.queue not in {"", workflow.info().task_queue}:
             return
@@ -119,11 +126,11 @@ class ThreadWorkflow:
 
 @workflow.defn(name="capgraph-schedule")
 class ScheduleWorkflow:
-    """One moment of a schedule."""
+    """Start of one scheduled turn."""
 
     @workflow.run
     async def run(self, begin: ScheduledStart) -> None:
-        """Have a worker begin the turn."""
+        """Start the turn on a worker."""
         info = workflow.info()
         moment = info.typed_search_attributes.get(_MOMENT) or info.start_time
         await workflow.execute_activity(

@@ -1,4 +1,4 @@
-"""A worker: takes orders of an engine, and looks after what nobody else does."""
+"""Worker process: runs jobs of an engine and recovers abandoned work."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _PRUNE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker that lives.
+    """A live worker.
 
     Attributes:
-        id: Names it.
-        queues: What it serves.
-        running: How many orders it works on.
+        id: ID of the worker.
+        queues: Queues that it serves.
+        running: Number of jobs that it is running.
     """
 
     id: str
@@ -49,34 +49,34 @@ class WorkerInfo:
 
 
 async def list_workers(tables: SqlTables) -> list[WorkerInfo]:
-    """Return the workers that live, by id; a dead one is left out after twice its lease.
+    """Return the live workers, by ID. A dead worker disappears after twice its lease.
 
     Args:
-        tables: Rows beside the threads.
+        tables: SQL access to the database of the threads.
     """
-    _, found = await tables.run(
+    _, rows = await tables.run(
         "SELECT id, queues, running FROM capgraph_workers WHERE gone > {now} ORDER BY id"
     )
-    return [WorkerInfo(name, json.loads(queues), running) for name, queues, running in found]
+    return [WorkerInfo(name, json.loads(queues), running) for name, queues, running in rows]
 
 
 def new_worker_id() -> str:
-    """Return a name for a worker that tells where it runs."""
+    """Return an ID that contains the host name and the process ID."""
     machine = os.environ.get("CAPGRAPH_MACHINE") or platform.node()
     return f"{machine}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
 class Worker:
-    """Does what an engine orders.
+    """Worker that runs the jobs of an engine.
 
     Attributes:
-        id: Names it.
-        ready: Set when orders are taken.
+        id: ID of the worker.
+        ready: Set when the worker accepts jobs.
 
     Args:
-        client: The graph, its run log and the engine.
-        queues: Orders of these are taken; without ``turns`` only steps are run.
-        concurrency: Most orders at a time.
+        client: Client with the graph, the run log, and the engine.
+        queues: Queues to serve. Without ``turns``, the worker runs only steps.
+        concurrency: Maximum number of concurrent jobs.
     """
 
     def __init__(self, client: Client, queues: Collection[str], *, concurrency: int = 10) -> None:
@@ -95,7 +95,7 @@ class Worker:
         self._announced = (-1, 0.0)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Take no other order; what runs comes to a point from which another worker goes on."""
+        """Accept no more jobs and checkpoint active ones for another worker to resume."""
         self._draining.set()
         self._executor.drain(seconds)
         asyncio.get_running_loop().call_later(seconds, self._cancel_steps)
@@ -106,9 +106,9 @@ class Worker:
                 task.cancel()
 
     async def run(self) -> None:
-        """Work until it is drained."""
+        """Run jobs until the worker is drained."""
         await self._client.graph.warm_up()
-        looking = asyncio.create_task(self._maintain())
+        maintenance = asyncio.create_task(self._maintain())
         try:
             await self._client.engine.serve(
                 self,
@@ -119,31 +119,35 @@ class Worker:
                 ready=self.ready,
             )
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
+            maintenance.cancel()
+            await asyncio.wait([maintenance])
             await self._client.log.flush()
             await self._announce(0.0)
 
-    # --- orders ---------------------------------------------------------------------------
+    # --- jobs -----------------------------------------------------------------------------
 
     async def run_turn(self, job: TurnJob) -> None:
-        """Run what a thread has to do.
+        """Run everything that a thread has to do.
 
         Raises:
-            ThreadBusyError: Somebody else runs it.
-            PersistenceError: The database is away, or this worker ends: another one has to go on.
+            ThreadBusyError: Another process runs the thread.
+            PersistenceError: The database is unavailable, or this worker is shutting down and
+                another
+                one must continue.
         """
         with self._track_task():
             report = await self._executor.advance(job)
         if report.has_more:
-            raise PersistenceError("The worker ends.", fix="Another one goes on with the thread.")
+            raise PersistenceError(
+                "The worker is shutting down.", fix="Another worker continues the thread."
+            )
 
     async def run_step(self, job: StepJob) -> None:
-        """Run a step, unless its result is there.
+        """Run a step unless its result already exists.
 
         Raises:
-            ThreadBusyError: Another worker runs it.
-            PersistenceError: What came of it cannot be kept.
+            ThreadBusyError: Another worker runs the step.
+            PersistenceError: The result cannot be stored.
         """
         with self._track_task():
             await self._remote_steps.run(job)
@@ -158,21 +162,26 @@ class Worker:
             self._running.discard(task)
 
     async def start_scheduled(self, schedule: str, moment: float) -> None:
-        """Begin the turn of a schedule, unless it is gone; the same moment begins it once."""
-        found = await Schedules(self._client.graph.checkpointer).get(schedule)
-        if found is None:
+        """Start the turn of a schedule if the schedule still exists.
+
+        Each due time starts one turn.
+        """
+        record = await Schedules(self._client.graph.checkpointer).get(schedule)
+        if record is None:
             await self._client.engine.unschedule(schedule)
             return
-        at = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%S")
-        thread = found.thread or f"{schedule}-{at}"
-        run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule}/{at}"))
-        if found.unreadable:
-            get_logger("scale", "worker").error("%s asks nothing: %s", found.id, found.unreadable)
+        due_time = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%S")
+        thread = record.thread or f"{schedule}-{due_time}"
+        run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule}/{due_time}"))
+        if record.unreadable:
+            get_logger("scale", "worker").error(
+                "Schedule %s is unreadable: %s", record.id, record.unreadable
+            )
         else:
-            await self._client.submit(thread, found.message, run_id=run_id)
-        await self._client.engine.schedule(found.id, found.cron, after=moment)
+            await self._client.submit(thread, record.message, run_id=run_id)
+        await self._client.engine.schedule(record.id, record.cron, after=moment)
 
-    # --- what nobody else looks after -----------------------------------------------------
+    # --- maintenance ----------------------------------------------------------------------
 
     async def _maintain(self) -> None:
         pause = min(self._scale.heartbeat_interval, _POLL_SECONDS)
@@ -183,18 +192,18 @@ class Worker:
                 if TURN_QUEUE in self._queues and not self._draining.is_set():
                     await self._wake_due_threads()
             except CapgraphError as exc:
-                get_logger("scale", "worker").warning("Nothing was looked after: %s", exc)
-            except Exception:  # a worker that looks after nothing any more would be taken for dead
-                get_logger("scale", "worker").exception("Nothing was looked after.")
+                get_logger("scale", "worker").warning("Maintenance failed: %s", exc)
+            except Exception:  # without maintenance, the worker would be considered dead
+                get_logger("scale", "worker").exception("Maintenance failed.")
             await asyncio.sleep(pause)
 
     async def _announce(self, seconds: float) -> None:
-        """Say that this worker lives, and for how long it is to be believed."""
+        """Record that this worker is alive for some seconds; 0 removes the record."""
         assert self._tables is not None
         if seconds:
             running, now = len(self._running), time.monotonic()
             if running == self._announced[0] and now < self._announced[1]:
-                return  # it was said not long ago
+                return  # announced recently
             await self._tables.run(
                 _UPSERT_WORKER, (self.id, json.dumps(self._queues), running, seconds)
             )
@@ -203,13 +212,13 @@ class Worker:
             await self._tables.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
 
     async def _wake_due_threads(self) -> None:
-        """Wake threads whose moment has come, and hand over what its engine has lost."""
+        """Wake threads whose wait is over, and resubmit jobs that the engine has lost."""
         client, now = self._client, time.monotonic()
-        for one in await list_suspended_threads(client.graph.checkpointer, now=time.time()):
-            await client.wake(one)
+        for wait in await list_suspended_threads(client.graph.checkpointer, now=time.time()):
+            await client.wake(wait)
         if now >= self._next_recovery:
             self._next_recovery = now + self._scale.lease_seconds
-            # An order that waits already is the same one.
+            # Resubmitting a job that is still queued has no effect.
             before = time.time() - self._scale.lease_seconds
             lost = [run for run in await client.log.unfinished_runs() if run.created_at < before]
             for run in reversed(lost):

@@ -1,4 +1,4 @@
-"""One server for people and other agents: runs that outlive requests, every protocol, a console."""
+"""HTTP server for agents: a JSON API, AG-UI, MCP, A2A, OpenAI's API, and a console."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Every request, counted and logged: what was asked, how it was answered, how long it took."""
+"""Middleware that logs and counts every request."""
 
 from __future__ import annotations
 
@@ -17,68 +17,70 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class AccessLogMiddleware:
-    """ASGI middleware outside of everything else.
+    """Outermost ASGI middleware: request metrics and an access log.
 
-    Nothing that it keeps names a user, a thread or anything else that somebody chose.
+    Metrics and log lines contain no user, thread, or other client-supplied value.
 
     Args:
-        app: What is inside.
-        registry: Where the numbers are kept.
+        app: The wrapped application.
+        registry: Registry of the metrics.
     """
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
         labels = ["method", "route", "status"]
-        self._count = Counter(
-            "capgraph_requests", "Requests that were answered.", labels, registry=registry
-        )
+        self._count = Counter("capgraph_requests", "Number of requests.", labels, registry=registry)
         self._seconds = Histogram(
             "capgraph_request_seconds",
-            "How long requests took, streams excepted.",
+            "Duration of requests in seconds, without streams.",
             ["route"],
             registry=registry,
         )
-        self._streams = Gauge("capgraph_streams_open", "Streams that are open.", registry=registry)
+        self._streams = Gauge("capgraph_streams_open", "Number of open streams.", registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and keep how it went."""
+        """Pass a request on and record its status and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, streams = time.perf_counter(), 500, False
+        started_at, status, is_stream = time.perf_counter(), 500, False
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
-            nonlocal status, streams
+        async def send_and_observe(message: MutableMapping[str, Any]) -> None:
+            nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
                 kinds = [v for k, v in message["headers"] if k == b"content-type"]
                 if any(kind.startswith(b"text/event-stream") for kind in kinds):
-                    streams = True
+                    is_stream = True
                     self._streams.inc()
             await send(message)
 
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, send_and_observe)
         finally:
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started_at
             route = _route_path(scope)
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._count.labels(method, route, str(status)).inc()
-            if streams:
+            if is_stream:
                 self._streams.dec()
             else:
                 self._seconds.labels(route).observe(seconds)
-            told = {"method": method, "route": route, "status": status}
-            told["milliseconds"] = round(1000 * seconds, 1)
+            fields = {"method": method, "route": route, "status": status}
+            fields["milliseconds"] = round(1000 * seconds, 1)
             get_logger("serve", "request").info(
-                "%s %s %s", method, route, status, extra={"fields": told}
+                "%s %s %s", method, route, status, extra={"fields": fields}
             )
 
 
 def _route_path(scope: Scope) -> str:
-    """Return the path as it is declared; what nothing answers has no name of its own."""
-    found = scope.get("endpoint", scope)
+    """Return the declared path of the matched route; ``other`` if no route matched."""
+    endpoint = scope.get("endpoint", scope)
     return next(
-        (one.path_format for one in scope["app"].routes if getattr(one, "endpoint", 0) is found),
+        (
+            route.path_format
+            for route in scope["app"].routes
+            if getattr(route, "endpoint", 0) is endpoint
+        ),
         "other",
     )

@@ -1,4 +1,4 @@
-"""What is kept of who did what: effects, usage, the audit."""
+"""Read access to recorded activity: effects, model usage, and the audit log."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 _MAX_PAGE_SIZE = 200
 _MAX_SCANNED_RECORDS = 20_000
-"""Records of the audit that are looked through for a page of somebody's own."""
+"""Maximum number of audit records that are scanned for one page."""
 
 Page = tuple[list[dict[str, Any]], str | None]
 
 
 class ActivityReader:
-    """Reads what is kept beside the threads; a user sees his own, who oversees all of his tenant's.
+    """Reader of recorded activity. Users see their own records, admins those of their tenant.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        threads: The threads, user by user.
-        admin_roles: Roles that see what is everybody's of their tenant.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        threads: The users' threads.
+        admin_roles: Roles that see the records of every user in their tenant.
     """
 
     def __init__(self, graph: Any, threads: Threads, admin_roles: Collection[str]) -> None:
@@ -45,7 +45,7 @@ class ActivityReader:
         self._audit = self._persistence.audit_table(key) if self._tables is not None else None
 
     def _visible_prefix(self, caller: Caller) -> str:
-        """Return with what the names of the threads begin of which somebody may know."""
+        """Return the prefix of the storage IDs that the caller may see."""
         return "" if caller.role in self._admin_roles else self._threads.owner_prefix(caller)
 
     def _can_see(self, caller: Caller, storage_id: str) -> bool:
@@ -56,46 +56,46 @@ class ActivityReader:
     async def list_effects(
         self, caller: Caller, *, thread_id: str | None, limit: int, after: str | None
     ) -> Page:
-        """Return effects with how far they are and who agreed to them, by thread, the latest first.
+        """Return one page of effects with their approvers, by thread, the latest thread first.
 
         Raises:
-            NotFoundError: There is no such thread.
+            NotFoundError: The thread does not exist.
         """
         limit = min(max(limit, 1), _MAX_PAGE_SIZE)
-        found: list[dict[str, Any]] = []
+        effects: list[dict[str, Any]] = []
         if thread_id is not None:
-            kept = await self._threads.resolve(caller, thread_id)
-            return await self._thread_effects(caller, kept), None
-        place = None if after is None else await self._resolve_cursor(caller, after)
-        last = None
-        async for kept in iter_thread_ids(
-            self._saver, after=place, prefix=self._visible_prefix(caller)
+            storage_id = await self._threads.resolve(caller, thread_id)
+            return await self._thread_effects(caller, storage_id), None
+        cursor = None if after is None else await self._resolve_cursor(caller, after)
+        last_id = None
+        async for storage_id in iter_thread_ids(
+            self._saver, after=cursor, prefix=self._visible_prefix(caller)
         ):
-            if not self._can_see(caller, kept):
+            if not self._can_see(caller, storage_id):
                 continue
-            if len(found) >= limit:
-                return found, last
-            found += await self._thread_effects(caller, kept)
-            last = self._threads.public_id(caller, kept)
-        return found, None
+            if len(effects) >= limit:
+                return effects, last_id
+            effects += await self._thread_effects(caller, storage_id)
+            last_id = self._threads.public_id(caller, storage_id)
+        return effects, None
 
     async def _resolve_cursor(self, caller: Caller, after: str) -> str:
         if self._visible_prefix(caller) == "" and self._can_see(caller, after):
-            known = await self._saver.aget_tuple({"configurable": {"thread_id": after}})
-            if known is not None:
+            checkpoint = await self._saver.aget_tuple({"configurable": {"thread_id": after}})
+            if checkpoint is not None:
                 return after
         return await self._threads.resolve(caller, after)
 
     async def _thread_effects(self, caller: Caller, storage_id: str) -> list[dict[str, Any]]:
         names = await self._persistence.record_names(storage_id)
-        agreed: dict[tuple[str, str, str | None], list[str]] = {}
-        found = []
+        approvers: dict[tuple[str, str, str | None], list[str]] = {}
+        effects = []
         for name in names:
             turn, _, digest = name.rpartition("/agreed/")
             if turn and digest:
                 for step, entry in (await read_record(self._saver, storage_id, name)).items():
-                    by = [vote["by"] for vote in entry.get("votes") or () if vote["by"]]
-                    agreed.setdefault((turn, step, entry.get("used")), []).extend(by)
+                    approved_by = [vote["by"] for vote in entry.get("votes") or () if vote["by"]]
+                    approvers.setdefault((turn, step, entry.get("used")), []).extend(approved_by)
         for name in names:
             *turn_parts, capability, _, _ = ["", "", "", *name.split("/")]
             if capability not in self._services.registry.capabilities:
@@ -105,14 +105,14 @@ class ActivityReader:
             if not claims or record.get("status") == "claimed":
                 continue
             turn = "/".join(turn_parts).lstrip("/")
-            # An agreement says which plan's step used it up, where that matters.
-            by = [
+            # An approval for a single step names the plan that used it.
+            approved_by = [
                 who
                 for plan, step in claims.items()
                 for used in (plan, None)
-                for who in agreed.get((turn, step, used), ())
+                for who in approvers.get((turn, step, used), ())
             ]
-            found.append(
+            effects.append(
                 {
                     "effect": name,
                     "key": f"{storage_id}/{name}",
@@ -121,47 +121,48 @@ class ActivityReader:
                     "turn": turn,
                     "step": list(claims.values())[-1],
                     "state": record.get("status"),
-                    "approved_by": list(dict.fromkeys(by)),
+                    "approved_by": list(dict.fromkeys(approved_by)),
                 }
             )
-        return found
+        return effects
 
     async def list_usage(self, caller: Caller, by: str, thread_id: str | None = None) -> Page:
-        """Return what calls of models used, by ``model``, ``day`` or ``user``.
+        """Return the usage of model calls, grouped by ``model``, ``day``, or ``user``.
 
         Args:
-            caller: Who asks.
-            by: See above; ``step`` for those of a thread's last turn.
-            thread_id: Only what was used in this thread.
+            caller: The caller.
+            by: The grouping; ``step`` groups the calls of a thread's last turn.
+            thread_id: Restrict the result to this thread.
 
         Raises:
-            BadRequestError: It is kept by none of these.
-            NotFoundError: There is no such thread.
+            BadRequestError: The grouping is unknown, or ``step`` has no thread.
+            NotFoundError: The thread does not exist.
         """
         if by not in ("model", "day", "user", "step") or (by == "step" and thread_id is None):
             raise BadRequestError(
-                f"by is {by[:40]!r}.", fix="Use model, day or user; step with a thread_id."
+                f"Invalid grouping by={by[:40]!r}.",
+                fix="Use model, day, or user; or step together with thread_id.",
             )
-        chosen: dict[str, str | None] = {}
+        filters: dict[str, str | None] = {}
         if thread_id is not None:
-            chosen["thread_id"] = await self._threads.resolve(caller, thread_id)
+            filters["thread_id"] = await self._threads.resolve(caller, thread_id)
         elif self._visible_prefix(caller):
-            chosen |= {"user_id": caller.user_id, "tenant": caller.tenant or ""}
+            filters |= {"user_id": caller.user_id, "tenant": caller.tenant or ""}
         elif self._threads.owner_prefix(caller):
-            chosen["tenant"] = caller.tenant or ""
+            filters["tenant"] = caller.tenant or ""
         if self._tables is None:
             return [], None
         if by == "step":
-            values = await self._graph.aget_state(thread_config(str(chosen["thread_id"])))
-            chosen["turn_id"] = TurnView(dict(values.values)).turn_id
+            values = await self._graph.aget_state(thread_config(str(filters["thread_id"])))
+            filters["turn_id"] = TurnView(dict(values.values)).turn_id
         await self._services.budget_policy.recorder.aflush()
-        found = await usage_totals(self._tables, group_by=by, **chosen)
-        return [{by: one.model, **asdict(one)} for one in found], None
+        totals = await usage_totals(self._tables, group_by=by, **filters)
+        return [{by: total.model, **asdict(total)} for total in totals], None
 
     async def list_audit_records(self, caller: Caller, *, limit: int, after: int) -> Page:
-        """Return records of the audit, the earliest first."""
+        """Return one page of audit records, the earliest first."""
         limit = min(max(limit, 1), _MAX_PAGE_SIZE)
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         last = after
         if self._audit is None:
             return [], None
@@ -169,19 +170,21 @@ class ActivityReader:
             for line in lines:
                 record: dict[str, Any] = json.loads(line)
                 thread = str(record["data"].get("thread_id") or "")
-                if len(found) == limit or last - after > _MAX_SCANNED_RECORDS:
-                    return found, str(last)
+                if len(records) == limit or last - after > _MAX_SCANNED_RECORDS:
+                    return records, str(last)
                 last = record["seq"]
                 if self._can_see(caller, thread):
-                    shown = {"thread_id": self._threads.public_id(caller, thread)} if thread else {}
-                    found.append({**record, "data": {**record["data"], **shown}})
-        return found, None
+                    public_fields = (
+                        {"thread_id": self._threads.public_id(caller, thread)} if thread else {}
+                    )
+                    records.append({**record, "data": {**record["data"], **public_fields}})
+        return records, None
 
     async def verify_audit(self, caller: Caller) -> dict[str, Any]:
-        """Check every record of the audit; how many there are is for whoever oversees them all."""
+        """Verify the audit log. Only an admin without a tenant sees the number of records."""
         if self._audit is None:
             return {"valid": True}
-        found = asdict(await self._audit.averify())
-        oversees = self._visible_prefix(caller) == "" and caller.tenant is None
-        told = ("valid", "records", "problem") if oversees else ("valid",)
-        return {name: found[name] for name in told}
+        report = asdict(await self._audit.averify())
+        sees_all = self._visible_prefix(caller) == "" and caller.tenant is None
+        fields = ("valid", "records", "problem") if sees_all else ("valid",)
+        return {name: report[name] for name in fields}

@@ -1,4 +1,4 @@
-"""The server as an ASGI application: routes, who may pass, and what lives as long as it does."""
+"""The ASGI application: routes, middleware, and lifespan."""
 
 from __future__ import annotations
 
@@ -51,23 +51,24 @@ def create_app(
     host: str | None = None,
     engine: Engine | None = None,
 ) -> Starlette:
-    """Return an ASGI application that serves a graph to people and to other agents.
+    """Return an ASGI application that serves a graph.
 
-    Mounted in another application, its lifespan has to be entered there
-    (``app.router.lifespan_context(app)``), so that runs are taken up and handed over.
+    If you mount the application in another one, enter its lifespan there
+    (``app.router.lifespan_context(app)``). Otherwise runs are neither resumed at startup nor handed
+    over at shutdown.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        settings: All settings; the graph's own when not given.
-        auth: The file of tokens, or an :class:`~capgraph.serve.identity.Identity` of one's own.
-            Without one there is one user, ``local``, who comes by the one-time link
-            (``app.state.link``).
-        host: On which address the server listens; ``None`` behind somebody else's server.
-        engine: Hands runs to workers, as :func:`capgraph.scale.connect` opens it; without one they
-            go on in this process.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        settings: Settings to use instead of the graph's own.
+        auth: Path of a token file, or an :class:`~capgraph.serve.identity.Identity`. Without it,
+            the
+            only user is ``local``, who logs in with a one-time link (``app.state.link``).
+        host: Address that the server listens on; ``None`` behind another server.
+        engine: Engine that hands runs to workers, from :func:`capgraph.scale.connect`. Without it,
+            runs execute in this process.
 
     Raises:
-        ConfigurationError: The graph has no saver, or was not made by ``build_graph``.
+        ConfigurationError: The graph has no checkpointer or was not made by ``build_graph``.
 
     >>> from capgraph import build_graph
     >>> from langgraph.checkpoint.memory import InMemorySaver
@@ -78,8 +79,8 @@ def create_app(
     services = getattr(graph, "services", None)
     if services is None or not graph.checkpointer:
         raise ConfigurationError(
-            "Only a graph of build_graph that keeps its threads can be served.",
-            fix="Give build_graph a checkpointer; InMemorySaver() is enough to try.",
+            "The graph cannot be served: it has no checkpointer or was not made by build_graph.",
+            fix="Pass checkpointer= to build_graph, for example InMemorySaver().",
         )
     serve = serve_settings(settings or services.settings)
     log = graph.persistence.open_run_log()
@@ -91,67 +92,67 @@ def create_app(
         identity = Authenticator(serve, tokens, serve.base_url or "", graph.persistence.values)
     else:
         identity = auth
-    by_provider = serve.oidc is not None and isinstance(identity, Authenticator)
-    entries: list[BaseRoute] = []
+    has_provider = serve.oidc is not None and isinstance(identity, Authenticator)
+    login_routes: list[BaseRoute] = []
     if isinstance(identity, Authenticator):
-        entries += login.routes(identity, oidc=by_provider)
+        login_routes += login.routes(identity, oidc=has_provider)
         if serve.oidc is not None:
-            entries += oidc.routes(identity, serve.oidc, serve)
+            login_routes += oidc.routes(identity, serve.oidc, serve)
 
     uploads = None
     if serve.uploads is not None:
         uploads = Uploads(serve.uploads, services.registry)
         if auth is not None or serve.authenticates_users:
             uploads.check_isolation(services.settings.data_folders)
-    made = Artifacts(graph, threads, serve.downloads)
-    protocols, entered = protocol_routes(graph, runs, threads, serve)
+    artifacts = Artifacts(graph, threads, serve.downloads)
+    protocols, contexts = protocol_routes(graph, runs, threads, serve)
     if serve.webhook is not None:
-        entered.append(Webhook(graph, threads, log, serve).run)
+        contexts.append(Webhook(graph, threads, log, serve).run)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await graph.warm_up()
-        looking = asyncio.create_task(runs.maintain())
-        ready, ending = asyncio.Event(), asyncio.Event()
+        maintenance = asyncio.create_task(runs.maintain())
+        ready, shutdown = asyncio.Event(), asyncio.Event()
 
-        async def live() -> None:
-            # What protocols live in has to be left by the task that entered it, whichever task
-            # of an outer application or of a test comes to the end of this.
+        async def hold_contexts() -> None:
+            # A task group must be exited by the task that entered it. The lifespan itself may be
+            # exited by another task, for example in a test or in an outer application.
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    for one in entered:
-                        await stack.enter_async_context(one())
+                    for open_context in contexts:
+                        await stack.enter_async_context(open_context())
                     ready.set()
-                    await ending.wait()
+                    await shutdown.wait()
             finally:
                 ready.set()
 
-        living = asyncio.create_task(live())
+        contexts_task = asyncio.create_task(hold_contexts())
         await ready.wait()
         try:
-            if not living.done():
+            if not contexts_task.done():
                 yield
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
+            maintenance.cancel()
+            await asyncio.wait([maintenance])
             await runs.drain()
-            ending.set()
-            await living
+            shutdown.set()
+            await contexts_task
 
     handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _handle_error)
     registry = CollectorRegistry()
-    kept = ActivityReader(graph, threads, serve.admin_roles)
+    activity_reader = ActivityReader(graph, threads, serve.admin_roles)
     app = Starlette(
         routes=[
-            *files.routes(uploads, made),
+            *files.routes(uploads, artifacts),
             *api.routes(runs, threads, uploads),
-            *activity.routes(kept, StatusReader(graph, threads, serve)),
+            *activity.routes(activity_reader, StatusReader(graph, threads, serve)),
             *agui.routes(runs),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name, registry),
-            *console.routes(oidc=by_provider),
+            *console.routes(oidc=has_provider),
             *protocols,
-            *entries,
+            *login_routes,
         ],
         middleware=[
             Middleware(AccessLogMiddleware, registry),
@@ -175,22 +176,22 @@ def create_app(
 def protocol_routes(
     graph: Any, runs: Runs, threads: Threads, settings: ServeSettings
 ) -> tuple[list[BaseRoute], list[Callable[[], AbstractAsyncContextManager[None]]]]:
-    """Return the routes of the protocols whose extras are installed, and what they live in."""
+    """Return the routes and the lifespan contexts of the protocols whose extras are installed."""
     routes: list[BaseRoute] = []
-    entered = []
+    contexts = []
     for extra, module in (("mcp", "mcp.server"), ("a2a", "a2a.server.routes")):
         try:
             require_extra(module, extra)
         except MissingExtraError as exc:
             if extra == "mcp" and settings.mcp.tools:
                 raise
-            get_logger("serve", "app").warning("/%s is not there: %s", extra, exc.fix)
+            get_logger("serve", "app").warning("/%s is not served. Fix: %s", extra, exc.fix)
             continue
-        made = importlib.import_module(f"capgraph.serve.routes.{extra}")
-        found, lives = made.endpoint(runs, threads, graph.services, settings)
-        routes += found
-        entered.append(lives)
-    return routes, entered
+        route_module = importlib.import_module(f"capgraph.serve.routes.{extra}")
+        new_routes, open_context = route_module.endpoint(runs, threads, graph.services, settings)
+        routes += new_routes
+        contexts.append(open_context)
+    return routes, contexts
 
 
 async def _handle_error(_: Request, error: Exception) -> Response:

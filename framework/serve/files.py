@@ -1,6 +1,6 @@
-"""Files on the server: those that people bring along, and those that steps made for them.
+"""Files on the server: uploads of users, and artifacts that steps produced.
 
-Both have ids; no path of the server's disk is ever asked for or told.
+Both have IDs. Paths on the server are neither accepted from clients nor returned to them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _MEDIA_TYPES = {
     ".tsv": "text/tab-separated-values; charset=utf-8", ".txt": "text/plain; charset=utf-8",
     ".json": "application/json",
 }  # fmt: skip
-"""What is said of a file is decided by these, whoever made it."""
+"""Media types by file extension. All other files are served as ``application/octet-stream``."""
 
 
 def media_type(name: str) -> str:
-    """Return what is said of a file with this name.
+    """Return the media type of a file name.
 
     >>> media_type("page.HTML"), media_type("plot.png")
     ('application/octet-stream', 'image/png')
@@ -62,37 +62,37 @@ def media_type(name: str) -> str:
 
 
 def _not_found() -> NotFoundError:
-    return NotFoundError("There is no such file.", fix="List the files.")
+    return NotFoundError("The file does not exist.", fix="List the files.")
 
 
 def _open_regular_file(path: Path) -> tuple[BinaryIO, int]:
-    """Open a file that is no link, and return its size with it.
+    """Open a regular file and return it with its size. Symbolic links are not followed.
 
     Raises:
-        NotFoundError: It is not there, or something else is.
+        NotFoundError: The file does not exist or is not a regular file.
     """
     try:
-        # Neither a link's target is opened, nor a pipe waited for.
+        # O_NOFOLLOW rejects symbolic links; O_NONBLOCK prevents waiting for a named pipe.
         flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        number = os.open(path, os.O_RDONLY | flags)
+        descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError:
         raise _not_found() from None
-    file, found = os.fdopen(number, "rb"), os.fstat(number)
-    if not stat.S_ISREG(found.st_mode):
+    file, status = os.fdopen(descriptor, "rb"), os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         file.close()
         raise _not_found()
-    return file, found.st_size
+    return file, status.st_size
 
 
 class Uploads:
-    """The files that people brought along: ``folder/person/id/name``.
+    """Files that users uploaded, stored as ``folder/user/id/name``.
 
     Args:
-        settings: Where, and how much.
-        registry: What the agent is made of.
+        settings: Storage folder and limits.
+        registry: Registry of the agent.
 
     Raises:
-        ConfigurationError: Nothing in the agent takes files.
+        ConfigurationError: No capability of the agent accepts files.
     """
 
     def __init__(self, settings: UploadSettings, registry: Registry) -> None:
@@ -104,17 +104,17 @@ class Uploads:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def check_isolation(self, data_folders: Sequence[str]) -> None:
-        """Make sure that nobody reads the files of another one.
+        """Check that users cannot read each other's uploads.
 
         Raises:
-            ConfigurationError: They lie in a folder that everybody may read.
+            ConfigurationError: The uploads are in a data folder that all users may read.
         """
         for folder in data_folders:
-            whole = Path(folder).expanduser().resolve()
-            if "{user}" not in folder and whole in (self._root, *self._root.parents):
+            data_folder = Path(folder).expanduser().resolve()
+            if "{user}" not in folder and data_folder in (self._root, *self._root.parents):
                 raise ConfigurationError(
-                    f"Everybody may read {folder!r}, and serve.uploads.folder lies there.",
-                    fix="Name another folder for uploads, or others in data_folders.",
+                    f"serve.uploads.folder is inside {folder!r}, which every user may read.",
+                    fix="Choose another folder for uploads, or other data_folders.",
                 )
 
     def _folder(self, caller: Caller) -> Path:
@@ -130,19 +130,19 @@ class Uploads:
         raise _not_found()
 
     async def list_files(self, caller: Caller) -> list[dict[str, Any]]:
-        """Describe the files of a person, the latest first."""
+        """Return the files of a user, the latest first."""
         return await asyncio.to_thread(self._list_files, caller)
 
     def _list_files(self, caller: Caller) -> list[dict[str, Any]]:
-        folder, found = self._folder(caller), []
-        for one in folder.iterdir() if folder.is_dir() else ():
+        folder, files = self._folder(caller), []
+        for entry in folder.iterdir() if folder.is_dir() else ():
             with suppress(OSError, NotFoundError):
-                path = self._path(caller, one.name)
-                found.append((path.stat().st_mtime, path))
-        return [_describe(path, changed) for changed, path in sorted(found, reverse=True)]
+                path = self._path(caller, entry.name)
+                files.append((path.stat().st_mtime, path))
+        return [_describe(path, modified_at) for modified_at, path in sorted(files, reverse=True)]
 
     async def remaining_bytes(self, caller: Caller) -> int:
-        """Return how many bytes a person may still bring."""
+        """Return the number of bytes that a user may still upload."""
         used = sum(one["bytes"] for one in await self.list_files(caller))
         return max(self.settings.max_user_bytes - int(used), 0)
 
@@ -153,77 +153,83 @@ class Uploads:
         chunks: AsyncIterator[bytes],
         content_length: int | None = None,
     ) -> dict[str, Any]:
-        """Keep a file.
+        """Store a file and return its description.
 
         Args:
-            caller: Whose.
-            name: What it is called.
-            chunks: Its content.
-            content_length: How long it is, where that is known.
+            caller: Owner of the file.
+            name: File name.
+            chunks: Content of the file.
+            content_length: Size of the file, if known.
 
         Raises:
-            ValidationError: It is of no kind that is taken, or has a name that cannot be used.
-            TooLargeError: It is too long, or the person has too many files.
-            BadRequestError: It did not come.
+            ValidationError: The name is invalid or the file type is not accepted.
+            TooLargeError: The file is too large, or the user has too many files.
+            BadRequestError: The upload timed out.
         """
         suffix = self._check_name(name)
-        place = self._folder(caller)
-        # One after the other, so that what a person may bring along holds for all together.
-        async with self._locks.setdefault(place.name, asyncio.Lock()):
-            known, left = await self.list_files(caller), await self.remaining_bytes(caller)
+        folder = self._folder(caller)
+        # Uploads of one user run one at a time, so that the quota applies to their sum.
+        async with self._locks.setdefault(folder.name, asyncio.Lock()):
+            files, left = await self.list_files(caller), await self.remaining_bytes(caller)
             limit = min(left, self.settings.max_file_bytes)
-            if len(known) >= self.settings.max_files or (content_length or 0) > limit:
+            if len(files) >= self.settings.max_files or (content_length or 0) > limit:
                 raise _too_large_error(limit, self.settings)
-            part = place / f"{_PARTIAL_PREFIX}{uuid.uuid4().hex}"
-            await asyncio.to_thread(_prepare_folder, place)
+            partial_path = folder / f"{_PARTIAL_PREFIX}{uuid.uuid4().hex}"
+            await asyncio.to_thread(_prepare_folder, folder)
             try:
-                head = await _write_chunks(part, chunks, limit, self.settings)
+                head = await _write_chunks(partial_path, chunks, limit, self.settings)
                 _check_magic_bytes(name, suffix, head)
-                return await asyncio.to_thread(_store, part, place / uuid.uuid4().hex / name)
+                return await asyncio.to_thread(
+                    _store, partial_path, folder / uuid.uuid4().hex / name
+                )
             finally:
-                await asyncio.to_thread(part.unlink, missing_ok=True)
+                await asyncio.to_thread(partial_path.unlink, missing_ok=True)
 
     def _check_name(self, name: str) -> str:
         suffix = Path(name).suffix.lower()
         if not name.isprintable() or name.startswith(".") or set(name) & set('/\\:"<>|?*'):
             raise ValidationError(
-                f"The name {name[:80]!r} cannot be used.", fix="Give a name without a folder."
+                f"Invalid file name {name[:80]!r}: it contains forbidden characters.",
+                fix="Use a plain file name without a folder.",
             )
         if len(name.encode()) > _MAX_NAME_BYTES:
-            raise ValidationError(f"The name {name[:40]!r}… is long.", fix="Give a shorter one.")
+            raise ValidationError(
+                f"The file name {name[:40]!r}… is longer than {_MAX_NAME_BYTES} bytes.",
+                fix="Use a shorter name.",
+            )
         if suffix not in self.settings.kinds:
             raise ValidationError(
-                f"Files like {name!r} are not taken.",
-                fix=f"Send one of: {' '.join(self.settings.kinds)}.",
+                f"The file type of {name!r} is not accepted.",
+                fix=f"Send one of these types: {' '.join(self.settings.kinds)}.",
             )
         return suffix
 
     async def open(self, caller: Caller, file_id: str) -> tuple[str, BinaryIO, int]:
-        """Return name, content and size of a file.
+        """Return the name, content, and size of a file.
 
         Raises:
-            NotFoundError: There is none, or it is somebody else's.
+            NotFoundError: The file does not exist or belongs to another user.
         """
         path = await asyncio.to_thread(self._path, caller, file_id)
         return path.name, *await asyncio.to_thread(_open_regular_file, path)
 
     async def remove(self, caller: Caller, file_id: str) -> None:
-        """Drop a file.
+        """Delete a file.
 
         Raises:
-            NotFoundError: There is none, or it is somebody else's.
+            NotFoundError: The file does not exist or belongs to another user.
         """
         path = await asyncio.to_thread(self._path, caller, file_id)
         await asyncio.to_thread(shutil.rmtree, path.parent)
 
     async def to_context(self, caller: Caller, file_ids: Sequence[str]) -> dict[str, Any]:
-        """Return the context data by which a turn is about these files.
+        """Return the context data that gives a turn access to files.
 
         Raises:
-            NotFoundError: One of them is not there, or is somebody else's.
+            NotFoundError: A file does not exist or belongs to another user.
         """
         paths = [await asyncio.to_thread(self._path, caller, one) for one in file_ids]
-        # As the data capabilities find them in the folder of who asks.
+        # Relative to the user's own folder, where the data capabilities look for files.
         return file_contexts(self._registry, [f"{path.parent.name}/{path.name}" for path in paths])
 
 
@@ -239,16 +245,16 @@ def _describe(path: Path, modified_at: float) -> dict[str, Any]:
 
 def _too_large_error(max_bytes: int, settings: UploadSettings) -> TooLargeError:
     return TooLargeError(
-        f"The file is longer than the {max_bytes:,} bytes that are left, or there are"
-        f" {settings.max_files} files already.",
-        fix="Delete files of yours, or raise serve.uploads.",
+        f"The upload exceeds your quota: {max_bytes:,} bytes remain, and at most"
+        f" {settings.max_files} files are allowed.",
+        fix="Delete some of your files, or increase the limits in serve.uploads.",
     )
 
 
 def _prepare_folder(folder: Path) -> None:
     folder.mkdir(exist_ok=True, mode=0o700)
     now = datetime.now(UTC).timestamp()
-    for one in folder.glob(f"{_PARTIAL_PREFIX}*"):  # left by a process that was killed
+    for one in folder.glob(f"{_PARTIAL_PREFIX}*"):  # partial uploads of a killed process
         if now - one.stat().st_mtime > _ABANDONED_SECONDS:
             one.unlink(missing_ok=True)
 
@@ -256,23 +262,23 @@ def _prepare_folder(folder: Path) -> None:
 async def _write_chunks(
     path: Path, chunks: AsyncIterator[bytes], max_bytes: int, settings: UploadSettings
 ) -> bytes:
-    """Write what comes, and return how it begins."""
+    """Write chunks to a file and return its first 4096 bytes."""
     size, head = 0, b""
-    number = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(number, "wb") as file:
+    descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
         try:
             while True:
                 async with asyncio.timeout(_CHUNK_TIMEOUT_SECONDS):
-                    part = await anext(chunks, None)
-                if part is None:
+                    chunk = await anext(chunks, None)
+                if chunk is None:
                     break
-                size += len(part)
+                size += len(chunk)
                 if size > max_bytes:
                     raise _too_large_error(max_bytes, settings)
-                head = head if len(head) >= 4096 else (head + part)[:4096]
-                await asyncio.to_thread(file.write, part)
+                head = head if len(head) >= 4096 else (head + chunk)[:4096]
+                await asyncio.to_thread(file.write, chunk)
         except TimeoutError:
-            raise BadRequestError("The file did not come.", fix="Send it again.") from None
+            raise BadRequestError("The upload timed out.", fix="Send the file again.") from None
         await asyncio.to_thread(_flush, file)
     return head
 
@@ -285,13 +291,14 @@ def _flush(file: BinaryIO) -> None:
 def _check_magic_bytes(name: str, suffix: str, head: bytes) -> None:
     magic = _MAGIC_BYTES.get(suffix)
     if magic is None:
-        fits = bool(head.strip()) and (b"\0" not in head or head.startswith(_UTF16_MARKS))
-        fits = fits and not head.startswith(tuple(_MAGIC_BYTES.values()))
+        is_valid = bool(head.strip()) and (b"\0" not in head or head.startswith(_UTF16_MARKS))
+        is_valid = is_valid and not head.startswith(tuple(_MAGIC_BYTES.values()))
     else:
-        fits = head.startswith(magic)
-    if not fits:
+        is_valid = head.startswith(magic)
+    if not is_valid:
         raise ValidationError(
-            f"{name!r} is not what its name says.", fix="Send the file under its own kind."
+            f"The content of {name!r} does not match its file extension.",
+            fix="Send the file with the extension of its actual type.",
         )
 
 
@@ -303,18 +310,18 @@ def _store(partial_path: Path, path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Something that a step made: a file, or a table.
+    """A file or a table that a step produced.
 
     Attributes:
-        file_id: Names it in its thread.
-        name: What it is saved as.
-        kind: ``image``, ``table`` or ``file``.
-        type: Its context type.
+        file_id: ID of the artifact, unique in its thread.
+        name: File name for downloads.
+        kind: ``image``, ``table``, or ``file``.
+        type: Context type that holds it.
         key: Key of its context data.
-        step: The step of the last plan that made it, if one of it did.
-        size: Bytes of a file, rows of a table.
-        path: Where a file is.
-        rows: What a table holds.
+        step: Step of the last plan that produced it, if any.
+        size: Number of bytes of a file or rows of a table.
+        path: Path of a file.
+        rows: Rows of a table.
     """
 
     file_id: str
@@ -329,20 +336,20 @@ class Artifact:
 
     @property
     def media_type(self) -> str:
-        """What is said of it."""
+        """Media type of the download."""
         return media_type(self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Describe it; where a file is stays with the server."""
-        told = {name: getattr(self, name) for name in ("file_id", "name", "kind", "type", "step")}
+        """Return the description for clients, without the path."""
+        fields = {name: getattr(self, name) for name in ("file_id", "name", "kind", "type", "step")}
         size = {"rows" if self.path is None else "bytes": self.size}
-        return {**told, "media_type": self.media_type, **size}
+        return {**fields, "media_type": self.media_type, **size}
 
     def open(self) -> tuple[BinaryIO, int]:
-        """Return its content, a table as CSV, and how long that is.
+        """Return the content and its size in bytes; a table is converted to CSV.
 
         Raises:
-            NotFoundError: The file is gone.
+            NotFoundError: The file no longer exists.
         """
         if self.path is not None:
             return _open_regular_file(self.path)
@@ -351,12 +358,12 @@ class Artifact:
 
 
 class Artifacts:
-    """What steps made, thread by thread.
+    """Artifacts that steps produced, by thread.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        threads: The threads, user by user.
-        folders: Where files have to be to be given out.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        threads: The users' threads.
+        folders: Folders whose files may be downloaded.
     """
 
     def __init__(self, graph: Any, threads: Threads, folders: Sequence[str]) -> None:
@@ -364,20 +371,20 @@ class Artifacts:
         self._folders = [Path(one).expanduser().resolve() for one in folders]
 
     async def list_artifacts(self, caller: Caller, thread_id: str) -> list[Artifact]:
-        """Return what a thread holds that steps made.
+        """Return the artifacts of a thread.
 
         Raises:
-            NotFoundError: There is no such thread.
+            NotFoundError: The thread does not exist.
         """
-        kept = await self._threads.resolve(caller, thread_id)
-        values = await load_thread_values(self._graph, kept)
+        storage_id = await self._threads.resolve(caller, thread_id)
+        values = await load_thread_values(self._graph, storage_id)
         return await asyncio.to_thread(lambda: list(self._iter_artifacts(values)))
 
     async def get(self, caller: Caller, thread_id: str, file_id: str) -> Artifact:
-        """Return one of them.
+        """Return an artifact of a thread.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: The thread or the artifact does not exist.
         """
         for one in await self.list_artifacts(caller, thread_id):
             if one.file_id == file_id:
@@ -386,39 +393,41 @@ class Artifacts:
 
     def _iter_artifacts(self, values: Mapping[str, Any]) -> Iterator[Artifact]:
         registry: Registry = self._graph.services.registry
-        made = {
+        producers = {
             (kind, key): step
             for step, record in (values.get("execution_step_results") or {}).items()
             for kind, key in (record.get("outputs") or {}).items()
         }
         for kind, entries in (values.get("capability_context_data") or {}).items():
             if kind in registry.provided_types:
-                continue  # what a caller names is nothing that a step made
+                continue  # provided by the caller, not produced by a step
             for key, entry in entries.items():
                 contexts = load_contexts(registry.context_types, kind, key, entry)
-                for place, context in enumerate(contexts):
+                for index, context in enumerate(contexts):
                     yield from self._iter_context_artifacts(
-                        context, kind, key, str(place), made.get((kind, key))
+                        context, kind, key, str(index), producers.get((kind, key))
                     )
 
     def _iter_context_artifacts(
         self, context: CapabilityContext, kind: str, key: str, index: str, step: str | None
     ) -> Iterator[Artifact]:
-        for named in context.get_files():
-            path = Path(named)
+        for file_name in context.get_files():
+            path = Path(file_name)
             with suppress(OSError, ValueError):
                 path = path.parent.resolve() / path.name
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode) and set(self._folders) & set(path.parents):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and set(self._folders) & set(path.parents):
                     name = path.name.encode("utf-8", "replace").decode()
-                    what = "image" if media_type(name).startswith("image/") else "file"
-                    named_by = _artifact_id(kind, key, index, str(path))
-                    yield Artifact(named_by, name, what, kind, key, step, found.st_size, path)
+                    artifact_kind = "image" if media_type(name).startswith("image/") else "file"
+                    artifact_id = _artifact_id(kind, key, index, str(path))
+                    yield Artifact(
+                        artifact_id, name, artifact_kind, kind, key, step, status.st_size, path
+                    )
         for title, rows in context.get_tables().items():
             name = re.sub(r"[^\w-]+", " ", f"{key} {title}").strip()[:_MAX_NAME_BYTES] + ".csv"
             plain = to_json_safe(rows)
-            named_by = _artifact_id(kind, key, index, title)
-            yield Artifact(named_by, name, "table", kind, key, step, len(plain), rows=plain)
+            artifact_id = _artifact_id(kind, key, index, title)
+            yield Artifact(artifact_id, name, "table", kind, key, step, len(plain), rows=plain)
 
 
 def _artifact_id(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Who asks: by a token, a session, or a proxy that is trusted. Never by what a request says."""
+"""Authentication by bearer token, session cookie, one-time link, or trusted proxy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
 
 SESSION_COOKIE = "capgraph_session"
 LOCAL_CALLER = Caller("local", authenticated=True)
-"""Whoever came by the one-time link of a server on loopback."""
+"""The user of a loopback server, who logs in with the one-time link."""
 
 _SESSION_CACHE_SECONDS = 2.0
-"""So long a session is not looked for again in the database."""
+"""Seconds that a session is cached before the database is read again."""
 _MAX_CACHED_SESSIONS = 10_000
 
 
 class Identity(Protocol):
-    """Says who asks; one of one's own can be given to ``create_app(auth=…)``."""
+    """Protocol for authentication; pass your own to ``create_app(auth=…)``."""
 
     async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
-        """Return who asks with an ASGI request; ``None`` for nobody that is known."""
+        """Return the caller of an ASGI request, or ``None`` if the request is not authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class _Session:
 
 
 class Sessions:
-    """Logins of browsers, stored by a hash of what the cookie holds.
+    """Login sessions of browsers, stored under a hash of the cookie value.
 
-    Server processes over one database share them, and they outlive a restart.
+    Server processes on the same database share sessions, which survive a restart.
 
     Args:
-        seconds: How long one lasts.
-        values: Where they are stored; in this process when not given.
+        seconds: Lifetime of a session.
+        values: Storage of the sessions; in memory by default.
     """
 
     def __init__(self, seconds: float, values: AtomicValueStore | None = None) -> None:
@@ -58,24 +58,30 @@ class Sessions:
         self._cache: dict[str, tuple[_Session | None, float]] = {}
 
     async def open(self, caller: Caller, token: str | None = None) -> str:
-        """Begin a session, and return what the cookie holds; never an id that somebody brought."""
+        """Create a session with a new random ID and return the cookie value."""
         session = secrets.token_urlsafe(32)
         stored = {"caller": asdict(caller), "ends": time.time() + self.seconds, "token": token}
         await self._store(session, stored)
         return session
 
     async def find(self, session: str) -> _Session | None:
-        """Return a session that has not ended; another process may have ended it just now."""
+        """Return an active session; ``None`` if it does not exist or has ended."""
         name = _session_key(session)
-        found, looked = self._cache.get(name, (None, 0.0))
-        if not looked or time.monotonic() - looked > _SESSION_CACHE_SECONDS:
+        session_found, checked_at = self._cache.get(name, (None, 0.0))
+        if not checked_at or time.monotonic() - checked_at > _SESSION_CACHE_SECONDS:
             stored, _ = await self._values.aread(name, self._clock)
-            one = stored.get(name)
-            found = one and _Session(Caller(**one["caller"]), one["ends"], one["token"])
+            record = stored.get(name)
+            session_found = record and _Session(
+                Caller(**record["caller"]), record["ends"], record["token"]
+            )
             if len(self._cache) >= _MAX_CACHED_SESSIONS:
                 self._cache.clear()
-            self._cache[name] = found, time.monotonic()
-        return found if found is not None and found.expires_at > time.time() else None
+            self._cache[name] = session_found, time.monotonic()
+        return (
+            session_found
+            if session_found is not None and session_found.expires_at > time.time()
+            else None
+        )
 
     async def close(self, session: str) -> None:
         """End a session."""
@@ -92,13 +98,13 @@ def _session_key(session: str) -> str:
 
 
 class Authenticator:
-    """The shipped :class:`Identity`: tokens, sessions, the one-time link, a trusted proxy.
+    """Default :class:`Identity`: tokens, sessions, the one-time link, and a trusted proxy.
 
     Args:
-        settings: How the server answers.
-        tokens: The file of tokens; without one there is the one-time link.
-        base_url: Where the server is reached; ``https`` makes the cookie a secure one.
-        values: Where sessions are stored; in this process when not given.
+        settings: Settings of the server.
+        tokens: Token file; without it, users log in with the one-time link.
+        base_url: Public URL of the server; ``https`` makes the session cookie secure.
+        values: Storage of the sessions; in memory by default.
     """
 
     def __init__(
@@ -109,43 +115,44 @@ class Authenticator:
         values: AtomicValueStore | None = None,
     ) -> None:
         self.tokens = tokens
-        # Where people log in as themselves there is no user 'local' beside them.
+        # Where users log in, the user 'local' does not exist.
         alone = tokens is None and not settings.authenticates_users
-        # A session of 'local' is no login at another server over the same database.
+        # Sessions of 'local' are not stored: they must not be valid on another server that uses
+        # the same database.
         self.sessions: Sessions = Sessions(settings.session_hours * 3600, None if alone else values)
         self.link = secrets.token_urlsafe(32) if alone else None
         self.uses_https: bool = base_url.startswith("https:")
         self._proxy = settings.proxy
 
     async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
-        """Return who asks; see :class:`Identity`."""
+        """Return the caller of an ASGI request; see :class:`Identity`."""
         headers = Headers(scope=scope)  # type: ignore[arg-type]
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme:
-            # Who brings a token is not taken for the one whose cookie the browser adds.
-            found = (
+            # An Authorization header always takes precedence over the browser's cookie.
+            token_owner = (
                 await self.authenticate_token(token.strip()) if scheme.lower() == "bearer" else None
             )
-            return None if found is None else found[0]
+            return None if token_owner is None else token_owner[0]
         if self._proxy is not None and self._proxy.user_header is not None:
             return proxy_caller(scope, headers, self._proxy)
         session = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
-        known = await self.sessions.find(session) if session else None
-        if known is None:
+        active_session = await self.sessions.find(session) if session else None
+        if active_session is None:
             return None
-        gone = known.token is not None and not (
-            self.tokens is not None and await self.tokens.is_active(known.token)
+        is_revoked = active_session.token is not None and not (
+            self.tokens is not None and await self.tokens.is_active(active_session.token)
         )
-        if gone and session:
+        if is_revoked and session:
             await self.sessions.close(session)
-        return None if gone else known.caller
+        return None if is_revoked else active_session.caller
 
     async def authenticate_token(self, token: str) -> tuple[Caller, str] | None:
-        """Return whose token it is, with what stands for it."""
+        """Return the owner of a token and the token's hash, or ``None`` if the token is invalid."""
         return await self.tokens.caller(token) if self.tokens is not None and token else None
 
     def redeem_link(self, link: str) -> Caller | None:
-        """Take the one-time link, which ends by that."""
+        """Return the local user if the one-time link is valid, and invalidate the link."""
         if self.link is None or not secrets.compare_digest(self.link.encode(), link.encode()):
             return None
         self.link = None
@@ -153,23 +160,23 @@ class Authenticator:
 
 
 def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
-    """Return whom a trusted proxy names; nobody where the request comes from elsewhere."""
+    """Return the user named by a trusted proxy; ``None`` for requests from elsewhere."""
     client = scope.get("client")
     if client is None or not proxy.trusts(client[0]):
         return None
-    named = (proxy.user_header, proxy.role_header, proxy.tenant_header)
-    said = [headers.getlist(header) if header else [] for header in named]
-    if any(len(values) > 1 for values in said):
-        return None  # one of them is what the client said, and not the proxy
-    user, role, tenant = (values[0].strip() if values else "" for values in said)
+    header_names = (proxy.user_header, proxy.role_header, proxy.tenant_header)
+    header_values = [headers.getlist(header) if header else [] for header in header_names]
+    if any(len(values) > 1 for values in header_values):
+        return None  # a repeated header may come from the client instead of the proxy
+    user, role, tenant = (values[0].strip() if values else "" for values in header_values)
     return Caller(user, role or None, tenant or None, authenticated=True) if user else None
 
 
 def client_address(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings | None) -> str:
-    """Return from where a request comes: what a trusted proxy says, else who opened the connection.
+    """Return the client's IP address as reported by a trusted proxy, or the connection's peer.
 
-    Of ``X-Forwarded-For`` the last address counts that no trusted proxy has: those before it are
-    whatever the client wrote.
+    In ``X-Forwarded-For``, the last address that is not a trusted proxy counts. Clients can forge
+    the ones before it.
     """
     client = scope.get("client")
     if client is None:
@@ -185,6 +192,6 @@ def client_address(scope: Mapping[str, Any], headers: Headers, proxy: ProxySetti
 
 
 def caller_of(request: HTTPConnection) -> Caller:
-    """Return who asks, in a route behind the shield."""
+    """Return the authenticated caller of a request."""
     found: Caller = request.scope["capgraph.caller"]
     return found

@@ -1,4 +1,4 @@
-"""Where people find things of the server."""
+"""URLs of the server and of threads in the console."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from capgraph.configs.settings import ServeSettings
 
 
 def server_url(settings: ServeSettings, request: Request) -> str:
-    """Return the address of the server, without a slash at its end."""
+    """Return the base URL of the server, without a trailing slash."""
     return (settings.base_url or str(request.base_url)).rstrip("/")
 
 
 def thread_link(settings: ServeSettings, request: Request, thread_id: str) -> str:
-    """Return the address of a thread in the console."""
+    """Return the URL that opens a thread in the console."""
     return f"{server_url(settings, request)}/{thread_query(thread_id)}"
 
 
 def thread_query(thread_id: str) -> str:
-    """Return what the address of the console ends with to show a thread.
+    """Return the query string that opens a thread in the console.
 
     >>> thread_query("a b")
     '?thread=a%20b'

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the JSON API and of what stands beside it."""
+"""OpenAPI document of the server, and the schemas that it shares."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Schema = dict[str, Any]
 
 
 def object_schema(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """Return the schema of an object: what it has to have, and what it may."""
+    """Return the schema of an object with required and optional properties."""
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
 def page_schema(item: Schema) -> Schema:
-    """Return the schema of a page of a list."""
+    """Return the schema of one page of a list."""
     return object_schema({"items": {"type": "array", "items": item}, "next": TEXT_OR_NULL})
 
 
@@ -31,8 +31,8 @@ RUN = object_schema(
         "thread_id": TEXT,
         "status": {
             "type": "string",
-            "description": "queued, running, or how the turn ended: completed, partial, failed,"
-            " stopped or waiting",
+            "description": "queued, running, or the outcome of the turn: completed, partial,"
+            " failed, stopped, or waiting",
         },
     }
 )
@@ -83,11 +83,11 @@ _PROBLEM = object_schema(
     problems={
         "type": "array",
         "items": object_schema({"path": TEXT, "message": TEXT}),
-        "description": "what does not fit in an answer, with its dotted place",
+        "description": "problems of an answer, each with a dotted path",
     },
 )
 _ERROR_RESPONSE: Schema = {
-    "description": "What is wrong",
+    "description": "Problem details",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 _NO_QUERY: Mapping[str, Schema] = {}
@@ -96,19 +96,19 @@ PAGE_QUERY: Mapping[str, Schema] = {"limit": COUNT, "after": NAME}
 
 
 class Operation(Route):
-    """A route, and what the document says of it.
+    """A route with its OpenAPI description.
 
     Args:
-        method: What is done there.
-        path: Where.
-        endpoint: Who answers.
-        summary: What it is for.
-        response: What comes back; ``None`` for nothing.
-        status: With which status.
-        query: What the query may hold.
-        body: What the body may hold.
-        media_type: The type of what comes back.
-        body_media_type: The type of the body.
+        method: HTTP method.
+        path: Path of the route.
+        endpoint: Handler of the route.
+        summary: Summary of the operation.
+        response: Schema of the response body; ``None`` for an empty body.
+        status: HTTP status of the response.
+        query: Schemas of the query parameters.
+        body: Schema of the request body.
+        media_type: Media type of the response.
+        body_media_type: Media type of the request body.
         name: Name of the route.
     """
 
@@ -131,15 +131,15 @@ class Operation(Route):
         answer: Schema = {"description": summary}
         if response is not None:
             answer["content"] = {media_type: {"schema": response}}
-        places = [(name, "path", NAME) for name in self.param_convertors]
-        places += [(name, "query", schema) for name, schema in query.items()]
+        parameters = [(name, "path", NAME) for name in self.param_convertors]
+        parameters += [(name, "query", schema) for name, schema in query.items()]
         if path.endswith("/events"):
-            places.append(("Last-Event-ID", "header", COUNT))
+            parameters.append(("Last-Event-ID", "header", COUNT))
         self.openapi: Schema = {
             "summary": summary,
             "parameters": [
-                {"name": name, "in": place, "required": place == "path", "schema": schema}
-                for name, place, schema in places
+                {"name": name, "in": location, "required": location == "path", "schema": schema}
+                for name, location, schema in parameters
             ],
             "responses": {str(status): answer, "default": _ERROR_RESPONSE},
         }
@@ -156,7 +156,7 @@ def openapi_document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
 
     Args:
         title: Name of the agent.
-        routes: The routes of the server; of those that say nothing of themselves nothing is said.
+        routes: Routes of the server. Those that are not an :class:`Operation` are left out.
 
     >>> stop = Operation("POST", "/api/runs/{id}/stop", print, "Stop a run", TEXT, 202)
     >>> openapi_document("Tank", [stop])["paths"]["/api/runs/{id}/stop"]["post"]["responses"]["202"]
@@ -166,8 +166,8 @@ def openapi_document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
     for route in routes:
         if isinstance(route, Operation):
             methods = (route.methods or set()) - {"HEAD"}
-            told = {method.lower(): route.openapi for method in methods}
-            paths.setdefault(route.path_format, {}).update(told)
+            operations = {method.lower(): route.openapi for method in methods}
+            paths.setdefault(route.path_format, {}).update(operations)
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": server_version()},
@@ -181,7 +181,7 @@ def openapi_document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
 
 
 def server_version() -> str:
-    """Return the version of what is installed."""
+    """Return the version of the installed package."""
     try:
         return version("capgraph")
     except PackageNotFoundError:

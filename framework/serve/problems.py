@@ -1,4 +1,4 @@
-"""Every error of the server in one form: ``application/problem+json``."""
+"""Errors of the server as problem details (``application/problem+json``)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from capgraph.base.errors import (
 from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_secrets
 
 _DATABASE_URL = re.compile(r" '\w+://[^']*'")
-"""Where a database is concerns nobody who asks."""
+"""Database URLs, which clients must not see."""
 
 
 class BadRequestError(ValidationError):
-    """A request that cannot be read.
+    """The request is malformed.
 
     >>> error_response(BadRequestError("The body is no JSON.")).status_code
     400
@@ -33,15 +33,15 @@ class BadRequestError(ValidationError):
 
 
 class TooLargeError(ValidationError):
-    """More was sent than is taken."""
+    """The request exceeds a size limit."""
 
     code = "CG-TOO-LARGE"
 
 
 class NotFoundError(CapgraphError):
-    """There is no such thing, or it is another user's: nobody is told which.
+    """The resource does not exist or belongs to another user. The response does not say which.
 
-    >>> NotFoundError("There is no thread 'a'.").code
+    >>> NotFoundError("The thread 'a' does not exist.").code
     'CG-NOT-FOUND'
     """
 
@@ -49,16 +49,16 @@ class NotFoundError(CapgraphError):
 
 
 class ConflictError(CapgraphError):
-    """What is asked for does not go with how things stand, such as a question answered before."""
+    """The request conflicts with the current state, such as a question that is already answered."""
 
     code = "CG-CONFLICT"
 
 
 class AnswerRefusedError(ValidationError):
-    """An answer that does not fit its question, which stays open.
+    """The answer does not match its question, which stays open.
 
     Args:
-        problems: What does not fit: ``path`` (dotted) and ``message``.
+        problems: Problems found, each with a dotted ``path`` and a ``message``.
 
     >>> AnswerRefusedError([{"path": "open.parameters.litres", "message": "is text"}]).problems
     [{'path': 'open.parameters.litres', 'message': 'is text'}]
@@ -67,8 +67,10 @@ class AnswerRefusedError(ValidationError):
     code = "CG-ANSWER"
 
     def __init__(self, problems: list[dict[str, str]]) -> None:
-        told = " ".join(f"{one['path'] or 'answer'}: {one['message']}" for one in problems)
-        super().__init__(f"The answer does not fit. {told}", fix="Answer again.")
+        details = " ".join(f"{one['path'] or 'answer'}: {one['message']}" for one in problems)
+        super().__init__(
+            f"The answer is invalid. {details}", fix="Correct the answer and send it again."
+        )
         self.problems = problems
 
 
@@ -88,7 +90,7 @@ _STATUS_CODES: tuple[tuple[type[CapgraphError], int], ...] = (
 
 
 def openai_error(message: str, code: str) -> dict[str, str]:
-    """Return an error as OpenAI's protocol has it."""
+    """Return an error object of OpenAI's API."""
     return {"message": message, "type": "capgraph_error", "code": code}
 
 
@@ -100,15 +102,15 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> JSONResponse:
-    """Return an answer that says what is wrong.
+    """Return a response with problem details.
 
     Args:
         status: HTTP status.
-        code: Code of the error, which has a page in the documentation.
-        detail: The value and the cause.
-        fix: What the reader can do.
-        headers: Further headers.
-        **extra: Further members.
+        code: Error code, which the documentation describes.
+        detail: Value and cause of the problem.
+        fix: Action that resolves the problem.
+        headers: Additional response headers.
+        **extra: Additional members of the body.
     """
     detail = mask_secrets(detail, MAX_MESSAGE_CHARS)
     body = {
@@ -118,7 +120,7 @@ def problem_response(
         "code": code,
         "detail": detail,
         **({"fix": fix} if fix else {}),
-        # Where the clients of OpenAI's protocol look.
+        # Clients of OpenAI's API read the error from here.
         "error": openai_error(f"{detail} {fix or ''}".strip(), code),
         **extra,
     }
@@ -126,30 +128,30 @@ def problem_response(
 
 
 def public_message(exc: CapgraphError) -> tuple[str, str | None]:
-    """Return message and fix of an error for a client: not where a database or a process is.
+    """Return the message and the fix of an error, without database and process details.
 
-    >>> public_message(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
-    ('The database is away.', None)
+    >>> public_message(PersistenceError("The database 'sqlite:////srv/t.db' is unavailable."))
+    ('The database is unavailable.', None)
     """
     if isinstance(exc, ThreadBusyError):
-        return "The thread is being run already.", "Wait until that run ends or asks a person."
-    told = [_DATABASE_URL.sub("", mask_secrets(text or "")) for text in (exc.message, exc.fix)]
-    return told[0], told[1] or None
+        return "The thread has an active run.", "Wait until that run ends or asks a question."
+    texts = [_DATABASE_URL.sub("", mask_secrets(text or "")) for text in (exc.message, exc.fix)]
+    return texts[0], texts[1] or None
 
 
 def public_message_line(exc: CapgraphError) -> str:
-    """Return :func:`public_text` in one line, for protocols whose errors are a text."""
-    told, fix = public_message(exc)
-    return f"{told} Fix: {fix}" if fix else told
+    """Return :func:`public_message` as one line, for protocols whose errors are plain text."""
+    message, fix = public_message(exc)
+    return f"{message} Fix: {fix}" if fix else message
 
 
 def error_response(exc: Exception) -> JSONResponse:
-    """Return the answer for whatever was raised; of what is not ours nothing is told.
+    """Return the response for an exception. Unexpected exceptions are logged and not described.
 
     >>> import json
-    >>> answer = error_response(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
-    >>> answer.status_code, json.loads(answer.body)["detail"]
-    (503, 'The database is away.')
+    >>> response = error_response(PersistenceError("The database 'sqlite:////t.db' is unavailable."))
+    >>> response.status_code, json.loads(response.body)["detail"]
+    (503, 'The database is unavailable.')
     """
     if isinstance(exc, AnswerRefusedError):
         return problem_response(422, exc.code, *public_message(exc), problems=exc.problems)
@@ -158,4 +160,4 @@ def error_response(exc: Exception) -> JSONResponse:
         if status < 500 or isinstance(exc, PersistenceError):
             return problem_response(status, exc.code, *public_message(exc))
     get_logger("serve", "request").error("A request failed", exc_info=exc)
-    return problem_response(500, "CG-000", "The server failed.", "Its log has the cause.")
+    return problem_response(500, "CG-000", "Internal server error.", "See the server log.")

@@ -1,7 +1,7 @@
-"""Runs that live on the server: begun, followed, answered, stopped, and gone on with after a restart.
+"""Runs of the server: start, follow, answer, stop, and resume after a restart.
 
-Nothing else on the server starts a run, whatever protocol asks for one. A run belongs to the server
-and not to a request: whoever listens may go and come again, and sees every event once.
+Every protocol starts its runs here. A run outlives the request that started it, so a client can
+disconnect and later read every event exactly once.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ _POLL_SECONDS = 1.0
 _RECOVER_SECONDS = 5.0
 _PRUNE_SECONDS = 3600.0
 _MAX_LISTED_RUNS = 500
-"""So many runs are looked through for those of a turn."""
+"""Maximum number of runs that are searched for those of a turn."""
 _MAX_UNLOGGED_THREADS = 50
-"""So many threads are looked at whose question no run of the server asked: a fork, the command line."""
+"""Maximum number of threads checked for questions without a logged run, for example in forks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run, as whoever asked for it sees it.
+    """A run as its caller sees it.
 
     Attributes:
-        run_id: Names it.
-        thread_id: Its thread, as its user calls it.
-        status: ``queued``, ``running``, or a word of the turn's outcome.
+        run_id: ID of the run.
+        thread_id: ID of its thread, as the user sees it.
+        status: ``queued``, ``running``, or the outcome of the turn.
     """
 
     run_id: str
@@ -77,14 +77,14 @@ class Run:
 
 
 class Runs:
-    """The runs of a graph.
+    """The runs of a graph, on behalf of users.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        threads: The threads, user by user.
-        log: Where runs and their events are kept.
-        settings: Bounds.
-        engine: Hands runs to workers; without one they go on in this process.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        threads: The users' threads.
+        log: Storage of runs and their events.
+        settings: Limits of the server.
+        engine: Engine that hands runs to workers. Without it, runs execute in this process.
     """
 
     def __init__(
@@ -109,20 +109,20 @@ class Runs:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing else begins here."""
+        """True if no new run starts in this process."""
         return self._executor.is_draining
 
     @property
     def ended_counts(self) -> Mapping[str, int]:
-        """How many runs ended here, by how."""
+        """Number of runs that ended in this process, by outcome."""
         return self._executor.ended_counts
 
     @property
     def active_count(self) -> int:
-        """How many runs go on here."""
+        """Number of runs that execute in this process."""
         return len(self._tasks)
 
-    # --- begin ----------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------
 
     async def start(
         self,
@@ -135,45 +135,51 @@ class Runs:
         context: Mapping[str, Any] | None = None,
         history: Sequence[Mapping[str, Any]] | None = None,
     ) -> Run:
-        """Begin a run; it goes on by itself when this returns.
+        """Start a run in the background and return it.
 
         Args:
-            caller: Who asks, as the server made sure.
-            thread_id: The thread, as the caller calls it; a new one is made.
-            message: What is asked.
-            plan: A plan to run in place of one that is made.
-            answers: Interrupt id to what it is answered with.
+            caller: The authenticated caller.
+            thread_id: ID of the thread; created if it does not exist.
+            message: The user's message.
+            plan: Plan to run instead of generating one.
+            answers: Answers by interrupt ID.
             context: Context data, by type and key.
-            history: What was said before in a thread that is new: ``role`` and ``content`` each.
+            history: Earlier messages for a new thread, each with ``role`` and ``content``.
 
         Raises:
-            ThreadBusyError: Another run has the thread.
-            LimitError: The caller has too many runs under way.
-            ValidationError: There is nothing to do, or it is not what a caller may send.
+            ThreadBusyError: The thread has an active run.
+            LimitError: The caller has too many active runs.
+            ValidationError: The request is empty, or contains data that a caller must not send.
         """
         if message is None and plan is None and answers is None:
-            raise ValidationError("There is neither a message nor a plan.", fix="Send one.")
+            raise ValidationError("The request has no message and no plan.", fix="Send one.")
         if plan is not None and not isinstance(plan, Mapping):
-            raise ValidationError(f"The plan is {type(plan).__name__}.", fix='Send {"steps": […]}.')
+            raise ValidationError(
+                f"The plan is of type {type(plan).__name__}: expected an object.",
+                fix='Send {"steps": […]}.',
+            )
         if message is not None and not message.strip():
-            raise ValidationError("The message is empty.", fix="Write something.")
-        given: dict[str, Any] = {
+            raise ValidationError("The message is empty.", fix="Send a non-empty message.")
+        fields: dict[str, Any] = {
             "message": message,
             "plan": plan,
             "answers": answers,
             "context": context,
             "history": list(history) if history else None,
         }
-        request = {name: value for name, value in given.items() if value is not None}
-        # A person who writes in place of an answer ends what was asked.
+        request = {name: value for name, value in fields.items() if value is not None}
+        # A new message instead of an answer cancels the open question.
         request["abandon"] = True
-        kept = self._threads.storage_id(caller, thread_id)
+        storage_id = self._threads.storage_id(caller, thread_id)
         if answers is None:
-            # What the graph would refuse is refused before anything is kept of it.
+            # Reject invalid input before anything is stored.
             validate_input(
-                graph_input(request), thread_config(kept), self._graph.services, has_saver=True
+                graph_input(request),
+                thread_config(storage_id),
+                self._graph.services,
+                has_saver=True,
             )
-        return await self._start(caller, kept, request)
+        return await self._start(caller, storage_id, request)
 
     async def _start(
         self,
@@ -183,17 +189,16 @@ class Runs:
         question_ids: Collection[str] = (),
     ) -> Run:
         if self.is_draining:
-            raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
+            raise PersistenceError("The server is shutting down.", fix="Try again in a moment.")
         owner = self._threads.prefix_of(storage_id)
-        under_way = list(self._owners.values()).count(owner)
+        active = list(self._owners.values()).count(owner)
         if self._engine is not None:
-            under_way = sum(
-                run.is_open for run in await self._log.owner_runs(owner, _MAX_LISTED_RUNS)
-            )
-        if under_way >= self._settings.max_active_runs_per_user:
+            active = sum(run.is_open for run in await self._log.owner_runs(owner, _MAX_LISTED_RUNS))
+        if active >= self._settings.max_active_runs_per_user:
             raise LimitError(
-                f"{self._settings.max_active_runs_per_user} of your runs are under way.",
-                fix="Wait until one ends, or stop one.",
+                "The limit of active runs per user is reached:"
+                f" {self._settings.max_active_runs_per_user}.",
+                fix="Wait until a run ends, or stop one.",
             )
         run = LoggedRun(
             str(uuid.uuid4()), storage_id, owner, request={**request, "caller": asdict(caller)}
@@ -201,8 +206,8 @@ class Runs:
         if self._engine is not None:
             if await self._log.open_runs(storage_id):
                 raise ThreadBusyError(
-                    f"The thread {self._threads.public_id(caller, storage_id)!r} is being run already.",
-                    fix="Wait until that run ends or asks a person.",
+                    f"The thread {self._threads.public_id(caller, storage_id)!r} has an active run.",
+                    fix="Wait until that run ends or asks a question.",
                 )
             await self._check_still_open(storage_id, question_ids)
             await self._log.create(run, is_local=False)
@@ -210,7 +215,7 @@ class Runs:
             return self._public_run(caller, run)
         lease = await self._persistence.leases.acquire(storage_id)
         try:
-            # Before the thread was this one's, somebody else's answer may have been first.
+            # Another answer may have been accepted before the lease was acquired.
             await self._check_still_open(storage_id, question_ids)
             await self._log.create(run)
         except BaseException:
@@ -224,7 +229,9 @@ class Runs:
             question_ids
             and not set(question_ids) <= (await self._open_questions(storage_id)).keys()
         ):
-            raise ConflictError("The question was answered before.", fix="List the open questions.")
+            raise ConflictError(
+                "The question has already been answered.", fix="List the open questions."
+            )
 
     def _start_task(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
         self._owners[run.run_id] = run.owner
@@ -232,7 +239,7 @@ class Runs:
         task.add_done_callback(lambda _: self._forget(run.run_id))
 
     async def _run_to_end(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
-        # Whoever looks next goes on with it: it stands in the log as not ended.
+        # The log still lists the run as unfinished, so the next recovery resumes it.
         with suppress(PersistenceError, ThreadBusyError):
             await work
 
@@ -240,46 +247,48 @@ class Runs:
         for known in (self._tasks, self._owners):
             known.pop(run_id, None)
 
-    # --- look -----------------------------------------------------------------------------
+    # --- read -----------------------------------------------------------------------------
 
     async def get(self, caller: Caller, run_id: str) -> Run:
         """Return a run.
 
         Raises:
-            NotFoundError: There is none, or it is somebody else's.
+            NotFoundError: The run does not exist or belongs to another user.
         """
         return self._public_run(caller, await self._get_own(caller, run_id))
 
     async def _get_own(self, caller: Caller, run_id: str) -> LoggedRun:
         run = await self._log.get(run_id)
         if run is None or run.owner != self._threads.owner_prefix(caller):
-            raise NotFoundError("There is no such run.", fix="Begin one.")
+            raise NotFoundError("The run does not exist.", fix="Start a run.")
         return run
 
     async def turn_runs(self, caller: Caller, run_id: str) -> list[Run]:
-        """Return the runs of a turn: the one that began it, and those that went on with it.
+        """Return the runs of a turn, in order: the first one, and those that resumed it.
 
         Raises:
-            NotFoundError: There is no such run, or it began no turn.
+            NotFoundError: The run does not exist or is not the first of a turn.
         """
         first = await self._get_own(caller, run_id)
         if not first.is_new_turn:
-            raise NotFoundError("No turn began with this run.", fix="Name the first run of one.")
-        found: list[LoggedRun] = []
+            raise NotFoundError(
+                "The run is not the first run of a turn.", fix="Use the first run of the turn."
+            )
+        runs: list[LoggedRun] = []
         for run in await self._log.thread_runs(first.thread_id, _MAX_LISTED_RUNS):
-            found = [run, *found]
+            runs = [run, *runs]
             if run.run_id == run_id:
                 break
             if run.is_new_turn:
-                found = []
+                runs = []
         else:
-            found = [first]
-        return [self._public_run(caller, run) for run in found]
+            runs = [first]
+        return [self._public_run(caller, run) for run in runs]
 
     async def list_first_runs(self, caller: Caller) -> list[Run]:
-        """Return the runs that began a turn of the caller's, the latest first."""
-        found = await self._log.owner_runs(self._threads.owner_prefix(caller), _MAX_LISTED_RUNS)
-        return [self._public_run(caller, run) for run in found if run.is_new_turn]
+        """Return the first run of each of the caller's turns, the latest first."""
+        runs = await self._log.owner_runs(self._threads.owner_prefix(caller), _MAX_LISTED_RUNS)
+        return [self._public_run(caller, run) for run in runs if run.is_new_turn]
 
     def _public_run(self, caller: Caller, run: LoggedRun) -> Run:
         status = "running" if run.status == STOPPING else run.status
@@ -288,22 +297,22 @@ class Runs:
     async def follow(
         self, caller: Caller, run_id: str, after: int = 0
     ) -> AsyncIterator[list[tuple[int, str]]]:
-        """Return the events of a run as JSON, as many at a time as there are; see :meth:`events`."""
+        """Yield pages of a run's events as JSON text; see :meth:`events`."""
         await self._get_own(caller, run_id)
         return self._log.follow(run_id, after)
 
     async def events(
         self, caller: Caller, run_id: str, after: int = 0
     ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Yield the events of a run with their numbers; ends after the run's last one.
+        """Yield the numbered events of a run until its last one.
 
         Args:
-            caller: Who asks.
-            run_id: The run.
-            after: The number of the last event that is known.
+            caller: The caller.
+            run_id: ID of the run.
+            after: Number of the last event already received.
 
         Raises:
-            NotFoundError: There is no such run.
+            NotFoundError: The run does not exist.
         """
         pages = await self.follow(caller, run_id, after)
         async with aclosing(pages):  # type: ignore[type-var]
@@ -312,7 +321,7 @@ class Runs:
                     yield seq, json.loads(text)
 
     async def is_reachable(self) -> bool:
-        """Tell whether the database answers."""
+        """Return True if the database responds."""
         try:
             await self._log.get("")
         except PersistenceError:
@@ -320,17 +329,17 @@ class Runs:
         return True
 
     async def stop(self, caller: Caller, run_id: str) -> Run:
-        """Cancel a run, in whichever process it goes on; one that has ended stays as it is.
+        """Cancel a run in whichever process executes it. A run that has ended is unchanged.
 
-        A run that waits for a person or an event has nothing left to wait for then.
+        If the run waits for a person or an event, its turn ends as stopped.
 
         Raises:
-            NotFoundError: There is no such run.
-            ThreadBusyError: What it waited for goes on at this moment.
+            NotFoundError: The run does not exist.
+            ThreadBusyError: Another run is resuming the turn at this moment.
         """
         run = await self._get_own(caller, run_id)
-        last = run.status == "waiting" and await self._log.thread_runs(run.thread_id, 1)
-        if last and last[0].run_id == run_id:
+        latest = run.status == "waiting" and await self._log.thread_runs(run.thread_id, 1)
+        if latest and latest[0].run_id == run_id:
             lease = await self._persistence.leases.acquire(run.thread_id)
             try:
                 with share_lease(lease):
@@ -348,10 +357,10 @@ class Runs:
     async def list_questions(
         self, caller: Caller, thread_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return what a person is asked in the caller's threads, or in one of them.
+        """Return the open questions of the caller's threads, or of one thread.
 
         Raises:
-            NotFoundError: There is no such thread.
+            NotFoundError: The thread does not exist.
         """
         if thread_id is not None:
             threads = [await self._threads.resolve(caller, thread_id)]
@@ -359,18 +368,18 @@ class Runs:
             threads = await self._log.waiting_threads(self._threads.owner_prefix(caller))
             threads += await self._threads.list_recent(caller, _MAX_UNLOGGED_THREADS)
             threads += await self._log.waiting_threads() if caller.role is not None else []
-        own = self._threads.owner_prefix(caller)
+        prefix = self._threads.owner_prefix(caller)
         return [
-            {**question, "thread_id": self._threads.public_id(caller, kept)}
-            for kept in dict.fromkeys(threads)
-            for question in (await self._open_questions(kept)).values()
-            if kept.startswith(own) or self._can_decide(caller, kept, question)
+            {**question, "thread_id": self._threads.public_id(caller, storage_id)}
+            for storage_id in dict.fromkeys(threads)
+            for question in (await self._open_questions(storage_id)).values()
+            if storage_id.startswith(prefix) or self._can_decide(caller, storage_id, question)
         ]
 
     def _can_decide(self, caller: Caller, storage_id: str, question: Mapping[str, Any]) -> bool:
-        """Tell whether somebody may decide about a question of another user's thread.
+        """Return True if the caller may decide on a question in another user's thread.
 
-        It has to matter who agrees, and the role has to allow what is asked about.
+        The approval must require a named person, and the caller's role must permit the capability.
         """
         permissions = self._graph.services.permissions
         steps = question.get("steps")
@@ -382,71 +391,74 @@ class Runs:
         )
 
     async def _open_questions(self, storage_id: str) -> dict[str, dict[str, Any]]:
-        """Return the open questions of a thread, by what the server calls them."""
-        found = await self._saver.aget_tuple(thread_config(storage_id))
-        asked = open_questions(found) if found is not None else {}
-        questions = [identify_question(storage_id, key, value) for key, value in asked.items()]
+        """Return the open questions of a thread, by question ID."""
+        checkpoint = await self._saver.aget_tuple(thread_config(storage_id))
+        interrupts = open_questions(checkpoint) if checkpoint is not None else {}
+        questions = [identify_question(storage_id, key, value) for key, value in interrupts.items()]
         return {question["question_id"]: question for question in questions}
 
     async def get_question(self, caller: Caller, question_id: str) -> tuple[str, dict[str, Any]]:
-        """Return the thread of a question, as the saver calls it, and what is asked.
+        """Return the storage ID of a question's thread, and the question.
 
         Raises:
-            NotFoundError: There is no such question.
-            ConflictError: It is not open any more.
+            NotFoundError: The question does not exist.
+            ConflictError: The question is no longer open.
         """
-        missing = NotFoundError("There is no such question.", fix="List the questions.")
+        missing = NotFoundError("The question does not exist.", fix="List the questions.")
         with suppress(ValueError):
-            mark, _, name = question_id.partition("-")
-            kept = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
-            if len(mark) != QUESTION_HASH_LENGTH or "\0" in kept:
+            digest, _, encoded_id = question_id.partition("-")
+            storage_id = base64.urlsafe_b64decode(
+                encoded_id + "=" * (-len(encoded_id) % 4)
+            ).decode()
+            if len(digest) != QUESTION_HASH_LENGTH or "\0" in storage_id:
                 raise missing
-            found = (await self._open_questions(kept)).get(question_id)
-            if not kept.startswith(self._threads.owner_prefix(caller)):
-                if found is None or not self._can_decide(caller, kept, found):
+            question = (await self._open_questions(storage_id)).get(question_id)
+            if not storage_id.startswith(self._threads.owner_prefix(caller)):
+                if question is None or not self._can_decide(caller, storage_id, question):
                     raise missing
-                return kept, found
-            await self._threads.resolve(caller, self._threads.public_id(caller, kept))
-            if found is None:
+                return storage_id, question
+            await self._threads.resolve(caller, self._threads.public_id(caller, storage_id))
+            if question is None:
                 raise ConflictError(
-                    "The question is not open any more.", fix="List the open questions."
+                    "The question is no longer open.", fix="List the open questions."
                 )
-            return kept, found
+            return storage_id, question
         raise missing
 
     async def answer(self, caller: Caller, question_id: str, answer: Any) -> Run:
-        """Answer a question; the run that goes on is returned. See :meth:`answer_all`."""
+        """Answer a question and return the run that continues; see :meth:`answer_all`."""
         return await self.answer_all(caller, {question_id: answer})
 
     async def answer_all(
         self, caller: Caller, answers: Mapping[str, Any], *, thread_id: str | None = None
     ) -> Run:
-        """Answer questions of one thread together; the run that goes on is returned.
+        """Answer questions of one thread together and return the run that continues.
 
         Args:
-            caller: Who answers.
-            answers: Each question's answer: one word for all its steps, or a decision for each by
-                its context key; whatever it is where a capability asks of its own.
-            thread_id: The thread, where the caller names it.
+            caller: The person who answers.
+            answers: Answer for each question: one decision for all its steps, or a decision per
+                step by
+                context key. Questions of a capability's own accept any value.
+            thread_id: ID of the thread, to check that the questions belong to it.
 
         Raises:
-            NotFoundError: There is no such question, or not in this thread.
-            ConflictError: It was answered before.
-            AnswerRefusedError: It does not fit; nothing was changed.
-            ThreadBusyError: The thread is being run.
+            NotFoundError: A question does not exist or belongs to another thread.
+            ConflictError: A question has already been answered.
+            AnswerRefusedError: An answer is invalid. All questions stay open.
+            ThreadBusyError: The thread has an active run.
         """
-        asked = {name: await self.get_question(caller, name) for name in answers}
-        threads = {kept for kept, _ in asked.values()}
+        questions = {name: await self.get_question(caller, name) for name in answers}
+        threads = {storage_id for storage_id, _ in questions.values()}
         if thread_id is not None:
             threads.add(self._threads.storage_id(caller, thread_id))
         if len(threads) != 1:
-            raise NotFoundError("There is no such question.", fix="List the questions.")
-        (kept,) = threads
+            raise NotFoundError("The question does not exist.", fix="List the questions.")
+        (storage_id,) = threads
         services = self._graph.services
-        view = TurnView(dict((await self._graph.aget_state(thread_config(kept))).values))
+        view = TurnView(dict((await self._graph.aget_state(thread_config(storage_id))).values))
         problems = [
             problem
-            for name, (_, question) in asked.items()
+            for name, (_, question) in questions.items()
             if isinstance(question.get("steps"), list)
             for problem in parse_decisions(
                 answers[name], question, services.registry, services.limits, view
@@ -454,53 +466,57 @@ class Runs:
         ]
         if problems:
             raise AnswerRefusedError([one._asdict() for one in problems])
-        given = {question["interrupt_id"]: answers[name] for name, (_, question) in asked.items()}
+        answers_by_interrupt = {
+            question["interrupt_id"]: answers[name] for name, (_, question) in questions.items()
+        }
         try:
-            return await self._start(caller, kept, {"answers": given}, answers.keys())
+            return await self._start(
+                caller, storage_id, {"answers": answers_by_interrupt}, answers.keys()
+            )
         except ThreadBusyError:
-            await self._check_still_open(kept, answers.keys())
+            await self._check_still_open(storage_id, answers.keys())
             raise
 
     async def signal(self, caller: Caller, thread_id: str, key: str, value: Any) -> Run | None:
-        """Tell a thread that an event came; returns the run that goes on, if a step waited for it.
+        """Send an event to a thread. Return the resumed run, or ``None`` if no step waits.
 
         Raises:
-            NotFoundError: There is no such thread.
-            ValidationError: Key or value cannot be used.
+            NotFoundError: The thread does not exist.
+            ValidationError: The key or the value is invalid.
         """
-        kept = await self._threads.resolve(caller, thread_id)
+        storage_id = await self._threads.resolve(caller, thread_id)
         sender: Any = {"configurable": configurable_for(caller)}
-        if not await send_signal(self._graph, kept, key, value, config=sender, run=False):
+        if not await send_signal(self._graph, storage_id, key, value, config=sender, run=False):
             return None
-        known = await self._persistence.waits.get(kept)
-        return await self._start(known.caller if known is not None else caller, kept, {})
+        wait = await self._persistence.waits.get(storage_id)
+        return await self._start(wait.caller if wait is not None else caller, storage_id, {})
 
-    # --- life -----------------------------------------------------------------------------
+    # --- maintenance ----------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Go on with the runs that nobody goes on with, each under its id."""
+        """Resume abandoned runs under their IDs."""
         for run in reversed(await self._log.unfinished_runs()):
             if run.run_id not in self._tasks:
                 order = TurnJob(run.thread_id, run.run_id)
                 self._start_task(run, self._executor.advance(order))
 
     async def maintain(self) -> None:
-        """Wake threads whose moment has come, and take up what other processes left, for ever."""
+        """Wake due threads and resume abandoned runs, until canceled."""
         while True:
             try:
                 await self._maintain_once()
             except CapgraphError as exc:
-                get_logger("serve", "runs").warning("Nothing was looked after: %s", exc)
+                get_logger("serve", "runs").warning("Maintenance failed: %s", exc)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _maintain_once(self) -> None:
         if self._engine is not None:
-            return  # workers do
+            return  # workers do this
         now = time.monotonic()
         await self._executor.apply_stop_requests()
-        for one in await list_suspended_threads(self._saver, now=time.time()):
+        for wait in await list_suspended_threads(self._saver, now=time.time()):
             with suppress(ThreadBusyError, LimitError):
-                await self._start(one.caller, one.thread_id, {})
+                await self._start(wait.caller, wait.thread_id, {})
         if now >= self._next_recovery:
             self._next_recovery = now + _RECOVER_SECONDS
             await self.recover()
@@ -509,11 +525,11 @@ class Runs:
             await self._log.prune(self._settings.keep_runs_days * 86_400)
 
     async def wait_closed(self) -> None:
-        """Wait until what ran has come to a point, and nobody is told anything more."""
+        """Wait until all runs have been handed over and no more events are delivered."""
         await self._log.closing.wait()
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Begin nothing else; what runs comes to a point from which another process goes on."""
+        """Start no more runs and checkpoint active ones for another process to resume."""
         self._executor.drain(seconds)
         if self._tasks:
             await asyncio.wait(self._tasks.values())

@@ -1,4 +1,4 @@
-"""What every request passes first: names, origins, sizes, rates and logins. It denies by default."""
+"""Middleware that checks host, origin, rate, login, and body size. It denies by default."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from capgraph.serve.identity import Identity, client_address
 from capgraph.serve.problems import error_response, problem_response
 
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
-"""What answers without a login, and tells nothing of a user."""
+"""Paths that need no login and reveal nothing about users."""
 
 _CALLBACK_PATHS = frozenset({"/login/oidc/callback"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _BODY_SECONDS = 30.0
 _RECHECK_SECONDS = 4.0
-"""So often it is made sure of who listens to a stream."""
+"""Seconds between authentications of the caller of an open stream."""
 _LINGER_SECONDS = 5.0
-"""So long a refused body is read: whoever still sends would lose the answer with the connection."""
+"""Seconds for which the rest of a rejected body is read. A client that is still sending could otherwise lose
+the response with the connection.
+"""
 _CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -51,7 +53,7 @@ _CONTENT_SECURITY_POLICY = "; ".join(
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Not "no-referrer": of a form on such a page a browser says its origin is null.
+    # With "no-referrer", browsers send "Origin: null" for forms of the page.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -62,15 +64,15 @@ _CLOSE = {"connection": "close"}
 
 
 class SecurityMiddleware:
-    """ASGI middleware around the whole server.
+    """ASGI middleware that protects the whole server.
 
     Args:
-        app: What is inside.
-        settings: How the server answers.
-        identity: Says who asks.
-        host: On which address the server listens; ``None`` behind somebody else's server.
-        style_hashes: Hashes of the styles that pages hold inline, for the policy.
-        upload_paths: Paths whose bodies may be longer; who is there bounds them.
+        app: The wrapped application.
+        settings: Settings of the server.
+        identity: Authenticates callers.
+        host: Address that the server listens on; ``None`` behind another server.
+        style_hashes: Hashes of inline styles for the content security policy.
+        upload_paths: Paths whose endpoints limit the body size themselves.
     """
 
     def __init__(
@@ -88,16 +90,16 @@ class SecurityMiddleware:
         self._upload_paths = frozenset(upload_paths)
         self._rate = RateLimiter(rpm=settings.requests_per_minute)
         self._login_rate = RateLimiter(rpm=settings.logins_per_minute)
-        listed = "".join(f" '{one}'" for one in style_hashes)
+        hashes = "".join(f" '{one}'" for one in style_hashes)
         self._headers = {
             **_HEADERS,
-            "content-security-policy": _CONTENT_SECURITY_POLICY.format(styles=listed),
+            "content-security-policy": _CONTENT_SECURITY_POLICY.format(styles=hashes),
         }
         if (settings.base_url or "").startswith("https:"):
             self._headers["strict-transport-security"] = "max-age=31536000"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it."""
+        """Pass a request on or reject it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -138,76 +140,74 @@ class SecurityMiddleware:
         await self._app(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> ASGIApp | None:
-        """Refuse what comes by another name, or from another site's page."""
+        """Reject requests for another host or from a page of another site."""
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._hosts.is_known_host(host):
-            told = f"This server is not called {host[:100]!r}."
-            return problem_response(421, "CG-HOST", told, "Add the name to serve.allowed_hosts.")
+            detail = f"The host {host[:100]!r} is not a name of this server."
+            return problem_response(421, "CG-HOST", detail, "Add the name to serve.allowed_hosts.")
         origins = headers.getlist("origin")
         if any(not self._hosts.is_allowed_origin(origin, host) for origin in origins):
-            told = f"Pages of {origins[0][:100]!r} may not ask this server."
+            detail = f"The origin {origins[0][:100]!r} is not allowed."
             return problem_response(
-                403, "CG-ORIGIN", told, "Add the origin to serve.allowed_origins."
+                403, "CG-ORIGIN", detail, "Add the origin to serve.allowed_origins."
             )
         sites = headers.getlist("sec-fetch-site")
-        known = any(origin in self._settings.allowed_origins for origin in origins)
-        # A provider of logins sends people back from its own site.
-        foreign = any(site not in ("same-origin", "none") for site in sites)
-        if foreign and not known and scope["path"] not in _CALLBACK_PATHS:
-            return problem_response(
-                403, "CG-ORIGIN", "Another site's page may not ask this server."
-            )
+        is_allowed = any(origin in self._settings.allowed_origins for origin in origins)
+        # A login provider redirects users back from its own site.
+        is_cross_site = any(site not in ("same-origin", "none") for site in sites)
+        if is_cross_site and not is_allowed and scope["path"] not in _CALLBACK_PATHS:
+            return problem_response(403, "CG-ORIGIN", "Cross-site requests are not allowed.")
         return None
 
     async def _check_caller(
         self, scope: Scope, headers: Headers, caller: Caller | None
     ) -> ASGIApp | None:
-        """Refuse who asks too often, and who is not known."""
+        """Reject requests above the rate limit and unauthenticated requests."""
         address = client_address(scope, headers, self._settings.proxy)
-        who = f"user:{caller.user_id}" if caller is not None else f"address:{address}"
-        allowed = await self._rate.try_acquire(who)
+        rate_key = f"user:{caller.user_id}" if caller is not None else f"address:{address}"
+        allowed = await self._rate.try_acquire(rate_key)
         if allowed and _is_login(scope):
             allowed = await self._login_rate.try_acquire(f"address:{address}")
         if not allowed:
-            told = "Too many requests."
+            detail = "Too many requests."
             return problem_response(
-                429, "CG-RATE-LIMIT", told, "Wait a little.", {"retry-after": "5"}
+                429, "CG-RATE-LIMIT", detail, "Wait a few seconds.", {"retry-after": "5"}
             )
         path = scope["path"]
         if caller is None and path not in PUBLIC_PATHS and not path.startswith("/login/"):
-            told = "Nobody is logged in."
+            detail = "The request is not authenticated."
             fix = "Send 'Authorization: Bearer TOKEN', or log in at /login."
-            return problem_response(401, "CG-LOGIN", told, fix, {"www-authenticate": "Bearer"})
+            return problem_response(401, "CG-LOGIN", detail, fix, {"www-authenticate": "Bearer"})
         return None
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes | ASGIApp:
-        """Return the whole body, or the refusal of one that is too long or too slow."""
+        """Return the complete body, or a response if it is too large or too slow."""
         limit = self._settings.max_body_bytes
 
         def too_long() -> ASGIApp:
-            told = f"The body is longer than {limit:,} bytes."
-            fix = "Send less, or raise serve.max_body_bytes."
-            return problem_response(413, "CG-TOO-LARGE", told, fix, _CLOSE)
+            detail = f"The body is larger than {limit:,} bytes."
+            fix = "Send less data, or increase serve.max_body_bytes."
+            return problem_response(413, "CG-TOO-LARGE", detail, fix, _CLOSE)
 
-        said = headers.get("content-length", "0")
-        if not said.isdecimal() or int(said) > limit:
+        content_length = headers.get("content-length", "0")
+        if not content_length.isdecimal() or int(content_length) > limit:
             return too_long()
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                async for part in _iter_body(receive):
-                    body += part
+                async for chunk in _iter_body(receive):
+                    body += chunk
                     if len(body) > limit:
                         return too_long()
         except TimeoutError:
             return problem_response(
-                408, "CG-TIMEOUT", "The body did not come.", "Send it again.", _CLOSE
+                408, "CG-TIMEOUT", "Reading the body timed out.", "Send it again.", _CLOSE
             )
         return bytes(body)
 
 
 class _ResponseSender:
-    """What is sent, with the security headers on every answer, for as long as who asked may ask."""
+    """Sender that adds security headers and ends a stream when its caller loses access."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _ResponseSender:
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if self._is_stream and time.monotonic() - self._checked_at > _RECHECK_SECONDS:
-            # It ends with the token, or the session, by which it was asked for.
+            # A stream ends with the token or the session that opened it.
             self._checked_at = time.monotonic()
             if await self._identify() != self.caller:
                 self._is_closed, self._is_stream = True, False
@@ -239,49 +239,49 @@ class _ResponseSender:
 
 
 class HostPolicy:
-    """By which names the server may be asked, and by whose pages.
+    """Host names and origins that the server accepts.
 
     Args:
-        settings: How the server answers.
-        host: On which address it listens; ``None`` behind somebody else's server.
+        settings: Settings of the server.
+        host: Address that the server listens on; ``None`` behind another server.
 
-    >>> hosts = HostPolicy(ServeSettings(), "127.0.0.1")
-    >>> hosts.is_known_host("127.0.0.1:8000"), hosts.is_known_host("evil.example")
+    >>> policy = HostPolicy(ServeSettings(), "127.0.0.1")
+    >>> policy.is_known_host("127.0.0.1:8000"), policy.is_known_host("evil.example")
     (True, False)
     """
 
     def __init__(self, settings: ServeSettings, host: str | None) -> None:
-        named = {"localhost", "127.0.0.1", "::1", *settings.allowed_hosts}
+        names = {"localhost", "127.0.0.1", "::1", *settings.allowed_hosts}
         base = urlsplit(settings.base_url or "")
         if base.hostname:
-            named.add(base.hostname)
+            names.add(base.hostname)
         self._loopback = host is not None and is_loopback(host)
         if host is not None and not self._loopback:
-            named |= {host, socket.gethostname()}
-        self._names = {name.lower() for name in named}
+            names |= {host, socket.gethostname()}
+        self._names = {name.lower() for name in names}
         self._origins = {*settings.allowed_origins}
         if base.netloc:
             self._origins.add(f"{base.scheme}://{base.netloc}")
 
     def is_known_host(self, header: str) -> bool:
-        """Tell whether a ``Host`` names this server."""
+        """Return True if a ``Host`` header names this server."""
         name = _host_name(header)
         if name in self._names:
             return True
-        # No name that somebody else's server of names gives can stand for a bare address.
+        # DNS rebinding needs a host name, so bare IP addresses are safe.
         return not self._loopback and _is_address(name)
 
     def is_allowed_origin(self, origin: str, host: str) -> bool:
-        """Tell whether pages of an origin may ask."""
+        """Return True if pages of an origin may send requests."""
         if origin in self._origins:
             return True
         parts = urlsplit(origin)
-        same = parts.netloc.lower() == host.lower() and bool(parts.netloc)
-        return same and parts.scheme in ("http", "https") and not parts.path.strip("/")
+        is_same_host = parts.netloc.lower() == host.lower() and bool(parts.netloc)
+        return is_same_host and parts.scheme in ("http", "https") and not parts.path.strip("/")
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is reached from this machine only."""
+    """Return True if an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -293,7 +293,7 @@ def is_loopback(host: str) -> bool:
 def _host_name(header: str) -> str:
     try:
         parts = urlsplit(f"//{header}")
-        parts.port  # noqa: B018 - raises for what is no port
+        parts.port  # noqa: B018 - raises ValueError for an invalid port
     except ValueError:
         return ""
     return (parts.hostname or "") if parts.netloc == header and "@" not in header else ""
@@ -308,7 +308,7 @@ def _is_address(name: str) -> bool:
 
 
 class _AuthenticatedUser:
-    """Who asks, as Starlette and what is built on it know it."""
+    """The caller as Starlette's user interface."""
 
     is_authenticated = True
 
@@ -317,21 +317,23 @@ class _AuthenticatedUser:
 
 
 def _is_login(scope: Scope) -> bool:
-    """Tell whether a request tries to log in, and does not only open the page."""
+    """Return True if a request attempts to log in instead of only showing the login page."""
     if scope["path"] == "/login":
         return scope["method"] not in _SAFE_METHODS or bool(scope.get("query_string"))
     return str(scope["path"]).startswith("/login/")
 
 
 def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
-    """Refuse what nothing here could answer."""
+    """Reject requests that no endpoint can handle."""
     if headers.get("upgrade", "").lower() == "websocket":
-        return problem_response(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
-    # PostgreSQL keeps no such character.
+        return problem_response(403, "CG-METHOD", "WebSockets are not supported.", "Use HTTP.")
+    # PostgreSQL cannot store NUL characters.
     if "\0" in scope["path"]:
-        return problem_response(404, "CG-NOT-FOUND", "Nothing is called so.")
+        return problem_response(404, "CG-NOT-FOUND", "The path contains a NUL character.")
     if b"%00" in scope.get("query_string", b""):
-        return problem_response(422, "CG-VALIDATION", "The query holds a NUL.", "Leave it out.")
+        return problem_response(
+            422, "CG-VALIDATION", "The query contains a NUL character.", "Remove it."
+        )
     return None
 
 
@@ -342,10 +344,10 @@ async def _reject_scope(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _iter_body(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield what comes of a body.
+    """Yield the chunks of a request body.
 
     Raises:
-        ClientDisconnect: The client went away before its end.
+        ClientDisconnect: The client disconnected before the end of the body.
     """
     more = True
     while more:
@@ -357,13 +359,13 @@ async def _iter_body(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def _reject(response: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, and end when the body was sent."""
+    """Send a response and close it after the rest of the request body has been read."""
 
-    async def sending(message: MutableMapping[str, Any]) -> None:
+    async def send_open(message: MutableMapping[str, Any]) -> None:
         last = message["type"] == "http.response.body"
         await send({**message, "more_body": True} if last else message)
 
-    await response(scope, receive, sending)
+    await response(scope, receive, send_open)
     with suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(_LINGER_SECONDS):
             async for _ in _iter_body(receive):
@@ -372,12 +374,12 @@ async def _reject(response: ASGIApp, scope: Scope, receive: Receive, send: Send)
 
 
 def _replay_body(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    given = False
+    is_sent = False
 
     async def receive_again() -> Message:
-        nonlocal given
-        if not given:
-            given = True
+        nonlocal is_sent
+        if not is_sent:
+            is_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
         return await receive()
 
@@ -385,6 +387,6 @@ def _replay_body(body: bytes, receive: Receive) -> Callable[[], Awaitable[Messag
 
 
 def serve_settings(settings: Any) -> ServeSettings:
-    """Return how the server answers, of whatever settings there are."""
+    """Return the server settings of any settings object; the defaults for ``None``."""
     found = settings.serve if settings is not None else ServeSettings()
     return ServeSettings(**found) if isinstance(found, Mapping) else found

@@ -1,4 +1,4 @@
-"""The server as a process: it listens, says where, and ends by handing over what runs."""
+"""The server process: a listening socket, signal handling, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ _BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """Serves an application of ``create_app`` until it is told to end.
+    """Uvicorn server for an application of ``create_app``.
 
-    On SIGTERM, or the first Ctrl-C, nothing else begins, and what runs comes to a point from which
-    the next process goes on; a second one ends at once.
+    On SIGTERM or the first Ctrl-C, no new run starts, and running ones stop at a checkpoint that
+    the
+    next process can resume from. A second signal ends the process immediately.
 
     Args:
         app: The application.
         listening_socket: An open socket.
-        ready: Called when requests are answered.
+        ready: Called when the server accepts requests.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Which proxy is believed, and what it may say, is decided by ``serve.proxy`` alone.
+                # Trust in proxies is configured by ``serve.proxy`` alone.
                 proxy_headers=False,
-                # httptools lets header values pass that no HTTP/1.1 message may hold.
+                # httptools accepts header values that HTTP/1.1 forbids.
                 http="h11",
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -59,22 +60,23 @@ class Server(uvicorn.Server):
         self._drain_task: asyncio.Task[None] | None = None
 
     async def listen(self) -> bool:
-        """Answer requests until the end; tells whether the server ever could."""
+        """Serve requests until shutdown. Return False if the server could not start."""
         await self.serve([self._socket])
         return self.started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin, and say so."""
+        """Start the server and call ``ready``."""
         await super().startup(sockets)
         if self.started:
-            # What start-up made stays; each look through all of it would hold up every stream.
+            # Objects made at startup live forever. Without freezing them, each full garbage
+            # collection would pause every stream.
             gc.collect()
             gc.freeze()
             self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End in order on a signal, with the exit code of a server that was told to."""
+        """Shut down gracefully on a signal and exit with code 0."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
@@ -101,29 +103,30 @@ class Server(uvicorn.Server):
 
 
 def open_listening_socket(host: str, port: int | None) -> socket.socket:
-    """Open the socket of a server.
+    """Open the server's listening socket.
 
     Args:
-        host: An address or a name.
-        port: 0 for any that is free; ``None`` for the usual one, or any where that is taken.
+        host: Address or host name.
+        port: Port number; 0 picks a free port. ``None`` means port 8123, or a free port if that one
+            is in use.
 
     Raises:
-        ConfigurationError: It cannot be opened.
+        ConfigurationError: The socket cannot be opened.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        usual = _DEFAULT_PORT if port is None else port
-        return socket.create_server((host, usual), family=family, backlog=_BACKLOG)
+        bind_port = _DEFAULT_PORT if port is None else port
+        return socket.create_server((host, bind_port), family=family, backlog=_BACKLOG)
     except OSError as exc:
         if port is None and exc.errno == errno.EADDRINUSE:
             return open_listening_socket(host, 0)
         raise ConfigurationError(
-            f"Nothing can listen on {host!r}, port {port}: {exc}.",
-            fix="Choose another --host or --port; --port 0 takes any that is free.",
+            f"Cannot listen on host {host!r}, port {port}: {exc}.",
+            fix="Choose another --host or --port; --port 0 picks a free port.",
         ) from exc
 
 
 def socket_url(listening_socket: socket.socket) -> str:
-    """Return the address at which a browser reaches a socket."""
+    """Return the URL at which a browser reaches a listening socket."""
     host, port = listening_socket.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

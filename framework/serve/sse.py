@@ -1,4 +1,4 @@
-"""Server-sent events: numbered, in the order in which they were written down."""
+"""Server-sent events with sequence numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KEEP_ALIVE = b": \n\n"
 
 
 def parse_last_event_id(value: str | None) -> int:
-    """Read ``Last-Event-ID``.
+    """Parse a ``Last-Event-ID`` header; 0 if it is missing.
 
     Raises:
-        BadRequestError: It is no number.
+        BadRequestError: The header is not a number.
 
     >>> parse_last_event_id("7")
     7
@@ -27,16 +27,17 @@ def parse_last_event_id(value: str | None) -> int:
         return 0
     if not value.strip().isdecimal() or len(value) > 18:
         raise BadRequestError(
-            f"{value[:40]!r} is no id of an event.", fix="Send the last one's id."
+            f"Invalid Last-Event-ID {value[:40]!r}: expected a number.",
+            fix="Send the ID of the last event received.",
         )
     return int(value)
 
 
 def event_stream(pages: EventPages) -> StreamingResponse:
-    """Return an answer that streams events.
+    """Return a response that streams events.
 
     Args:
-        pages: Their numbers and what they say, as JSON; an empty page shows that the stream lives.
+        pages: Lists of sequence numbers and JSON texts. An empty list sends a keep-alive comment.
     """
     return StreamingResponse(_encode_pages(pages), headers=_HEADERS, media_type="text/event-stream")
 

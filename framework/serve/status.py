@@ -1,4 +1,4 @@
-"""How things stand now: budgets, limits, what would fail, the graph, and how well the agent does."""
+"""Read access to the agent's status: budgets, limits, findings, graph, workers, and evaluations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MAX_FILE_BYTES = 5_000_000
 
 
 class StatusReader:
-    """Reads how an agent stands; whoever oversees is told what is not a user's own.
+    """Reader of the agent's status. Only admins see data that is not a user's own.
 
     Args:
-        describe_graph: A graph of ``build_graph`` with a saver.
-        threads: The threads, user by user.
-        settings: How the server answers.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        threads: The users' threads.
+        settings: Settings of the server.
     """
 
     def __init__(self, graph: Any, threads: Threads, settings: ServeSettings) -> None:
@@ -39,23 +39,23 @@ class StatusReader:
         return caller.role in self._settings.admin_roles or self._threads.owner_prefix(caller) == ""
 
     async def list_budgets(self, caller: Caller, thread_id: str | None) -> list[dict[str, Any]]:
-        """Return what a person may use up, and what is left of it.
+        """Return the caller's budgets with the remaining amounts.
 
-        What is counted for each turn or step has nothing left between them.
+        A budget per turn or step has no remaining amount between turns.
 
         Raises:
-            NotFoundError: There is no such thread.
+            NotFoundError: The thread does not exist.
         """
-        kept = None if thread_id is None else await self._threads.resolve(caller, thread_id)
-        subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": kept}
+        storage_id = None if thread_id is None else await self._threads.resolve(caller, thread_id)
+        subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": storage_id}
         values = self._persistence.values if self._persistence.tables is not None else None
-        found = []
-        for given in self._services.budget_policy.budgets:
-            budget = given.with_counters(values) if values is not None else given
+        rows = []
+        for configured in self._services.budget_policy.budgets:
+            budget = configured.with_counters(values) if values is not None else configured
             subject = subjects.get(budget.per)
             with use_clock(self._services.clock):
                 left = await budget.remaining(subject) if subject else {}
-            found += [
+            rows += [
                 {
                     "limit": name,
                     "per": budget.per,
@@ -66,30 +66,30 @@ class StatusReader:
                 }
                 for name, value in budget.limits.items()
             ]
-        return found
+        return rows
 
     async def list_limits(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return slots of this process with how many are taken, and what cannot be called now."""
+        """Return the concurrency slots of this process and the open circuit breakers."""
         capacity = self._services.runner_config.capacity
-        running, most = capacity.held, self._services.limits.max_parallel
-        known = {one["name"] for one in self.list_capabilities(caller)}
-        whole = {"name": "steps", "used": capacity.running, "allows": most, "told": ""}
+        running, most = capacity.held_by_capability, self._services.limits.max_parallel
+        visible = {one["name"] for one in self.list_capabilities(caller)}
+        total = {"name": "steps", "used": capacity.running, "allows": most, "told": ""}
         slots = [
             {"name": name, "used": running.get(name, 0), "allows": spec.max_parallel, "told": ""}
             for name, spec in self._services.registry.capabilities.items()
-            if name in known and (spec.max_parallel or name in running)
+            if name in visible and (spec.max_parallel or name in running)
         ]
         closed = [
-            {"name": name, "used": None, "allows": None, "told": told}
-            for name, told in (await self._services.runner.unavailable_capabilities()).items()
-            if name in known
+            {"name": name, "used": None, "allows": None, "told": reason}
+            for name, reason in (await self._services.runner.unavailable_capabilities()).items()
+            if name in visible
         ]
-        return [{"kind": "slots", **one} for one in (whole, *slots)] + [
+        return [{"kind": "slots", **one} for one in (total, *slots)] + [
             {"kind": "breaker", **one} for one in closed
         ]
 
     def list_capabilities(self, caller: Caller) -> list[dict[str, Any]]:
-        """Describe what a caller may use."""
+        """Return the capabilities that the caller may use."""
         permissions = self._services.permissions
         known = self._services.registry
         if permissions is not None:
@@ -109,7 +109,7 @@ class StatusReader:
         ]
 
     def describe_graph(self) -> dict[str, Any]:
-        """Return the nodes of the graph, and the edges between them."""
+        """Return the nodes and edges of the graph."""
         drawn = self._graph.get_graph()
         edges = [
             {"from": edge.source, "to": edge.target, "conditional": edge.conditional}
@@ -118,7 +118,7 @@ class StatusReader:
         return {"nodes": list(drawn.nodes), "edges": edges}
 
     async def list_findings(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return what ``capgraph resolve`` finds in the agent; nothing for who does not oversee."""
+        """Return the findings of ``capgraph check``; empty for non-admins."""
         if not self._is_admin(caller):
             return []
         if self._findings is None:
@@ -141,7 +141,7 @@ class StatusReader:
         return [asdict(one) for one in found]
 
     async def list_workers(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the workers that live, for who oversees, where the database is one they share."""
+        """Return the live workers of a shared database; empty for non-admins."""
         rows = self._persistence.tables
         if rows is None or not self._is_admin(caller):
             return []
@@ -150,7 +150,7 @@ class StatusReader:
         return [asdict(one) for one in await list_workers(rows)]
 
     async def list_evaluations(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return what ``capgraph eval --json`` left, the latest first; nothing for who does not oversee."""
+        """Return the stored runs of ``capgraph eval``, the latest first; empty for non-admins."""
         folder = self._settings.evaluations
         if folder is None or not self._is_admin(caller):
             return []
@@ -159,21 +159,23 @@ class StatusReader:
 
 def _read_evaluations(folder: str) -> list[dict[str, Any]]:
     known = [(path.stat(), path) for path in Path(folder).expanduser().glob("*.json")]
-    latest = sorted(((found.st_mtime, found.st_size, path) for found, path in known), reverse=True)
-    told: list[dict[str, Any]] = []
-    for changed, size, path in latest[:_MAX_EVALUATIONS]:
-        about = {"name": path.stem, "at": datetime.fromtimestamp(changed, UTC).isoformat()}
+    files = sorted(((found.st_mtime, found.st_size, path) for found, path in known), reverse=True)
+    evaluations: list[dict[str, Any]] = []
+    for modified_at, size, path in files[:_MAX_EVALUATIONS]:
+        metadata = {"name": path.stem, "at": datetime.fromtimestamp(modified_at, UTC).isoformat()}
         try:
             data: Any = json.loads(path.read_bytes()) if size <= _MAX_FILE_BYTES else None
-            told += [{**about, **_describe_evaluation(data, report)} for report in data["reports"]]
+            evaluations += [
+                {**metadata, **_describe_evaluation(data, report)} for report in data["reports"]
+            ]
         except (ValueError, KeyError, TypeError) as exc:
-            told.append({**about, "problem": f"is no evaluation: {type(exc).__name__}"})
-    return told
+            evaluations.append({**metadata, "problem": f"not an evaluation: {type(exc).__name__}"})
+    return evaluations
 
 
 def _describe_evaluation(document: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
     cases = [
         {name: case[name] for name in ("name", "passed", "problems")} for case in report["cases"]
     ]
-    about = {"dataset": document["dataset"], "ok": document["ok"], "label": report["label"]}
-    return {**about, "figures": report["figures"], "cases": cases}
+    fields = {"dataset": document["dataset"], "ok": document["ok"], "label": report["label"]}
+    return {**fields, "figures": report["figures"], "cases": cases}

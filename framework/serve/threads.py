@@ -1,4 +1,4 @@
-"""Threads as a user sees them: each has a room of names of his own in the saver."""
+"""Threads per user: each user's thread IDs are prefixed in the saver, so users cannot collide."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ _NEW_STATUS = "new"
 
 
 class Threads:
-    """The threads of a saver, user by user.
+    """Access to a saver's threads on behalf of users.
+
+    A *thread ID* is what a user sees. A *storage ID* is the same ID with the user's prefix, as the
+    saver stores it.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        log: The runs of the threads.
-        is_shared: Whether the one user, ``local``, sees the database's threads as they are; otherwise
-            everybody has names of his own.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        log: Log of the threads' runs.
+        is_shared: True if the only user is ``local``, who sees thread IDs without a prefix.
     """
 
     def __init__(self, graph: Any, log: RunLog, *, is_shared: bool) -> None:
@@ -51,7 +53,7 @@ class Threads:
         self._is_shared = is_shared
 
     def owner_prefix(self, caller: Caller) -> str:
-        """Return with what the saver's names of a user's threads begin.
+        """Return the prefix of the storage IDs of a user's threads.
 
         >>> from langgraph.checkpoint.memory import InMemorySaver
         >>> from types import SimpleNamespace
@@ -62,12 +64,12 @@ class Threads:
         """
         if self._is_shared:
             return ""
-        # Neither separator is left in what stands between them.
+        # quote() escapes both separators, so a prefix cannot be forged.
         parts = [part for part in (caller.user_id, caller.tenant) if part is not None]
         return "".join(f"@{quote(part, safe='')}" for part in parts) + "/"
 
     def prefix_of(self, storage_id: str) -> str:
-        """Return with what the names of the threads of this one's user begin; empty for nobody's."""
+        """Return the owner prefix of a storage ID; empty if the thread has no owner."""
         return (
             ""
             if self._is_shared or not storage_id.startswith("@")
@@ -75,46 +77,46 @@ class Threads:
         )
 
     def is_in_tenant(self, caller: Caller, storage_id: str) -> bool:
-        """Tell whether a thread is of the tenant of a caller."""
+        """Return True if a thread belongs to the caller's tenant."""
         _, _, tenant = self.prefix_of(storage_id).strip("/").removeprefix("@").partition("@")
         return tenant == quote(caller.tenant or "", safe="")
 
     def storage_id(self, caller: Caller, thread_id: str) -> str:
-        """Return the saver's name of a user's thread.
+        """Return the storage ID of a user's thread.
 
         Raises:
-            ValidationError: The name cannot be used.
+            ValidationError: The thread ID is empty, too long, or not printable.
         """
         if not thread_id.strip() or len(thread_id) > _MAX_ID or not thread_id.isprintable():
             raise ValidationError(
-                f"The thread id {thread_id[:80]!r} cannot be used.",
+                f"Invalid thread id {thread_id[:80]!r}: it is empty, too long, or not printable.",
                 fix=f"Use 1 to {_MAX_ID} printable characters.",
             )
         return self.owner_prefix(caller) + thread_id
 
     def public_id(self, caller: Caller, storage_id: str) -> str:
-        """Return a user's name of a thread of the saver."""
+        """Return the thread ID that a user sees for a storage ID."""
         return storage_id.removeprefix(self.owner_prefix(caller))
 
     async def resolve(self, caller: Caller, thread_id: str) -> str:
-        """Return the saver's name of a thread that is there.
+        """Return the storage ID of an existing thread.
 
         Raises:
-            NotFoundError: It is not, or is somebody else's.
+            NotFoundError: The thread does not exist or belongs to another user.
         """
-        missing = NotFoundError("There is no such thread.", fix="List your threads.")
+        missing = NotFoundError("The thread does not exist.", fix="List your threads.")
         try:
-            kept = self.storage_id(caller, thread_id)
+            storage_id = self.storage_id(caller, thread_id)
         except ValidationError:
             raise missing from None
-        if await self._saver.aget_tuple(thread_config(kept)) is None:
+        if await self._saver.aget_tuple(thread_config(storage_id)) is None:
             raise missing
-        return kept
+        return storage_id
 
     async def list_recent(self, caller: Caller, limit: int) -> list[str]:
-        """Return the saver's names of the threads of a user that were saved last."""
+        """Return the storage IDs of the user's most recently saved threads."""
         named = iter_thread_ids(self._saver, limit=limit, prefix=self.owner_prefix(caller))
-        return [kept async for kept in named]
+        return [storage_id async for storage_id in named]
 
     async def create(
         self,
@@ -124,21 +126,21 @@ class Threads:
         thread_id: str | None = None,
         contexts: Mapping[str, Any] | None = None,
     ) -> str:
-        """Make an empty thread.
+        """Create an empty thread and return its ID.
 
         Args:
-            caller: Whose.
-            title: What it is called.
-            thread_id: Its name, where it has to be a certain one.
-            contexts: Context data that stands there before the first turn, by type and key.
+            caller: Owner of the thread.
+            title: Title of the thread.
+            thread_id: ID of the thread; generated if omitted.
+            contexts: Context data that exists before the first turn, by type and key.
         """
         thread_id = thread_id or uuid.uuid4().hex
-        kept = self.storage_id(caller, thread_id)
-        given = {"capability_context_data": contexts} if contexts else {}
-        # Written as a node that ends a turn, so that nothing is left to run.
+        storage_id = self.storage_id(caller, thread_id)
+        initial_values = {"capability_context_data": contexts} if contexts else {}
+        # Written as a terminal node, so that the thread has no pending task.
         await self._graph.aupdate_state(
-            thread_config(kept),
-            {"execution_outcome": {"status": _NEW_STATUS}, **given},
+            thread_config(storage_id),
+            {"execution_outcome": {"status": _NEW_STATUS}, **initial_values},
             as_node="error",
         )
         if title:
@@ -154,26 +156,26 @@ class Threads:
         limit: int = 50,
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Describe a user's threads, the one that was saved last first.
+        """Return one page of a user's threads, the most recently saved first.
 
         Args:
-            caller: Whose.
-            query: Words of which each is in the title, the task, the last message or the name.
-            outcome: How the last turn ended.
-            limit: At most so many.
-            after: What the last page gave for the next one.
+            caller: Owner of the threads.
+            query: Words that must all occur in the title, task, last message, or thread ID.
+            outcome: Required outcome of the last turn; empty for any.
+            limit: Maximum number of threads per page.
+            after: Cursor that the previous page returned.
 
         Returns:
-            A page, and what asks for the next one.
+            The threads, and the cursor of the next page (``None`` on the last page).
         """
         limit = min(max(limit, 1), _MAX_PAGE_SIZE)
-        kept_after = None if after is None else await self.resolve(caller, after)
+        after_id = None if after is None else await self.resolve(caller, after)
         words = query.casefold().split()
-        found: list[dict[str, Any]] = []
-        async for kept in iter_thread_ids(
-            self._saver, after=kept_after, prefix=self.owner_prefix(caller)
+        items: list[dict[str, Any]] = []
+        async for storage_id in iter_thread_ids(
+            self._saver, after=after_id, prefix=self.owner_prefix(caller)
         ):
-            item = await self._describe(caller, kept)
+            item = await self._describe(caller, storage_id)
             if item is None or (outcome and item["outcome"] != outcome):
                 continue
             searched = " ".join(
@@ -181,22 +183,22 @@ class Threads:
             ).casefold()
             if not all(word in searched for word in words):
                 continue
-            if len(found) == limit:
-                return found, str(found[-1]["thread_id"])
-            found.append(item)
-        return found, None
+            if len(items) == limit:
+                return items, str(items[-1]["thread_id"])
+            items.append(item)
+        return items, None
 
     async def get(self, caller: Caller, thread_id: str) -> dict[str, Any]:
-        """Describe one thread, with its conversation and its plan.
+        """Return a thread with its messages, plan, results, and runs.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: The thread does not exist.
         """
         from capgraph.graph.turn_runner import load_thread_values, step_states
 
-        kept = await self.resolve(caller, thread_id)
-        item = await self._describe(caller, kept)
-        values = await load_thread_values(self._graph, kept)
+        storage_id = await self.resolve(caller, thread_id)
+        item = await self._describe(caller, storage_id)
+        values = await load_thread_values(self._graph, storage_id)
         plan = values.get("planning_execution_plan") or {}
         return {
             **(item or {}),
@@ -206,150 +208,158 @@ class Threads:
             "results": to_json_safe(values.get("execution_step_results") or {}),
             "runs": [
                 {"run_id": run.run_id, "status": run.status, "opened": run.created_at}
-                for run in await self._log.thread_runs(kept)
+                for run in await self._log.thread_runs(storage_id)
             ],
         }
 
     async def rename(self, caller: Caller, thread_id: str, title: str) -> dict[str, Any]:
-        """Give a thread a title.
+        """Set the title of a thread.
 
         Raises:
-            NotFoundError: There is no such thread.
-            ValidationError: It is no title.
+            NotFoundError: The thread does not exist.
+            ValidationError: The title is not text or is too long.
         """
-        kept = await self.resolve(caller, thread_id)
+        storage_id = await self.resolve(caller, thread_id)
         if not isinstance(title, str) or len(title) > _MAX_TITLE:
             raise ValidationError(
-                f"The title {str(title)[:80]!r} cannot be used.",
-                fix=f"Give text of at most {_MAX_TITLE} characters.",
+                f"Invalid title {str(title)[:80]!r}: it is not text or is too long.",
+                fix=f"Use text of at most {_MAX_TITLE} characters.",
             )
         await write_record(
-            self._saver, kept, _TITLE_RECORD, {"title": title}, parent_checkpoint_id=NEVER_PRUNED
+            self._saver,
+            storage_id,
+            _TITLE_RECORD,
+            {"title": title},
+            parent_checkpoint_id=NEVER_PRUNED,
         )
-        return await self._describe(caller, kept) or {}
+        return await self._describe(caller, storage_id) or {}
 
     async def delete(self, caller: Caller, thread_id: str) -> None:
-        """Drop a thread with its runs.
+        """Delete a thread and its runs.
 
         Raises:
-            NotFoundError: There is no such thread.
-            ThreadBusyError: It is being run.
+            NotFoundError: The thread does not exist.
+            ThreadBusyError: The thread has an active run.
         """
-        kept = await self.resolve(caller, thread_id)
+        storage_id = await self.resolve(caller, thread_id)
         leases = self._persistence.leases
-        lease = await leases.acquire(kept)
+        lease = await leases.acquire(storage_id)
         try:
-            await self._saver.adelete_thread(kept)
-            await self._log.drop_thread(kept)
-            if (due := await self._persistence.waits.get(kept)) is not None:
-                await self._persistence.waits.drop(due)
+            await self._saver.adelete_thread(storage_id)
+            await self._log.drop_thread(storage_id)
+            if (wait := await self._persistence.waits.get(storage_id)) is not None:
+                await self._persistence.waits.drop(wait)
         finally:
             await leases.release(lease)
 
     async def fork(self, caller: Caller, thread_id: str, checkpoint_id: str | None = None) -> str:
-        """Begin a new thread with the past of another one.
+        """Create a thread from the history of another one and return its ID.
 
         Raises:
-            NotFoundError: There is no such thread or checkpoint.
-            PersistenceError: The saver keeps no histories to copy.
+            NotFoundError: The thread or the checkpoint does not exist.
+            PersistenceError: The saver stores no history to copy.
         """
-        kept = await self.resolve(caller, thread_id)
-        await self._checkpoint_config(kept, checkpoint_id)
-        fresh = uuid.uuid4().hex
+        storage_id = await self.resolve(caller, thread_id)
+        await self._checkpoint_config(storage_id, checkpoint_id)
+        new_id = uuid.uuid4().hex
         await fork_thread(
-            self._saver, kept, self.storage_id(caller, fresh), checkpoint_id=checkpoint_id
+            self._saver, storage_id, self.storage_id(caller, new_id), checkpoint_id=checkpoint_id
         )
-        return fresh
+        return new_id
 
     async def history(
         self, caller: Caller, thread_id: str, *, limit: int = 50, after: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Describe the checkpoints of a thread, the latest first.
+        """Return one page of a thread's checkpoints, the latest first.
 
         Raises:
-            NotFoundError: There is no such thread.
+            NotFoundError: The thread does not exist.
         """
-        kept = await self.resolve(caller, thread_id)
+        storage_id = await self.resolve(caller, thread_id)
         limit = min(max(limit, 1), _MAX_PAGE_SIZE)
-        before = None if after is None else thread_config(kept, checkpoint_id=after)
-        found = [
+        before = None if after is None else thread_config(storage_id, checkpoint_id=after)
+        checkpoints = [
             {
-                "checkpoint_id": one.config["configurable"]["checkpoint_id"],
-                "created_at": one.created_at,
-                "next": list(one.next),
-                "source": (one.metadata or {}).get("source"),
-                "step": (one.metadata or {}).get("step"),
-                "turn": (one.values.get("runtime_info") or {}).get("turn", 0),
-                "messages": len(one.values.get("messages") or []),
-                "questions": len(one.interrupts),
+                "checkpoint_id": snapshot.config["configurable"]["checkpoint_id"],
+                "created_at": snapshot.created_at,
+                "next": list(snapshot.next),
+                "source": (snapshot.metadata or {}).get("source"),
+                "step": (snapshot.metadata or {}).get("step"),
+                "turn": (snapshot.values.get("runtime_info") or {}).get("turn", 0),
+                "messages": len(snapshot.values.get("messages") or []),
+                "questions": len(snapshot.interrupts),
             }
-            async for one in self._graph.aget_state_history(
-                thread_config(kept), before=before, limit=limit + 1
+            async for snapshot in self._graph.aget_state_history(
+                thread_config(storage_id), before=before, limit=limit + 1
             )
         ]
-        more = found[limit - 1]["checkpoint_id"] if len(found) > limit else None
-        return found[:limit], more
+        next_cursor = checkpoints[limit - 1]["checkpoint_id"] if len(checkpoints) > limit else None
+        return checkpoints[:limit], next_cursor
 
     async def state(
         self, caller: Caller, thread_id: str, checkpoint_id: str | None = None
     ) -> dict[str, Any]:
-        """Return what a thread holds, now or at one of its checkpoints, as plain data.
+        """Return the state of a thread as plain data, now or at a checkpoint.
 
-        Where a file lies concerns nobody who asks: it is had by reference.
+        File paths are replaced by file names, because clients must not see paths on the server.
 
         Raises:
-            NotFoundError: There is no such thread or checkpoint.
+            NotFoundError: The thread or the checkpoint does not exist.
         """
         from capgraph.graph.turn_runner import load_contexts
 
-        kept = await self.resolve(caller, thread_id)
-        snapshot = await self._graph.aget_state(await self._checkpoint_config(kept, checkpoint_id))
+        storage_id = await self.resolve(caller, thread_id)
+        snapshot = await self._graph.aget_state(
+            await self._checkpoint_config(storage_id, checkpoint_id)
+        )
         values = dict(snapshot.values)
         messages = [_message_fields(one) for one in values.pop("messages", None) or []]
         types = self._graph.services.registry.context_types
-        made = {
+        file_names = {
             path: PurePath(path).name or path
             for kind, entries in (values.get("capability_context_data") or {}).items()
             for key, entry in entries.items()
             for context in load_contexts(types, kind, key, entry)
             for path in context.get_files()
         }
-        found: dict[str, Any] = _replace_text({"messages": messages, **to_json_safe(values)}, made)
-        return found
+        state: dict[str, Any] = _replace_text(
+            {"messages": messages, **to_json_safe(values)}, file_names
+        )
+        return state
 
     async def _checkpoint_config(
         self, storage_id: str, checkpoint_id: str | None
     ) -> RunnableConfig:
-        """Find a thread as it is, or as it was at one of its checkpoints."""
+        """Return the config of a thread at a checkpoint; its latest one by default."""
         config = thread_config(storage_id, checkpoint_id=checkpoint_id)
         if checkpoint_id is not None and await self._saver.aget_tuple(config) is None:
-            raise NotFoundError("There is no such checkpoint.", fix="List the history.")
+            raise NotFoundError("The checkpoint does not exist.", fix="List the thread's history.")
         return config
 
     async def _describe(self, caller: Caller, storage_id: str) -> dict[str, Any] | None:
         summary = await thread_summary(self._saver, storage_id)
         if summary is None:
             return None
-        about = await read_record(self._saver, storage_id, _TITLE_RECORD)
-        return self._summary_fields(caller, summary, about)
+        record = await read_record(self._saver, storage_id, _TITLE_RECORD)
+        return self._summary_fields(caller, summary, record)
 
     def _summary_fields(
         self, caller: Caller, summary: ThreadSummary, record: Mapping[str, Any]
     ) -> dict[str, Any]:
-        known = asdict(summary)
-        known["thread_id"] = self.public_id(caller, summary.thread_id)
-        known["outcome"] = known.pop("status")
-        known["updated_at"] = summary.updated_at.isoformat() if summary.updated_at else None
-        known["questions"] = len(summary.questions)
-        known["last_message"] = summary.last_message[:500]
-        known["title"] = record.get("title") or (summary.task or summary.last_message)[:80]
-        return known
+        fields = asdict(summary)
+        fields["thread_id"] = self.public_id(caller, summary.thread_id)
+        fields["outcome"] = fields.pop("status")
+        fields["updated_at"] = summary.updated_at.isoformat() if summary.updated_at else None
+        fields["questions"] = len(summary.questions)
+        fields["last_message"] = summary.last_message[:500]
+        fields["title"] = record.get("title") or (summary.task or summary.last_message)[:80]
+        return fields
 
 
 def _replace_text(value: Any, replacements: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        for name, shown in replacements.items():
-            value = value.replace(name, shown)
+        for text, replacement in replacements.items():
+            value = value.replace(text, replacement)
         return value
     if isinstance(value, dict):
         return {key: _replace_text(one, replacements) for key, one in value.items()}
@@ -357,7 +367,7 @@ def _replace_text(value: Any, replacements: Mapping[str, str]) -> Any:
 
 
 def to_json_safe(value: Any) -> Any:
-    """Return plain data that every reader of JSON reads: what is no number is told in words.
+    """Return plain data that every JSON parser can read: NaN and infinities become strings.
 
     >>> to_json_safe([1.5, float("nan")])
     [1.5, 'NaN']

@@ -1,4 +1,4 @@
-"""A file of tokens: who may log in, with what role. Only hashes stand in it."""
+"""Token files: bearer tokens with names and roles, stored as hashes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _REVOKE = "revoke"
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """What the file says of one person.
+    """Entry of a token file.
 
     Attributes:
-        hash: SHA-256 of the token, which has 256 random bits.
-        role: What the person may do.
-        tenant: To whom the person belongs.
-        created: When the token was made.
-        expires: When it ends; ``None`` for never.
+        hash: SHA-256 hash of the token, which has 256 random bits.
+        role: Role of the user.
+        tenant: Tenant of the user.
+        created: Creation time.
+        expires: Expiration time; ``None`` if the token does not expire.
     """
 
     hash: str
@@ -41,16 +41,16 @@ class TokenEntry:
     expires: str | None = None
 
     def is_valid(self) -> bool:
-        """Tell whether it has not expired."""
+        """Return True if the token has not expired."""
         return self.expires is None or datetime.fromisoformat(self.expires) > datetime.now(UTC)
 
     def caller(self, name: str) -> Caller:
-        """Return who it stands for."""
+        """Return the caller that the token authenticates."""
         return Caller(name, self.role, self.tenant, authenticated=True)
 
 
 def hash_token(token: str) -> str:
-    """Return what stands in the file for a token."""
+    """Return the hash under which a token is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -62,20 +62,20 @@ def issue_token(
     tenant: str | None = None,
     days: float | None = None,
 ) -> str:
-    """Make a token for a person and write its hash; the one before ends.
+    """Create a token for a user, store its hash, and replace the user's previous token.
 
     Args:
-        path: The file, which only its owner can read; it is made.
-        name: The person.
-        role: What the person may do.
-        tenant: To whom the person belongs.
-        days: How long it holds; for ever when not given.
+        path: Token file, readable only by its owner; created if it does not exist.
+        name: Name of the user.
+        role: Role of the user.
+        tenant: Tenant of the user.
+        days: Lifetime in days; without it, the token does not expire.
 
     Returns:
-        The token, which is nowhere else.
+        The token. It is not stored anywhere.
 
     Raises:
-        ConfigurationError: The name cannot be used, or the file not be written or read.
+        ConfigurationError: The name is invalid, or the file cannot be read or written.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "tokens.json"
@@ -85,58 +85,60 @@ def issue_token(
     """
     if not name or not name.isprintable() or name != name.strip() or name == _REVOKE:
         raise ConfigurationError(
-            f"{name!r} cannot be somebody's name.", fix="Use printable characters."
+            f"Invalid user name {name!r}: it is empty, reserved, or not printable.",
+            fix="Use printable characters, without spaces at the ends.",
         )
     token = f"cg_{secrets.token_urlsafe(32)}"
     now = datetime.now(UTC)
     expires = None if days is None else (now + timedelta(days=days)).isoformat()
     entry = TokenEntry(hash_token(token), role, tenant, now.isoformat(), expires)
-    known = dict(read_tokens(path)) if Path(path).exists() else {}
-    _write_tokens(path, {**known, name: entry})
+    entries = dict(read_tokens(path)) if Path(path).exists() else {}
+    _write_tokens(path, {**entries, name: entry})
     return token
 
 
 def revoke_token(path: str | os.PathLike[str], name: str) -> None:
-    """End a person's token; a server notices within seconds, and ends its sessions.
+    """Revoke a user's token. A running server notices within seconds and ends the user's sessions.
 
     Raises:
-        ConfigurationError: The file has nobody of that name.
+        ConfigurationError: The file has no token for this user.
     """
-    known = dict(read_tokens(path))
-    if known.pop(name, None) is None:
+    entries = dict(read_tokens(path))
+    if entries.pop(name, None) is None:
         raise ConfigurationError(
-            f"Nobody is called {name!r} in {os.fspath(path)!r}.",
-            fix=f"There is {', '.join(sorted(known)) or 'nobody'}.",
+            f"The token file {os.fspath(path)!r} has no user {name!r}.",
+            fix=f"Use one of: {', '.join(sorted(entries)) or '(the file is empty)'}.",
         )
-    _write_tokens(path, known)
+    _write_tokens(path, entries)
 
 
 def read_tokens(path: str | os.PathLike[str]) -> Mapping[str, TokenEntry]:
-    """Read a file of tokens.
+    """Read a token file.
 
     Raises:
-        ConfigurationError: It cannot be read, or others than its owner can.
+        ConfigurationError: The file cannot be read, is invalid, or is readable by other users.
     """
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
-        found = {name: TokenEntry(**entry) for name, entry in json.loads(text)["tokens"].items()}
+        entries = {name: TokenEntry(**entry) for name, entry in json.loads(text)["tokens"].items()}
         is_shared = os.name == "posix" and bool(file.stat().st_mode & 0o077)
     except OSError as exc:
         raise ConfigurationError(
-            f"The tokens in {os.fspath(path)!r} cannot be read: {exc.strerror}.",
-            fix=f"Make one: capgraph token NAME --auth {os.fspath(path)}",
+            f"The token file {os.fspath(path)!r} cannot be read: {exc.strerror}.",
+            fix=f"Create it: capgraph token NAME --auth {os.fspath(path)}",
         ) from exc
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise ConfigurationError(
-            f"{os.fspath(path)!r} is no file of tokens.", fix="Make one: capgraph token NAME"
+            f"The file {os.fspath(path)!r} is not a token file.",
+            fix="Create one: capgraph token NAME",
         ) from exc
     if is_shared:
         raise ConfigurationError(
-            f"Others can read the tokens in {os.fspath(path)!r}.",
-            fix=f"chmod 600 {os.fspath(path)}",
+            f"The token file {os.fspath(path)!r} is readable by other users.",
+            fix=f"Run: chmod 600 {os.fspath(path)}",
         )
-    return found
+    return entries
 
 
 def _write_tokens(path: str | os.PathLike[str], tokens: Mapping[str, TokenEntry]) -> None:
@@ -145,19 +147,19 @@ def _write_tokens(path: str | os.PathLike[str], tokens: Mapping[str, TokenEntry]
         write_atomic(path, json.dumps(document, indent=2) + "\n", mode=0o600)
     except OSError as exc:
         raise ConfigurationError(
-            f"The tokens cannot be written to {os.fspath(path)!r}: {exc.strerror}.",
+            f"The token file {os.fspath(path)!r} cannot be written: {exc.strerror}.",
             fix="Check the path and its permissions.",
         ) from exc
 
 
 class TokenFile:
-    """The tokens that hold now, read again when the file changes.
+    """The valid tokens of a file, reloaded when the file changes.
 
     Args:
-        path: The file.
+        path: The token file.
 
     Raises:
-        ConfigurationError: It cannot be used.
+        ConfigurationError: The file cannot be used.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -167,18 +169,18 @@ class TokenFile:
         self._refreshed_at = time.monotonic()
 
     async def caller(self, token: str) -> tuple[Caller, str] | None:
-        """Return whose token it is, with what stands for it; ``None`` for nobody's."""
+        """Return the owner of a token and the token's hash, or ``None`` if the token is invalid."""
         await self._refresh()
-        wanted = hash_token(token)
-        found = None
+        wanted_hash = hash_token(token)
+        owner = None
         for name, entry in self._tokens.items():
-            # All are compared, and each in the same time.
-            if secrets.compare_digest(entry.hash, wanted) and entry.is_valid():
-                found = entry.caller(name), entry.hash
-        return found
+            # Compare every entry in constant time, so that timing reveals nothing.
+            if secrets.compare_digest(entry.hash, wanted_hash) and entry.is_valid():
+                owner = entry.caller(name), entry.hash
+        return owner
 
     async def is_active(self, token_hash: str) -> bool:
-        """Tell whether what stands for a token is still in the file."""
+        """Return True if a token with this hash is still valid."""
         await self._refresh()
         return any(e.hash == token_hash and e.is_valid() for e in self._tokens.values())
 
@@ -194,7 +196,7 @@ class TokenFile:
             try:
                 self._tokens = read_tokens(self._path)
             except ConfigurationError:
-                self._tokens = {}  # whoever took the file away let nobody in
+                self._tokens = {}  # a missing file authenticates nobody
             self._loaded_stamp = stamp
 
     def _file_stamp(self) -> Any:

@@ -1,7 +1,7 @@
-"""Tells an address of the operator's that a person is asked something.
+"""Webhook that notifies the operator of open questions.
 
-Questions are read from the log of the runs, so no run waits for this, and it is told of those that
-workers ask, too. Messages are signed as Standard Webhooks has it.
+Questions are read from the run log, so runs do not wait for deliveries, and questions asked by
+workers are included. Messages are signed according to Standard Webhooks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 2.0
 _CLAIM_SECONDS = 1800.0
-"""So long one process tries; after its death another one does."""
+"""Seconds that a process owns the delivery of a question. Afterwards another process may take over."""
 _RETRY_DELAYS = (0.0, 1.0, 5.0, 30.0, 120.0, 600.0)
 _TIMEOUT_SECONDS = 10.0
 _MAX_CONCURRENT = 4
@@ -43,16 +43,17 @@ _GONE = 410
 
 
 class Webhook:
-    """Posts each new question to an address, once, and again while that fails.
+    """Sender of webhook messages: each question is posted once, with retries on failure.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        threads: The threads, user by user.
-        log: The runs.
-        settings: How the server answers.
+        graph: Graph made by ``build_graph``, with a checkpointer.
+        threads: The users' threads.
+        log: Log of the runs.
+        settings: Settings of the server.
 
     Raises:
-        ConfigurationError: The address cannot be used, or nobody knows the server's own.
+        ConfigurationError: The webhook URL or the secret is invalid, or ``serve.base_url`` is
+            missing.
     """
 
     def __init__(self, graph: Any, threads: Threads, log: RunLog, settings: ServeSettings) -> None:
@@ -62,16 +63,18 @@ class Webhook:
         parts = urlsplit(self._settings.url)
         if parts.scheme not in ("https", "http") or not parts.hostname or parts.username:
             raise ConfigurationError(
-                f"serve.webhook.url is {self._settings.url!r}.", fix="Give an https address."
+                f"Invalid serve.webhook.url {self._settings.url!r}: expected an HTTP(S) URL"
+                " without credentials.",
+                fix="Use an https:// URL.",
             )
         if not self._base_url:
             raise ConfigurationError(
-                "serve.webhook tells links, and nobody says where people reach the server.",
+                "serve.webhook requires serve.base_url: messages contain links to the console.",
                 fix="Set serve.base_url.",
             )
-        kept: Persistence = graph.persistence
+        persistence: Persistence = graph.persistence
         self._values: AtomicValueStore = (
-            kept.values if kept.tables is not None else MemoryValues(10_000)
+            persistence.values if persistence.tables is not None else MemoryValues(10_000)
         )
         self._clock: Clock = graph.services.clock
         self._saver, self._threads, self._log = graph.checkpointer, threads, log
@@ -83,12 +86,12 @@ class Webhook:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Tell of questions inside the block."""
-        looking = asyncio.create_task(self._poll_forever())
+        """Context manager: deliver notifications in the background."""
+        polling = asyncio.create_task(self._poll_forever())
         try:
             yield
         finally:
-            tasks = [looking, *self._tasks.values()]
+            tasks = [polling, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -98,11 +101,11 @@ class Webhook:
             try:
                 await self.poll()
             except CapgraphError as exc:
-                get_logger("serve", "webhook").warning("Questions were not looked for: %s", exc)
+                get_logger("serve", "webhook").warning("Questions cannot be read: %s", exc)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def poll(self) -> None:
-        """Begin to tell of the questions that nobody was told of."""
+        """Start delivering the questions that have not been delivered yet."""
         waiting = {run.run_id: run for run in await self._log.waiting_runs()}
         self._delivered &= waiting.keys()
         for run_id in waiting.keys() - self._delivered - self._tasks.keys():
@@ -113,24 +116,24 @@ class Webhook:
             await self._deliver_questions(run)
             self._delivered.add(run.run_id)
         except CapgraphError as exc:
-            get_logger("serve", "webhook").warning("Nobody was told of a question: %s", exc)
+            get_logger("serve", "webhook").warning("A question was not delivered: %s", exc)
         finally:
             del self._tasks[run.run_id]
 
     async def _deliver_questions(self, run: LoggedRun) -> None:
         config: Any = thread_config(run.thread_id)
-        found = await self._saver.aget_tuple(config)
-        asked = open_questions(found) if found is not None else {}
+        checkpoint = await self._saver.aget_tuple(config)
+        interrupts = open_questions(checkpoint) if checkpoint is not None else {}
         async with self._slots:
-            for key, value in asked.items():
+            for key, value in interrupts.items():
                 question = identify_question(run.thread_id, key, value)
-                name = f"webhook/{question['question_id']}"
-                if await self._claim(name, _CLAIM_SECONDS):
+                claim = f"webhook/{question['question_id']}"
+                if await self._claim(claim, _CLAIM_SECONDS):
                     await self._send(self.build_message(run, question), question["question_id"])
-                    await self._claim(name, self._retention_seconds, renew=True)
+                    await self._claim(claim, self._retention_seconds, renew=True)
 
     async def _claim(self, name: str, seconds: float, *, renew: bool = False) -> bool:
-        """Take a question for a time; tells whether nobody else had it."""
+        """Claim a question for some seconds. Return False if another process owns it."""
 
         def change(value: Any, now: float) -> tuple[Any, float, bool]:
             if value is not None and value > now and not renew:
@@ -140,24 +143,24 @@ class Webhook:
         return await self._values.achange(name, change, self._clock)
 
     def build_message(self, run: LoggedRun, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is told of a question; nothing that the thread holds unless the settings say so."""
-        thread = run.thread_id.removeprefix(self._threads.prefix_of(run.thread_id))
-        told = {
+        """Return the message for a question; thread content only if enabled."""
+        thread_id = run.thread_id.removeprefix(self._threads.prefix_of(run.thread_id))
+        message = {
             "type": "question",
             "question_id": question["question_id"],
-            "link": f"{self._base_url}/?thread={quote(thread, safe='')}",
+            "link": f"{self._base_url}/?thread={quote(thread_id, safe='')}",
         }
         if self._settings.content:
-            named = ("context_key", "capability", "description", "reason")
+            field_names = ("context_key", "capability", "description", "reason")
             steps = question.get("steps") or []
-            told["steps"] = [{name: step.get(name) for name in named} for step in steps]
-            told["user"] = run.request["caller"]["user_id"]
-        return told
+            message["steps"] = [{name: step.get(name) for name in field_names} for step in steps]
+            message["user"] = run.request["caller"]["user_id"]
+        return message
 
     async def _send(self, message: Mapping[str, Any], message_id: str) -> None:
         body = json.dumps(message).encode()
         for pause in _RETRY_DELAYS:
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads tries
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             try:
                 status = await self._post(body, message_id)
             except OSError as exc:
@@ -168,42 +171,46 @@ class Webhook:
                 problem = f"HTTP {status}"
                 if status == _GONE:
                     break
-        get_logger("serve", "webhook").error("Nobody was told of %s: %s", message_id, problem)
+        get_logger("serve", "webhook").error(
+            "Question %s was not delivered: %s", message_id, problem
+        )
 
     async def _post(self, body: bytes, message_id: str) -> int:
-        """Send a message; redirects are not followed.
+        """Post a message and return the HTTP status. Redirects are not followed.
 
         Raises:
-            OSError: It cannot be reached.
+            OSError: The request failed.
         """
         import httpx
 
         now = str(int(time.time()))
-        signed = hmac.digest(self._key, f"{message_id}.{now}.".encode() + body, hashlib.sha256)
+        signature = hmac.digest(self._key, f"{message_id}.{now}.".encode() + body, hashlib.sha256)
         headers = {
             "content-type": "application/json",
             "webhook-id": message_id,
             "webhook-timestamp": now,
-            "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
+            "webhook-signature": f"v1,{base64.b64encode(signature).decode()}",
         }
         try:
             async with (
                 httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS) as client,
-                client.stream("POST", self._settings.url, content=body, headers=headers) as got,
+                client.stream(
+                    "POST", self._settings.url, content=body, headers=headers
+                ) as response,
             ):
-                return got.status_code
+                return response.status_code
         except httpx.HTTPError as exc:
             raise OSError(f"{type(exc).__name__}: {exc}") from exc
 
 
 def _decode_secret(secret: str) -> bytes:
-    """Return the key of a secret; ``whsec_`` and base64 as Standard Webhooks writes it, or any text."""
+    """Return the signing key: decoded Base64 after ``whsec_``, or any other text as bytes."""
     if not secret.startswith("whsec_"):
         return secret.encode()
     try:
         return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except binascii.Error as exc:
         raise ConfigurationError(
-            "serve.webhook.secret begins with 'whsec_' and is no base64 behind it.",
-            fix="Give the secret as it was made, or any other text.",
+            "Invalid serve.webhook.secret: the text after 'whsec_' is not Base64.",
+            fix="Copy the complete secret, or use any other text.",
         ) from exc

@@ -1,1 +1,1 @@
-"""One module for each group of commands; what they need is imported when they run."""
+"""Commands, one module each."""

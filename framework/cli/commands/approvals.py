@@ -1,4 +1,4 @@
-"""``capgraph approvals``: what waits for people, and rules by which nobody is asked."""
+"""``capgraph approvals``: list open questions and manage approval rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app: typer.Typer = typer.Typer(
     name="approvals",
-    help="What waits for people; standing rules: list, make, revoke.",
+    help="List open questions; list, add, and revoke approval rules.",
     invoke_without_command=True,
 )
 
@@ -28,7 +28,7 @@ app: typer.Typer = typer.Typer(
 @app.callback()
 @with_shared_options("config", "db", "submit", "engine", "temporal", "as_json")
 def approvals(context: typer.Context, shared: SharedOptions) -> None:
-    """List what waits for people, or with --submit answer it; standing rules: list, make, revoke."""
+    """List open questions, or answer them with --submit; list, add, and revoke approval rules."""
     if context.invoked_subcommand is None and shared.submit:
         from capgraph.cli.submit import submit_answers
 
@@ -37,15 +37,15 @@ def approvals(context: typer.Context, shared: SharedOptions) -> None:
         waiting(shared=shared, limit=50)
     elif shared != SharedOptions():
         raise ConfigurationError(
-            f"Options stand before {context.invoked_subcommand!r}.",
-            fix=f"Write them after it: capgraph approvals {context.invoked_subcommand} …",
+            f"Options must follow the command {context.invoked_subcommand!r}.",
+            fix=f"Write: capgraph approvals {context.invoked_subcommand} [OPTIONS]",
         )
 
 
 @app.command("list")
 @with_shared_options("config", "db", "as_json")
 def list_(shared: SharedOptions) -> None:
-    """List the standing rules, the oldest first."""
+    """List the approval rules, the oldest first."""
     from capgraph.stores import list_rules
 
     rules = shared.run_with_database(lambda _, store: list_rules(store))
@@ -62,19 +62,23 @@ def list_(shared: SharedOptions) -> None:
     ]
     headings = ("rule", "capability", "holds in", "for", "until", "reason")
     data = [rule.model_dump(mode="json") for rule in rules] if shared.as_json else None
-    print_rows(headings, rows, empty_message="There are no standing rules.", data=data)
+    print_rows(headings, rows, empty_message="No approval rules.", data=data)
 
 
 @app.command("waiting")
 @with_shared_options("config", "db", "as_json")
 def waiting(
     shared: SharedOptions,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")
+    ] = 50,
 ) -> None:
-    """List what waits for people: who has agreed, and who is still needed."""
+    """List open questions: who has approved, and who must still approve."""
     from capgraph.stores import waiting_questions
 
-    found = shared.run_with_database(lambda saver, _: waiting_questions(saver, limit=limit))
+    questions_by_thread = shared.run_with_database(
+        lambda saver, _: waiting_questions(saver, limit=limit)
+    )
     rows = [
         (
             thread,
@@ -84,40 +88,48 @@ def waiting(
             _missing_approvals(step.get("approvals") or {}),
             step.get("reason") or "",
         )
-        for thread, questions in found.items()
+        for thread, questions in questions_by_thread.items()
         for question in questions
         for step in (question.get("steps") or [] if isinstance(question, dict) else [])
     ]
     headings = ("thread", "step", "capability", "agreed", "still needed", "reason")
-    data = found if shared.as_json else None
-    print_rows(headings, rows, empty_message="Nothing waits for a person.", data=data)
+    data = questions_by_thread if shared.as_json else None
+    print_rows(headings, rows, empty_message="No open questions.", data=data)
 
 
 def _missing_approvals(approvals: Mapping[str, Any]) -> str:
-    left = approvals.get("needed", 1) - len(approvals.get("agreed") or ())
-    people = "1 person" if left == 1 else f"{left} people"
-    return f"{people}, not whoever asked" if approvals.get("not_requester") else people
+    missing = approvals.get("needed", 1) - len(approvals.get("agreed") or ())
+    people = "1 person" if missing == 1 else f"{missing} people"
+    return f"{people}, not the requester" if approvals.get("not_requester") else people
 
 
 @app.command("allow")
 @with_shared_options("config", "db")
 def allow(
     shared: SharedOptions,
-    capability: Annotated[str, typer.Argument(help="What may run without a question.")],
+    capability: Annotated[str, typer.Argument(help="Capability that may run without a question.")],
     thread: Annotated[
-        str | None, typer.Option("--thread", "-t", help="Only in this thread (default: in all).")
+        str | None,
+        typer.Option(
+            "--thread", "-t", help="Restrict the rule to this thread (default: all threads)."
+        ),
     ] = None,
     duration: Annotated[
-        str | None, typer.Option("--for", help="How long, such as 7d (default: until revoked).")
+        str | None,
+        typer.Option("--for", help="Duration of the rule, such as 7d (default: until revoked)."),
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason for the rule.")] = "",
 ) -> None:
-    """Make a standing rule."""
+    """Add an approval rule: the capability runs without a question."""
     from capgraph.stores import StandingRule, add_rule
 
     read_registry(shared.settings()).capability(capability)
-    until = datetime.now(UTC) + parse_duration_option(duration) if duration is not None else None
-    rule = StandingRule(capability=capability, thread_id=thread, expires_at=until, reason=reason)
+    expires_at = (
+        datetime.now(UTC) + parse_duration_option(duration) if duration is not None else None
+    )
+    rule = StandingRule(
+        capability=capability, thread_id=thread, expires_at=expires_at, reason=reason
+    )
     shared.run_with_database(lambda _, store: add_rule(store, rule), may_create=True)
     typer.echo(rule.id)
 
@@ -126,28 +138,32 @@ def allow(
 @with_shared_options("config", "db")
 def revoke(
     shared: SharedOptions,
-    rule: Annotated[str, typer.Argument(help="Id of the rule, or its first letters.")],
+    rule: Annotated[str, typer.Argument(help="ID of the rule, or its first characters.")],
 ) -> None:
-    """Take a standing rule back."""
+    """Revoke an approval rule."""
     from capgraph.stores import list_rules, revoke_rule
 
     async def change(_: object, store: BaseStore) -> str:
-        meant = [known.id for known in await list_rules(store) if known.id.startswith(rule)]
-        if rule and len(meant) > 1:
+        matches = [
+            rule_found.id
+            for rule_found in await list_rules(store)
+            if rule_found.id.startswith(rule)
+        ]
+        if rule and len(matches) > 1:
             raise ConfigurationError(
-                f"{len(meant)} standing rules begin with {rule[:80]!r}.",
-                fix="Write more of the id.",
+                f"The ID {rule[:80]!r} is ambiguous: {len(matches)} rules start with it.",
+                fix="Pass more characters of the ID.",
             )
-        # An id that nothing begins with is for the store to refuse.
-        chosen = meant[0] if rule and meant else rule
-        await revoke_rule(store, chosen)
-        return chosen
+        # The store rejects an unknown ID.
+        rule_id = matches[0] if rule and matches else rule
+        await revoke_rule(store, rule_id)
+        return rule_id
 
     print_text(shared.run_with_database(change))
 
 
 def _expiry_text(rule: StandingRule) -> str:
     if rule.expires_at is None:
-        return "revoked"
+        return "until revoked"
     moment = rule.expires_at.astimezone().strftime("%Y-%m-%d %H:%M")
-    return f"{moment} (over)" if rule.expires_at <= datetime.now(UTC) else moment
+    return f"{moment} (expired)" if rule.expires_at <= datetime.now(UTC) else moment

@@ -1,4 +1,4 @@
-"""``capgraph ask``: one question, one answer."""
+"""``capgraph ask``: ask one question."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ def ask(
     shared: SharedOptions,
     question: Annotated[
         str | None,
-        typer.Argument(help="What you want to know; leave it out to go on with --thread."),
+        typer.Argument(help="Your question; omit it to resume --thread."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One event per line as JSON; the last is the result.")
+        bool,
+        typer.Option("--json", help="Print one JSON event per line; the last line is the result."),
     ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option("--timeline", help="Write the steps over time to this SVG file."),
+        typer.Option("--timeline", help="Write a timeline of the steps to this SVG file."),
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", help="Run the plan of this file instead of making one."),
+        typer.Option("--plan", help="Run the plan in this file instead of generating one."),
     ] = None,
     answer: Annotated[
         bool | None,
-        typer.Option("--yes/--no", help="Approve or reject whatever a person would be asked."),
+        typer.Option("--yes/--no", help="Approve or reject all approval requests."),
     ] = None,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="End an unfinished turn of the thread and ask anew.")
+        bool, typer.Option("--abandon", help="Abandon an unfinished turn of the thread.")
     ] = False,
     user: Annotated[
         str | None,
-        typer.Option("--as", help="Who asks or answers (default: whoever is logged in)."),
+        typer.Option("--as", help="User who asks or answers (default: the logged-in user)."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
-    """Ask one question, and watch how the answer is found."""
+    """Ask a question and watch how the agent answers it."""
     from capgraph.cli.session import open_session
     from capgraph.cli.timeline import Timeline
     from capgraph.cli.views import make_view
@@ -65,23 +66,23 @@ def ask(
         )
         return
     view = make_view(as_json=as_json, plain=shared.plain, quiet=quiet)
-    picture = Timeline()
+    timeline_recorder = Timeline()
     with open_session(view, ("capgraph", "ask"), shared, user=user) as session:
-        session.watchers.append(picture.record)
+        session.watchers.append(timeline_recorder.record)
         answers = _answer_provider(answer, as_json)
-        given = _first_input(
+        graph_input = _first_input(
             session, question, plan, abandon, answers if answer is not None else None
         )
-        end = session.run_turn(given, question, answers)
+        end = session.run_turn(graph_input, question, answers)
     if timeline is not None:
-        picture.write(timeline, title=question or end.thread_id)
+        timeline_recorder.write(timeline, title=question or end.thread_id)
     if quiet and end.error is not None:
         print_error(end.error)
     raise typer.Exit(ExitCode.of_status(end.status))
 
 
 def _answer_provider(approval: bool | None, as_json: bool) -> AnswerProvider | None:
-    """Return who answers: the option, the person at the terminal, or nobody."""
+    """Return the provider of answers: the option, the user at the terminal, or none."""
     from capgraph.cli.questions import answer_by_option, ask_all
 
     if approval is not None:
@@ -98,39 +99,41 @@ def _first_input(
     abandon: bool,
     answers: AnswerProvider | None,
 ) -> Any:
-    """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
+    """Return the input of the graph; ``None`` to resume an unfinished turn."""
     from capgraph.planning.waits import is_wait_interrupt
 
     state = session.state()
-    asked = {item.id: item.value for item in state.interrupts if not is_wait_interrupt(item.value)}
-    if asked and not abandon:
+    questions = {
+        item.id: item.value for item in state.interrupts if not is_wait_interrupt(item.value)
+    }
+    if questions and not abandon:
         from langgraph.types import Command
 
         if question is not None:
             return session.prepare(question).input
-        given = answers(asked) if answers is not None else None
-        # Without an answer the graph asks again, and the question reaches whoever answers it.
-        return None if given is None else Command(resume=given)
+        answer = answers(questions) if answers is not None else None
+        # Without an answer, the graph asks again, so that the user can answer.
+        return None if answer is None else Command(resume=answer)
     if question is None and plan is None:
         if state.tasks:
             return None
         raise ConfigurationError(
-            f"There is no question, and the thread {session.thread_id!r} has nothing unfinished.",
-            fix="Write the question: capgraph ask 'What …?'.",
+            f"The question is missing, and the thread {session.thread_id!r} has no unfinished turn.",
+            fix="Pass a question: capgraph ask 'What …?'.",
         )
     if state.tasks and not abandon:
         raise ConfigurationError(
             f"The thread {session.thread_id!r} has an unfinished turn.",
             fix=f"Finish it with '{session.resume_command()}',"
-            " or add --abandon to ask something new.",
+            " or pass --abandon to ask something new.",
         )
     first: dict[str, Any] = {}
     if question is not None and question.lstrip().startswith("/"):
         prepared = session.prepare(question).input
         if not isinstance(prepared, dict):
             raise ConfigurationError(
-                f"{question!r} is a command without a question.",
-                fix="Use it in 'capgraph chat', or write a question after it.",
+                f"The command {question!r} has no question.",
+                fix="Use it in 'capgraph chat', or add a question after it.",
             )
         first = dict(prepared)
     elif question is not None:

@@ -1,4 +1,4 @@
-"""``capgraph audit_table``: the chain of who did what, beside the threads of a database."""
+"""``capgraph audit``: verify, export, and show the audit log of a database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app: typer.Typer = typer.Typer(
-    name="audit", help="Check, export and show the audit of a database.", no_args_is_help=True
+    name="audit", help="Verify, export, and show the audit log of a database.", no_args_is_help=True
 )
 _SHOWN_FIELDS = [
     *("step", "capability", "tool", "effect", "status", "guard", "decision", "refused", "code"),
@@ -31,7 +31,7 @@ _CSV_COLUMNS = ("seq", "at", "kind", "thread_id", "data", "prev", "hash")
 
 
 class ExportFormat(StrEnum):
-    """How records are exported."""
+    """Export formats."""
 
     JSON = "json"
     CSV = "csv"
@@ -42,26 +42,27 @@ class ExportFormat(StrEnum):
 def verify(
     shared: SharedOptions,
     anchor: Annotated[
-        str | None, typer.Option("--anchor", help="A head that was kept elsewhere, in hex.")
+        str | None,
+        typer.Option("--anchor", help="Head of the chain that was stored elsewhere (hex)."),
     ] = None,
 ) -> None:
-    """Check that every record is as it was written; the exit code is 1 when one is not."""
-    found = _run_with_audit(shared, lambda audit: audit.averify(anchor))
-    if not found.valid:
-        print_text(f"The audit does not hold. {found.problem}")
+    """Verify that no record was changed. The exit code is 1 if one was."""
+    report = _run_with_audit(shared, lambda audit: audit.averify(anchor))
+    if not report.valid:
+        print_text(f"The audit log is invalid. {report.problem}")
         raise typer.Exit(1)
-    print_text(f"{found.records} record(s) hold; the head is {found.head}.")
+    print_text(f"{report.records} record(s) are valid; the head is {report.head}.")
 
 
 @app.command("anchor")
 @with_shared_options("config", "db")
 def anchor(shared: SharedOptions) -> None:
-    """Print the head of the chain, to be kept elsewhere: 'verify --anchor' asks for it."""
-    found = _run_with_audit(shared, lambda audit: audit.averify())
-    if not found.valid:
-        typer.echo(f"The audit does not hold. {found.problem}", err=True)
+    """Print the head of the chain, to be stored elsewhere and passed to 'verify --anchor'."""
+    report = _run_with_audit(shared, lambda audit: audit.averify())
+    if not report.valid:
+        typer.echo(f"The audit log is invalid. {report.problem}", err=True)
         raise typer.Exit(1)
-    typer.echo(found.head)
+    typer.echo(report.head)
 
 
 @app.command("export")
@@ -69,10 +70,10 @@ def anchor(shared: SharedOptions) -> None:
 def export(
     shared: SharedOptions,
     format_: Annotated[
-        ExportFormat, typer.Option("--format", help="json or csv.")
+        ExportFormat, typer.Option("--format", help="Output format.")
     ] = ExportFormat.JSON,
 ) -> None:
-    """Print all records: a JSON array, or CSV with the data of each as JSON."""
+    """Print all records as a JSON array or as CSV."""
 
     async def write(audit: AuditTable) -> None:
         if format_ is ExportFormat.CSV:
@@ -94,8 +95,8 @@ def export(
 
 @app.command("show")
 @with_shared_options("config", "db")
-def show(shared: SharedOptions, thread: Annotated[str, typer.Argument(help="Thread id.")]) -> None:
-    """Show what happened in a thread: when, what, by whom; no content."""
+def show(shared: SharedOptions, thread: Annotated[str, typer.Argument(help="Thread ID.")]) -> None:
+    """Show the audit records of a thread, without message content."""
 
     async def read(audit: AuditTable) -> list[str]:
         return [
@@ -104,20 +105,20 @@ def show(shared: SharedOptions, thread: Annotated[str, typer.Argument(help="Thre
             if record["data"].get("thread_id") == thread
         ]
 
-    found = _run_with_audit(shared, read)
-    if not found:
-        typer.echo(f"The audit holds nothing of the thread {thread!r}.", err=True)
-    for line in found:
+    lines = _run_with_audit(shared, read)
+    if not lines:
+        typer.echo(f"The audit log has no records of thread {thread!r}.", err=True)
+    for line in lines:
         print_text(line)
 
 
 def _format_record(record: dict[str, Any]) -> str:
     data = record["data"]
     step = data.get("step") or data.get("step_id")
-    who = (data.get("by") or {}).get("user_id")
-    told = {**{name: data.get(name) for name in _SHOWN_FIELDS}, "step": step, "by": who}
-    words = [f"{name}={value}" for name, value in told.items() if isinstance(value, (str, int))]
-    return f"{record['seq']:>6}  {record['at'][:19]}  {record['kind']:<9} {' '.join(words)}"
+    user = (data.get("by") or {}).get("user_id")
+    fields = {**{name: data.get(name) for name in _SHOWN_FIELDS}, "step": step, "by": user}
+    parts = [f"{name}={value}" for name, value in fields.items() if isinstance(value, (str, int))]
+    return f"{record['seq']:>6}  {record['at'][:19]}  {record['kind']:<9} {' '.join(parts)}"
 
 
 async def _iter_records(audit: AuditTable) -> AsyncIterator[dict[str, Any]]:
@@ -138,7 +139,8 @@ def _run_with_audit(shared: SharedOptions, work: Callable[[AuditTable], Awaitabl
         audit = Persistence.of(saver).audit_table(key)
         if audit is None:
             raise ConfigurationError(
-                "This database keeps no audit.", fix="Give --db a SQLite file or postgresql://…."
+                "The database has no audit log.",
+                fix="Use an SQLite file or postgresql://… as --db.",
             )
         return await work(audit)
 

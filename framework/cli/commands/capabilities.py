@@ -1,4 +1,4 @@
-"""``capgraph capabilities``: what the agent can do."""
+"""``capgraph capabilities``: list the agent's capabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app: typer.Typer = typer.Typer()
 @app.command("capabilities")
 @with_shared_options("config", "as_json")
 def capabilities(shared: SharedOptions) -> None:
-    """List what the agent can do."""
+    """List the agent's capabilities."""
     registry = read_registry(shared.settings())
     rows: list[dict[str, Any]] = [
         {

@@ -1,4 +1,4 @@
-"""``capgraph chat``: a conversation in the terminal."""
+"""``capgraph chat``: an interactive conversation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROMPT = "you> "
     "thread", "data", "config", "model", "db", "submit", "engine", "temporal", "plain"
 )
 def chat(shared: SharedOptions) -> None:
-    """Talk with the agent; '/help' shows the commands."""
+    """Chat with the agent; '/help' lists the commands."""
     from capgraph.cli.session import open_session
     from capgraph.cli.views import make_view
 
@@ -39,7 +39,7 @@ def chat(shared: SharedOptions) -> None:
         submit_lines(shared)
         return
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - lines can be edited and recalled, where the platform has it
+        import readline  # noqa: F401 - line editing and history, where available
     view = make_view(plain=shared.plain, heading=False)
     code = ExitCode.ANSWERED
     with open_session(view, ("capgraph", "chat"), shared) as session:
@@ -58,13 +58,13 @@ def chat(shared: SharedOptions) -> None:
 
 @dataclass
 class _Chat:
-    """Reads lines, runs turns, asks for approvals, and leaves a thread that can be resumed."""
+    """Interactive loop: reads lines, runs turns, and asks for approvals."""
 
     session: Session
     console: Console
 
     def handle_line(self) -> bool:
-        """Read a line and do what it says; returns whether to go on."""
+        """Read and handle a line. Return False to exit."""
         try:
             line = input(_PROMPT).strip()
         except EOFError:
@@ -83,42 +83,46 @@ class _Chat:
             if command == "exit":
                 return False
             self._run_command(command)
-        given = prepared.input
-        if given is not None:
-            self._run_turn(self.session.add_data(given) if isinstance(given, dict) else given)
+        graph_input = prepared.input
+        if graph_input is not None:
+            self._run_turn(
+                self.session.add_data(graph_input) if isinstance(graph_input, dict) else graph_input
+            )
         return True
 
     def _run_turn(self, graph_input: Any) -> None:
         from capgraph.cli.questions import ask_all
 
-        asks = (lambda asked: ask_all(asked, self.console)) if is_interactive() else None
-        end = self.session.run_turn(graph_input, None, asks)
+        ask = (lambda questions: ask_all(questions, self.console)) if is_interactive() else None
+        end = self.session.run_turn(graph_input, None, ask)
         if end.status == "cancelled":
             if end.questions:
                 raise KeyboardInterrupt
             self.continue_turn()
 
     def welcome(self) -> None:
-        """Name the agent and show what was said last."""
+        """Print the agent's name and the latest messages."""
         name = one_line(self.session.agent.settings.name)
         self.console.print(f"{name}, thread {one_line(self.session.thread_id)}", style="bold")
         self.console.print(
-            "Write a question; '/help' shows the commands, '/exit' leaves.", style="dim"
+            "Type a question; '/help' lists the commands, '/exit' quits.", style="dim"
         )
         messages = self.session.state().values.get("messages") or []
         for message in messages[-_SHOWN_MESSAGES:]:
-            who = "you" if message.type == "human" else "agent"
-            self.console.print(f"{who}> {to_printable(message.text)}", style="dim", soft_wrap=True)
+            speaker = "you" if message.type == "human" else "agent"
+            self.console.print(
+                f"{speaker}> {to_printable(message.text)}", style="dim", soft_wrap=True
+            )
 
     def continue_turn(self) -> None:
-        """Go on with an unfinished turn, if the person wants to."""
+        """Resume an unfinished turn if the user agrees."""
         state = self.session.state()
         if state.interrupts:
             self._run_turn(None)
         elif state.tasks:
             self.console.print("The last turn of this thread is unfinished.", style="yellow")
             with contextlib.suppress(EOFError):
-                if input("Go on with it? [Y/n] ").strip().lower() in {"", "y", "yes"}:
+                if input("Resume it? [Y/n] ").strip().lower() in {"", "y", "yes"}:
                     self._run_turn(None)
 
     def _run_command(self, command: str) -> None:
@@ -149,7 +153,7 @@ class _Chat:
             yield f"last turn: {outcome.get('status')}"
 
     def goodbye(self) -> None:
-        """Say how the thread can be taken up again."""
+        """Print the command that resumes the thread."""
         if self.session.state().values:
             command = one_line(self.session.resume_command(), 4000)
             self.console.print(f"resume with: {command}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``capgraph check``: what would fail, before anything runs, and how to mend it."""
+"""``capgraph check``: find configuration problems before anything runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 app: typer.Typer = typer.Typer()
 MODEL_SECONDS = 20.0
-"""How long a model has to answer."""
+"""Timeout for the test request to a model."""
 
 _LEVEL_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 
@@ -39,37 +39,40 @@ def check(
     shared: SharedOptions,
     ask_models: Annotated[
         bool,
-        typer.Option("--ask-models/--no-ask-models", help="Ask every model for one word."),
+        typer.Option("--ask-models/--no-ask-models", help="Send a test request to every model."),
     ] = True,
     show_methods: Annotated[
         bool,
-        typer.Option("--models", help="Show how the model of each role keeps a form, and why."),
+        typer.Option(
+            "--models", help="Show how the model of each role produces structured output, and why."
+        ),
     ] = False,
 ) -> None:
-    """Say what would fail, and how to mend it.
+    """Check configuration, registry, extras, models, and database.
 
-    Looks at configuration, registry, extras, models and database without running anything. With --db
-    it also says which waiting threads, plans and approvals this code could not go on with.
+    Nothing is executed. With --db, also report waiting threads, plans, and approvals that the
+    current
+    code cannot resume.
     """
-    found = list(iter_findings(shared, ask_models=ask_models, show_methods=show_methods))
+    results = list(iter_findings(shared, ask_models=ask_models, show_methods=show_methods))
     if shared.as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+        typer.echo(json.dumps([asdict(finding) for finding in results], indent=2))
     else:
-        _print(found)
-    failed = any(finding.level == "error" for finding in found)
+        _print(results)
+    failed = any(finding.level == "error" for finding in results)
     raise typer.Exit(ExitCode.USAGE if failed else ExitCode.ANSWERED)
 
 
 def iter_findings(
     shared: SharedOptions, *, ask_models: bool, show_methods: bool = False
 ) -> Iterator[Finding]:
-    """Look at everything that the options name.
+    """Check everything that the options select.
 
     Args:
-        shared: The options.
-        ask_models: Whether to ask the models; that costs a few tokens.
-        show_methods: True to show how each model keeps a form; servers of which this is unknown are
-            probed again.
+        shared: Shared options.
+        ask_models: True to send a test request to each model, which costs a few tokens.
+        show_methods: True to show how each model produces structured output. Servers for which this
+            is unknown are probed again.
     """
     from capgraph.engine.strategies import resolve_models
     from capgraph.graph.diagnostics import Finding
@@ -93,22 +96,22 @@ def iter_findings(
     if show_methods and configured:
         yield from asyncio.run(check_methods(configured, probe_unknown=ask_models))
     if not database_exists(shared.db):
-        told = f"There is no database {shared.db!r}, so nothing waits in it; a first run makes it."
-        yield Finding("database", "warning", told, "Check the path of --db.")
+        text = f"{shared.db!r} does not exist; the first run creates it"
+        yield Finding("database", "warning", text, "Check the path of --db.")
     elif url:
-        found = asyncio.run(check_database(url, settings))
-        yield found
-        if shared.db and found.level == "ok":
+        database_finding = asyncio.run(check_database(url, settings))
+        yield database_finding
+        if shared.db and database_finding.level == "ok":
             yield from asyncio.run(check_waiting_threads(url, settings))
 
 
 def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
-    """Load modules and recipes; one that is broken does not hide the next.
+    """Load modules and recipes, and report all problems.
 
     Args:
-        settings: All settings.
-        offline: Whether no model plans.
-        url: Where threads are kept; empty when that is nowhere.
+        settings: The settings.
+        offline: True if no model plans.
+        url: Database URL; empty if it is invalid.
     """
     from capgraph.base import RegistryError
     from capgraph.graph.diagnostics import Finding, collect_findings
@@ -120,7 +123,7 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         yield Finding.from_error("registry", exc)
         return
     try:
-        registry.freeze()  # its recipes have what they use
+        registry.freeze()  # checks that the recipes are complete
     except CapgraphError as exc:
         problems.append(exc)
     yield from (Finding.from_error("registry", exc) for exc in problems)
@@ -130,14 +133,14 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
 
 
 def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterator[Finding]:
-    """Find the tools, graphs, agents and MCP servers of the settings that became capabilities."""
+    """Report the tools, graphs, agents, and MCP servers that became capabilities."""
     from capgraph.graph.diagnostics import Finding
 
-    named = {name: getattr(settings, name) for name in ("tools", "graphs", "agents")}
+    sections = {name: getattr(settings, name) for name in ("tools", "graphs", "agents")}
     entries = [
         (f"{section}[{place}]", f"{entry.get('import')} is a capability")
-        for section, found in named.items()
-        for place, entry in enumerate(found)
+        for section, declarations in sections.items()
+        for place, entry in enumerate(declarations)
     ]
     entries += [
         (f"mcp[{place}]", f"{server.url or (server.command or [''])[0]} answered with its tools")
@@ -149,21 +152,21 @@ def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterat
 
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
-    """Find the optional packages that a run loads late; loading tells of all others."""
+    """Check optional packages that are imported late. Loading reports the others."""
     from capgraph.base.errors import MissingExtraError, require_extra
     from capgraph.cli.commands.serve import REQUIRED_MODULES
     from capgraph.graph.diagnostics import Finding
 
-    wanted: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}
+    extras: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}
     if any(f"{module}.".startswith("capgraph.capabilities.") for module in settings.modules):
-        wanted["data"] = ("duckdb",)
+        extras["data"] = ("duckdb",)
     serve = settings.serve
     if "serve" in settings.model_fields_set:
-        wanted |= {"serve": REQUIRED_MODULES, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
-        wanted |= {"oidc": ("authlib", "itsdangerous")} if serve.oidc is not None else {}
-    # Without these the server leaves out what they serve, and says so.
+        extras |= {"serve": REQUIRED_MODULES, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
+        extras |= {"oidc": ("authlib", "itsdangerous")} if serve.oidc is not None else {}
+    # Without these extras, the server omits their routes and logs a warning.
     left_out = {"a2a"} if serve.mcp.tools else {"a2a", "mcp"}
-    for extra, modules in wanted.items():
+    for extra, modules in extras.items():
         try:
             for module in modules:
                 require_extra(module, extra)
@@ -195,7 +198,7 @@ async def check_database(url: str, settings: Settings) -> Finding:
 
 
 async def check_waiting_threads(url: str, settings: Settings) -> list[Finding]:
-    """Find what waits in the database and could not be taken over; only reads it."""
+    """Report waiting threads that the current code cannot resume. Only reads the database."""
     from capgraph.adapters import open_registry
     from capgraph.evaluation import check_threads
     from capgraph.graph.diagnostics import Finding
@@ -205,29 +208,29 @@ async def check_waiting_threads(url: str, settings: Settings) -> list[Finding]:
             open_registry(settings) as registry,
             open_database(url, settings) as (saver, store),
         ):
-            found = await check_threads(saver, registry, settings=settings, store=store)
+            report = await check_threads(saver, registry, settings=settings, store=store)
     except Exception as exc:
         return [Finding.from_error("threads", exc)]
-    told = [
+    obstacles = [
         Finding(
             "threads",
-            "warning" if one.part == "rule" else "error",
-            f"{one.thread_id or 'every thread'}, {one.part}: {one.text}",
-            one.fix,
+            "warning" if obstacle.part == "rule" else "error",
+            f"{obstacle.thread_id or 'every thread'}, {obstacle.part}: {obstacle.text}",
+            obstacle.fix,
         )
-        for one in found.incompatibilities
+        for obstacle in report.incompatibilities
     ]
-    return told or [
-        Finding("threads", "ok", f"{found.threads} waiting or unfinished, can be taken over")
+    return obstacles or [
+        Finding("threads", "ok", f"{report.threads} waiting or unfinished, can be resumed")
     ]
 
 
 async def check_models(configured: Any, *, ask_models: bool) -> list[Finding]:
-    """Make every configured model, and ask each one for a word.
+    """Create every configured model and send it a test request.
 
     Args:
-        configured: Whatever ``build_graph`` takes as ``model``; nothing to run without one.
-        ask_models: Whether to ask.
+        configured: Models in any form that ``build_graph`` accepts; empty for none.
+        ask_models: True to send the requests.
     """
     from capgraph.graph.diagnostics import Finding
 
@@ -237,14 +240,14 @@ async def check_models(configured: Any, *, ask_models: bool) -> list[Finding]:
     from capgraph.models.roles import model_name
 
     try:
-        made = await asyncio.to_thread(chat_models, configured)
+        models_by_role = await asyncio.to_thread(chat_models, configured)
     except Exception as exc:
         return [Finding.from_error("models", exc)]
     roles: dict[int, list[str]] = {}
-    for role, chat_model in made.items():
+    for role, chat_model in models_by_role.items():
         roles.setdefault(id(chat_model), []).append(role)
-    models = {id(chat_model): chat_model for chat_model in made.values()}
-    asked = [
+    models = {id(chat_model): chat_model for chat_model in models_by_role.values()}
+    requests = [
         _ask_model(
             models[number],
             f"{model_name(models[number])} for {', '.join(names)}",
@@ -252,15 +255,15 @@ async def check_models(configured: Any, *, ask_models: bool) -> list[Finding]:
         )
         for number, names in roles.items()
     ]
-    return await asyncio.gather(*asked)
+    return await asyncio.gather(*requests)
 
 
 async def check_methods(configured: Any, *, probe_unknown: bool) -> list[Finding]:
-    """Show how the model of each role is made to keep a form.
+    """Report how the model of each role produces structured output.
 
     Args:
-        configured: Whatever ``build_graph`` takes as ``model``.
-        probe_unknown: True to probe servers of which this is unknown.
+        configured: Models in any form that ``build_graph`` accepts.
+        probe_unknown: True to probe servers for which this is unknown.
     """
     from capgraph.graph.diagnostics import Finding
     from capgraph.models.probing import describe_methods, probe_models
@@ -268,10 +271,13 @@ async def check_methods(configured: Any, *, probe_unknown: bool) -> list[Finding
     try:
         if probe_unknown:
             await probe_models(configured, force=True)
-        used = await asyncio.to_thread(describe_methods, configured)
+        methods = await asyncio.to_thread(describe_methods, configured)
     except CapgraphError:
-        return []  # check_models has reported why the models cannot be made
-    return [Finding("models", "ok", f"{one.role}: {one.method} ({one.reason})") for one in used]
+        return []  # check_models has already reported the error
+    return [
+        Finding("models", "ok", f"{method.role}: {method.method} ({method.reason})")
+        for method in methods
+    ]
 
 
 async def _ask_model(model: Any, name: str, *, is_enabled: bool) -> Finding:
@@ -279,31 +285,31 @@ async def _ask_model(model: Any, name: str, *, is_enabled: bool) -> Finding:
     from capgraph.graph.diagnostics import Finding
 
     if not is_enabled:
-        return Finding("models", "ok", f"{name}: made, not asked")
+        return Finding("models", "ok", f"{name}: created, not tested")
     try:
         async with asyncio.timeout(MODEL_SECONDS):
             await model.ainvoke("Answer with the one word: ready")
     except TimeoutError:
-        text = f"{name}: no answer within {MODEL_SECONDS:g} s"
+        text = f"{name}: no response within {MODEL_SECONDS:g} s"
         return Finding("models", "error", text, "Check base_url and the network.")
     except Exception as exc:
         text = f"{name}: {type(exc).__name__}: {mask_secrets(str(exc))}"
-        return Finding("models", "error", text, "Check the model's name, its key and base_url.")
+        return Finding("models", "error", text, "Check the model name, the API key, and base_url.")
     return Finding("models", "ok", f"{name}: answered")
 
 
-def _print(found: list[Finding]) -> None:
+def _print(findings: list[Finding]) -> None:
     from rich.text import Text
 
     from capgraph.cli.terminal import make_console, to_printable
 
     console = make_console()
-    for finding in found:
+    for finding in findings:
         sign, style = _LEVEL_SIGNS[finding.level]
-        words = finding.level if not console.is_terminal else sign
-        line = Text.assemble((words, style), f" {finding.area}: {to_printable(finding.text)}")
+        label = finding.level if not console.is_terminal else sign
+        line = Text.assemble((label, style), f" {finding.area}: {to_printable(finding.text)}")
         console.print(line, soft_wrap=True)
         if finding.fix:
             console.print(f"  Fix: {to_printable(finding.fix)}", soft_wrap=True)
-    levels = [finding.level for finding in found]
+    levels = [finding.level for finding in findings]
     console.print(f"{levels.count('error')} error(s), {levels.count('warning')} warning(s)")

@@ -1,4 +1,4 @@
-"""``capgraph db``: the schema of a database."""
+"""``capgraph db``: manage the schema of a database."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from capgraph.cli.terminal import print_text
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-app: typer.Typer = typer.Typer(name="db", help="The schema of a database.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    name="db", help="Manage the schema of a database.", no_args_is_help=True
+)
 
 
 @app.callback()
 def _group() -> None:
-    """Keep the group for its one command."""
+    """Keep ``upgrade`` as a subcommand."""
 
 
 @app.command("upgrade")
 @with_shared_options("config", "db")
 def upgrade(shared: SharedOptions) -> None:
-    """Bring the tables of a database up to date."""
+    """Migrate the tables of a database to the current version."""
     from capgraph.stores.schema import MIGRATIONS
 
     async def nothing(saver: BaseCheckpointSaver[Any], store: object) -> None:
-        """Do nothing: a database is brought up to date when it is opened."""
+        """Do nothing: opening a database migrates it."""
 
     shared.run_with_database(nothing)
-    print_text(f"The schema has version {len(MIGRATIONS)}.")
+    print_text(f"The schema is at version {len(MIGRATIONS)}.")

@@ -1,4 +1,4 @@
-"""``capgraph eval``: how well an agent does over a set of requests."""
+"""``capgraph eval``: evaluate an agent on a dataset."""
 
 from __future__ import annotations
 
@@ -31,48 +31,53 @@ _MISSING_VALUES = {"cost_usd": "unknown price"}
 @with_shared_options("config", "db")
 def evaluate(
     shared: SharedOptions,
-    dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
+    dataset: Annotated[Path, typer.Argument(help="Evaluation dataset (YAML).")],
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", "-m", help="Chat model as provider:name; repeat it to compare models."
+            "--model", "-m", help="Chat model as provider:name; repeat to compare models."
         ),
     ] = None,
     compare: Annotated[
         Path | None,
-        typer.Option("--compare", help="A second configuration, shown beside the first."),
+        typer.Option("--compare", help="Second configuration to compare with the first."),
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option("--case", help="Run only this case; may be repeated.")
+        list[str] | None, typer.Option("--case", help="Run only this case; can be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cases at once.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Number of cases to run concurrently.")
+    ] = 1,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
+        Path | None,
+        typer.Option("--json", help="Also write all metrics to this file; '-' prints them."),
     ] = None,
     runs_folder: Annotated[
         Path | None,
         typer.Option(
             "--runs",
-            help="Folder that stores the figures of each run (default: serve.evaluations; with"
-            " several models 'NAME_runs' beside the set).",
+            help="Folder for the results of each run (default: serve.evaluations; with several"
+            " models, 'NAME_runs' next to the dataset).",
         ),
     ] = None,
     from_threads: Annotated[
         bool,
-        typer.Option("--from-threads", help="Write the set, out of the turns of --db, and end."),
+        typer.Option("--from-threads", help="Write the dataset from the turns in --db and exit."),
     ] = False,
     thread: Annotated[
-        list[str] | None, typer.Option("--thread", "-t", help="Only this thread; may be repeated.")
+        list[str] | None,
+        typer.Option("--thread", "-t", help="Use only this thread; can be repeated."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many turns.")
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of turns.")
     ] = None,
 ) -> None:
-    """Run a set of requests and compare choice, plan and answer with what is expected.
+    """Run an evaluation dataset and compare selection, plan, and answer with the expectations.
 
-    The exit code is 0 when every least value of the set is reached (without any: when every case
-    passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config and
-    the first --model alone.
+    The exit code is 0 if every threshold of the dataset is reached (without thresholds: if every
+    case
+    passes), 1 if not, and 2 if the dataset or the configuration is invalid. Only --config and the
+    first --model determine the exit code.
     """
     from capgraph.evaluation import load_dataset
 
@@ -87,13 +92,13 @@ def evaluate(
     reports, folder = asyncio.run(_run_reports(loaded, configs, model or [None], jobs))
     if runs_folder is None and len(model or []) > 1 and folder is None:
         folder = dataset.with_name(f"{dataset.stem}_runs")
-    short = reports[0].check_thresholds(loaded.thresholds)
+    shortfalls = reports[0].check_thresholds(loaded.thresholds)
     now = datetime.now(UTC)
     data = {
         "dataset": loaded.name,
         "created_at": now.isoformat(timespec="seconds"),
-        "ok": not short,
-        "below": [str(item) for item in short],
+        "ok": not shortfalls,
+        "below": [str(item) for item in shortfalls],
         "thresholds": loaded.thresholds.model_dump(exclude_none=True),
         "reports": [report.as_data() for report in reports],
     }
@@ -104,12 +109,12 @@ def evaluate(
         if json_path is not None:
             write_file(json_path, text + "\n")
         _print_reports(reports, loaded.thresholds)
-    if (kept := runs_folder or folder) is not None:
+    if (stored_folder := runs_folder or folder) is not None:
         name = re.sub(r"[^\w.-]+", "_", loaded.name)
-        file = kept.expanduser() / f"{now:%Y%m%dT%H%M%S%f}_{name}.json"
+        file = stored_folder.expanduser() / f"{now:%Y%m%dT%H%M%S%f}_{name}.json"
         write_file(file, text + "\n")
         typer.echo(f"Run stored in {file}", err=True)
-    raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
+    raise typer.Exit(ExitCode.FAILED if shortfalls else ExitCode.ANSWERED)
 
 
 def _write_dataset(
@@ -119,24 +124,24 @@ def _write_dataset(
     from capgraph.evaluation import dataset_from_threads, write_dataset
 
     with use_masker(SecretMasker.of(shared.settings())):
-        made, recordings = shared.run_with_database(
+        new_dataset, recordings = shared.run_with_database(
             lambda saver, _: dataset_from_threads(saver, threads, name=file.stem, limit=limit)
         )
         folder = file.resolve().parent
         if shared.config is not None and shared.config.resolve().is_relative_to(folder):
             config = str(shared.config.resolve().relative_to(folder))
-            made = made.model_copy(update={"config": config})
-        write_dataset(file, made, recordings)
+            new_dataset = new_dataset.model_copy(update={"config": config})
+        write_dataset(file, new_dataset, recordings)
     typer.echo(f"{len(recordings)} turn(s) written to {file}")
 
 
 def _select_cases(dataset: Dataset, names: Sequence[str]) -> Dataset:
-    """Return the set with only the named cases; all without names."""
+    """Return the dataset with only the named cases; with all cases if none are named."""
     unknown = sorted(set(names) - {case.name for case in dataset.cases})
     if unknown:
         raise ConfigurationError(
-            f"The evaluation set {dataset.name!r} has no case {', '.join(map(repr, unknown))}.",
-            fix=f"Its cases are {', '.join(case.name for case in dataset.cases)}.",
+            f"The dataset {dataset.name!r} has no case {', '.join(map(repr, unknown))}.",
+            fix=f"Use one of: {', '.join(case.name for case in dataset.cases)}.",
         )
     cases = [case for case in dataset.cases if not names or case.name in names]
     return dataset.model_copy(update={"cases": cases})
@@ -145,11 +150,11 @@ def _select_cases(dataset: Dataset, names: Sequence[str]) -> Dataset:
 async def _run_reports(
     dataset: Dataset, configs: Sequence[Path | None], models: Sequence[str | None], jobs: int
 ) -> tuple[list[Report], Path | None]:
-    """Return a report for each configuration with each model, and the folder of stored runs."""
+    """Return a report for each configuration and model, and the folder of stored runs."""
     from capgraph.adapters import open_registry
     from capgraph.evaluation import evaluate, validate_dataset
 
-    # Everything is read and checked before the first request costs anything.
+    # Validate everything before the first request, which may cost money.
     agents = []
     async with AsyncExitStack() as stack:
         for config in configs:
@@ -193,10 +198,10 @@ def _print_reports(reports: Sequence[Report], thresholds: Thresholds) -> None:
             for line in _failure_lines(result, f"{report.label}: " if len(reports) > 1 else ""):
                 print_text(line)
     heading, *rows = _report_rows(reports, thresholds)
-    # In a pipe the headings tell the reports apart.
+    # In a pipe, the heading distinguishes the reports.
     print_rows(heading, rows if sys.stdout.isatty() else [heading, *rows])
     for shortfall in reports[0].check_thresholds(thresholds):
-        print_text(f"Below: {shortfall}")
+        print_text(f"Below threshold: {shortfall}")
 
 
 def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
@@ -210,19 +215,19 @@ def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
 
 
 def _report_rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
-    """Yield a heading and one row for each figure."""
+    """Yield the heading and one row per metric."""
     from capgraph.evaluation import METRICS
 
     yield ("figure", *(report.label for report in reports), "at least")
     figures = [report.figures for report in reports]
     for name, metric in METRICS.items():
-        least = getattr(thresholds, name, None)
+        threshold = getattr(thresholds, name, None)
         cells = [
             _MISSING_VALUES.get(name, "not judged")
-            if (value := found[name]) is None
+            if (value := values[name]) is None
             else f"{value:{metric.format_spec}}"
-            for found in figures
+            for values in figures
         ]
         if name == "passed":
             cells = [f"{len(r.results) - len(r.failures)} of {len(r.results)}" for r in reports]
-        yield (metric.label, *cells, "" if least is None else f"{least:g}")
+        yield (metric.label, *cells, "" if threshold is None else f"{threshold:g}")

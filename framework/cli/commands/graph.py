@@ -1,4 +1,4 @@
-"""``capgraph graph``: the agent, a plan or a run as a picture."""
+"""``capgraph graph``: draw the agent, a plan, or a run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ app: typer.Typer = typer.Typer()
 @with_shared_options("config", "db")
 def graph(
     shared: SharedOptions,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Draw the plan of this file.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Draw the plan in this file.")] = None,
     thread: Annotated[
         str | None, typer.Option("--thread", "-t", help="Draw the last run of this thread.")
     ] = None,
 ) -> None:
-    """Draw the agent, a plan or a run as a Mermaid flowchart."""
+    """Print a Mermaid flowchart of the agent, a plan, or a run."""
     if plan is not None and thread is not None:
         raise ConfigurationError(
-            "--plan and --thread cannot be drawn at once.", fix="Give one of them."
+            "--plan cannot be combined with --thread.", fix="Pass one of them."
         )
     if plan is not None:
         from capgraph.base import load_execution_plan_from_file
@@ -36,7 +36,7 @@ def graph(
 
         print_text(plan_mermaid(load_execution_plan_from_file(plan)))
         return
-    # Nothing is asked here, so no key and no package of a model is needed.
+    # No model is called, so no API key and no provider package are needed.
     settings = shared.settings().model_copy(update={"model": None, "models": {}})
     if thread is not None:
         shared.require_database()
@@ -59,13 +59,18 @@ async def _run_mermaid(shared: SharedOptions, settings: Any, thread: str) -> str
     if not plan:
         raise ConfigurationError(
             f"The thread {thread!r} has no plan to draw.",
-            fix="See 'capgraph threads list' for the threads of this database.",
+            fix="List threads with 'capgraph threads list'.",
         )
     states = {key: "pending" if s == "waiting" else s for key, s in step_states(values).items()}
-    if not snapshot.tasks:  # the turn is over: what did not run never will
-        answered = (values.get("execution_outcome") or {}).get("status") in {"completed", "partial"}
-        closing = {s["context_key"] for s in plan["steps"] if s["capability"] in TERMINAL_STEPS}
+    if not snapshot.tasks:  # the turn has ended, so pending steps will not run
+        is_answered = (values.get("execution_outcome") or {}).get("status") in {
+            "completed",
+            "partial",
+        }
+        terminal_keys = {
+            s["context_key"] for s in plan["steps"] if s["capability"] in TERMINAL_STEPS
+        }
         for key, state in states.items():
             if state == "pending":
-                states[key] = "done" if answered and key in closing else "skipped"
+                states[key] = "done" if is_answered and key in terminal_keys else "skipped"
     return plan_mermaid(plan, states)

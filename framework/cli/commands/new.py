@@ -1,7 +1,7 @@
-"""``capgraph new``: a project, a capability or a node that runs and passes its own tests.
+"""``capgraph new``: create a project, a capability, or a node, with passing tests.
 
-What is written lies below ``templates``: ``string.Template`` fills in names, and the folder
-``package`` stands for the project's own package.
+The files are in ``templates``. ``string.Template`` fills in names, and the folder ``package`` is
+renamed to the project's package.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import typer
 from capgraph.configs.errors import ConfigurationError
 
 app: typer.Typer = typer.Typer(
-    name="new", help="Write a new project, capability or node.", no_args_is_help=True
+    name="new", help="Create a project, capability, or node.", no_args_is_help=True
 )
-_NameArgument = Annotated[str, typer.Argument(help="Its name.")]
+_NameArgument = Annotated[str, typer.Argument(help="Name.")]
 _ProjectOption = Annotated[Path, typer.Option("--in", help="Folder of the project.")]
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _SUFFIX = ".tmpl"
@@ -31,25 +31,25 @@ _RESERVED_NAMES = {"capgraph", "capgraph_pytest", "tests"}
 @app.command("project")
 def project(
     name: _NameArgument,
-    folder: Annotated[Path, typer.Option("--in", help="Folder that it is made in.")] = Path(),
+    folder: Annotated[Path, typer.Option("--in", help="Parent folder of the project.")] = Path(),
 ) -> None:
-    """Write a project: an agent with two capabilities, its configuration and its tests."""
+    """Create a project: an agent with two capabilities, a configuration, and tests."""
     package = python_name(name)
     if package in _RESERVED_NAMES or package in sys.stdlib_module_names:
         raise ConfigurationError(
-            f"The name {name!r} is that of another package.", fix="Choose another name."
+            f"The name {name!r} is used by another package.", fix="Choose another name."
         )
     target = folder / name
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigurationError(
-            f"{str(target)!r} exists and is not empty.", fix="Choose another name or folder."
+            f"The folder {str(target)!r} is not empty.", fix="Choose another name or folder."
         )
     root = _TEMPLATES / "project"
-    places = {"package": package, "gitignore": ".gitignore"}
+    renames = {"package": package, "gitignore": ".gitignore"}
     files = []
     for file in sorted(root.rglob(f"*{_SUFFIX}")):
         parts = file.relative_to(root).as_posix().removesuffix(_SUFFIX).split("/")
-        files.append((file, target.joinpath(*(places.get(part, part) for part in parts))))
+        files.append((file, target.joinpath(*(renames.get(part, part) for part in parts))))
     _write(files, package=package, distribution=package.replace("_", "-"))
     typer.echo(f"Next: cd {target} && capgraph ask 'How warm is it on average?'")
 
@@ -58,11 +58,11 @@ def project(
 def capability(
     name: _NameArgument,
     function: Annotated[
-        bool, typer.Option("--function", help="One annotated function instead of a class.")
+        bool, typer.Option("--function", help="Create an annotated function instead of a class.")
     ] = False,
     folder: _ProjectOption = Path(),
 ) -> None:
-    """Write a capability and its test into the project of this folder."""
+    """Create a capability and its test in this project."""
     module, (package, _) = python_name(name), read_project(folder)
     klass = f"{_to_camel_case(module)}Capability"
     _write_with_test(
@@ -85,54 +85,58 @@ def node(
     name: _NameArgument,
     role: Annotated[
         str | None,
-        typer.Option("--role", help="Built-in node that it replaces; without it, respond."),
+        typer.Option("--role", help="Built-in node to replace (default: respond)."),
     ] = None,
     folder: _ProjectOption = Path(),
 ) -> None:
-    """Write a node that takes the place of a built-in one, and its test, into this project.
+    """Create a node that replaces a built-in node, and its test, in this project.
 
-    Where a node of the project has the place and no role is given, it stands after that.
+    If the project already has a node of its own in that position and --role is omitted, the new
+    node
+    runs after it.
     """
     from capgraph.registry import Registry
 
     module, (package, settings) = python_name(name), read_project(folder)
-    known = Registry().infrastructure
-    asked, role = role, role or (module if module in known else "respond")
-    if role not in known:
+    builtin_nodes = Registry().infrastructure
+    given_role, role = role, role or (module if module in builtin_nodes else "respond")
+    if role not in builtin_nodes:
         raise ConfigurationError(
-            f"There is no node {role!r} to replace.", fix=f"Use one of: {', '.join(known)}."
+            f"Unknown node {role!r}.", fix=f"Use one of: {', '.join(builtin_nodes)}."
         )
     if f"{package}.nodes" not in (settings.get("infrastructure") or []):
         raise ConfigurationError(
-            f"{package}.nodes does not stand under 'infrastructure', so no node there is found.",
-            fix=f"Write both 'capgraph.infrastructure' and '{package}.nodes' there, and make the package.",
+            f"The package {package}.nodes is not listed under 'infrastructure' in capgraph.yml.",
+            fix=f"List 'capgraph.infrastructure' and '{package}.nodes', and create the package.",
         )
     nodes = folder / package / "nodes"
-    own = next((f for f in sorted(nodes.glob("*.py")) if f'name = "{role}"' in f.read_text()), None)
-    if own is not None and (asked or module == role):
+    existing = next(
+        (f for f in sorted(nodes.glob("*.py")) if f'name = "{role}"' in f.read_text()), None
+    )
+    if existing is not None and (given_role or module == role):
         raise ConfigurationError(
-            f"{str(own)!r} takes the place of {role!r} already.",
-            fix="Leave --role out, so that the new node stands after it, or change that file.",
+            f"The node {role!r} is already replaced by {str(existing)!r}.",
+            fix="Omit --role to run the new node after it, or change that file.",
         )
     _write_with_test(
         "node",
-        "node" if own is None else "beside",
+        "node" if existing is None else "beside",
         nodes / f"{module}.py",
         folder / "tests" / f"test_{module}.py",
         name=module,
         klass=f"{_to_camel_case(module)}Node",
         role=role,
-        node=role if own is None else module,
-        builtin=known[role].cls.__name__,
+        node=role if existing is None else module,
+        builtin=builtin_nodes[role].cls.__name__,
         package=package,
     )
 
 
 def python_name(name: str) -> str:
-    """Return the Python name that a name stands for.
+    """Return a valid Python identifier for a name.
 
     Raises:
-        ConfigurationError: It stands for none.
+        ConfigurationError: The name cannot be converted.
 
     >>> python_name("my-station")
     'my_station'
@@ -140,8 +144,8 @@ def python_name(name: str) -> str:
     found = name.strip().replace("-", "_").lower()
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}", found) or keyword.iskeyword(found):
         raise ConfigurationError(
-            f"{name[:80]!r} is no name that Python can use.",
-            fix="Use letters, digits and underscores, beginning with a letter: my_station.",
+            f"Invalid name {name[:80]!r}: it cannot be converted to a Python identifier.",
+            fix="Use letters, digits, and underscores, starting with a letter: my_station.",
         )
     return found
 
@@ -150,15 +154,16 @@ def read_project(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the package and the configuration of the project in a folder.
 
     Raises:
-        ConfigurationError: There is none, or none of its modules is a package of it.
+        ConfigurationError: The folder has no configuration, or none of its modules is a package
+            there.
     """
     from capgraph.configs.yaml_files import read_yaml
 
     config = folder / "capgraph.yml"
     if not config.is_file():
         raise ConfigurationError(
-            f"There is no capgraph.yml in {str(folder)!r}.",
-            fix="Go to the folder of a project, or make one: capgraph new project NAME.",
+            f"The folder {str(folder)!r} has no capgraph.yml.",
+            fix="Change to a project folder, or create one: capgraph new project NAME.",
         )
     settings = read_yaml(config)
     modules = settings.get("modules") or []
@@ -167,8 +172,8 @@ def read_project(folder: Path) -> tuple[str, dict[str, Any]]:
         if (folder / package / "__init__.py").is_file():
             return package, settings
     raise ConfigurationError(
-        f"None of the modules {modules!r} of {str(config)!r} is a package beside it.",
-        fix="Name a package that lies beside capgraph.yml, such as my_app.capabilities.",
+        f"The modules {modules!r} in {str(config)!r} include no package of the same folder.",
+        fix="Add a package that is next to capgraph.yml, such as my_app.capabilities.",
     )
 
 
@@ -185,7 +190,7 @@ def _write_with_test(
 
 
 def _write(files: Iterable[tuple[Path, Path]], **values: str) -> None:
-    """Write all files or none; nothing is overwritten."""
+    """Write all files or none. Existing files are not overwritten."""
     from capgraph.cli.terminal import one_line, write_file
 
     texts = {
@@ -195,7 +200,8 @@ def _write(files: Iterable[tuple[Path, Path]], **values: str) -> None:
     for target in texts:
         if target.exists():
             raise ConfigurationError(
-                f"{str(target)!r} exists already.", fix="Choose another name, or remove the file."
+                f"The file {str(target)!r} already exists.",
+                fix="Choose another name, or delete the file.",
             )
     for target, text in texts.items():
         write_file(target, text)

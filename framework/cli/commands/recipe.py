@@ -1,4 +1,4 @@
-"""``capgraph recipe``: make a plan that worked into a capability."""
+"""``capgraph recipe``: save a plan as a capability."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from capgraph.planning import Recipe
 
 app: typer.Typer = typer.Typer(
-    name="recipe", help="Save recipes: plans as capabilities.", no_args_is_help=True
+    name="recipe", help="Save plans as recipes, which are capabilities.", no_args_is_help=True
 )
 _DEFAULT_FOLDER = "recipes"
 
@@ -25,24 +25,30 @@ _DEFAULT_FOLDER = "recipes"
 @with_shared_options("config", "db")
 def save(
     shared: SharedOptions,
-    thread: Annotated[str, typer.Argument(help="Thread whose last turn is to become a recipe.")],
-    name: Annotated[str, typer.Argument(help="What the capability shall be called.")],
+    thread: Annotated[str, typer.Argument(help="Thread whose last turn becomes the recipe.")],
+    name: Annotated[str, typer.Argument(help="Name of the capability.")],
     parameter: Annotated[
         list[str] | None,
         typer.Option(
             "--parameter",
             "-p",
-            help="step.value or step.value=name that becomes a parameter; may be repeated"
-            " (default: every value that the request says).",
+            help="Value that becomes a parameter, as step.value or step.value=name; can be repeated"
+            " (default: every value that occurs in the request).",
         ),
     ] = None,
-    description: Annotated[str, typer.Option("--description", help="What it does.")] = "",
+    description: Annotated[
+        str, typer.Option("--description", help="Description of the capability.")
+    ] = "",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File (default: NAME.yml in the first of 'recipes')."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Output file (default: NAME.yml in the first folder of 'recipes').",
+        ),
     ] = None,
 ) -> None:
-    """Make a recipe of a thread's last turn and write it to a file."""
+    """Save the plan of a thread's last turn as a recipe file."""
     from capgraph.graph.turn_runner import load_thread_values
     from capgraph.planning import Recipe, recipe_of
     from capgraph.registry import load_recipe, save_recipe
@@ -52,37 +58,38 @@ def save(
     folders = [Path(place) for place in settings.recipes if not Path(place).suffix]
     target = output or (folders or [Path(_DEFAULT_FOLDER)])[0] / f"{name}.yml"
 
-    before = load_recipe(target) if target.is_file() else None
+    existing = load_recipe(target) if target.is_file() else None
 
     async def make() -> Recipe:
         async with shared.open_agent(settings) as agent:
-            known = agent.registry.capabilities.get(name)
-            if known is not None and recipe_of(known) is None:
+            capability = agent.registry.capabilities.get(name)
+            if capability is not None and recipe_of(capability) is None:
                 raise ConfigurationError(
-                    f"{name!r} is a capability already, and no recipe.", fix="Choose another name."
+                    f"The name {name!r} is used by a capability that is not a recipe.",
+                    fix="Choose another name.",
                 )
             recipe = Recipe.from_turn(
                 await load_thread_values(agent.graph, thread),
                 name,
                 agent.registry,
                 parameters=parameter or None,
-                description=description or (before.description if before else ""),
-                version=before.version + 1 if before else 1,
+                description=description or (existing.description if existing else ""),
+                version=existing.version + 1 if existing else 1,
             )
-            if before is not None:
-                fitting = [
-                    e for e in before.examples if e.parameters.keys() <= recipe.parameters.keys()
+            if existing is not None:
+                kept_examples = [
+                    e for e in existing.examples if e.parameters.keys() <= recipe.parameters.keys()
                 ]
-                new = [e for e in recipe.examples if e not in fitting]
-                recipe = recipe.model_copy(update={"examples": [*fitting, *new]})
+                new_examples = [e for e in recipe.examples if e not in kept_examples]
+                recipe = recipe.model_copy(update={"examples": [*kept_examples, *new_examples]})
             recipe.check(agent.registry)
             return recipe
 
     recipe = asyncio.run(make())
     save_recipe(recipe, target)
-    said = ", ".join(recipe.parameters) or "none"
+    parameter_names = ", ".join(recipe.parameters) or "none"
     print_text(
-        f"{target}: version {recipe.version}, {len(recipe.steps)} step(s), parameters: {said}"
+        f"{target}: version {recipe.version}, {len(recipe.steps)} step(s), parameters: {parameter_names}"
     )
     if not {str(target), str(target.parent)} & set(settings.recipes):
         print_text(f"To use it, name {str(target.parent)!r} under 'recipes' in the configuration.")

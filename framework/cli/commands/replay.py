@@ -1,4 +1,4 @@
-"""``capgraph record`` and ``capgraph replay``: a turn in a file, and run again without the outside."""
+"""``capgraph record`` and ``capgraph replay``: save a turn to a file and replay it offline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 app: typer.Typer = typer.Typer()
 _TurnOption = Annotated[
-    int | None, typer.Option("--turn", min=1, help="Which turn, from 1 (default: the last).")
+    int | None,
+    typer.Option("--turn", min=1, help="Number of the turn, from 1 (default: the last)."),
 ]
 
 
@@ -28,19 +29,19 @@ _TurnOption = Annotated[
 def record(
     shared: SharedOptions,
     thread: Annotated[
-        str | None, typer.Argument(help="Thread id (default: the one that was saved last).")
+        str | None, typer.Argument(help="Thread ID (default: the most recently saved thread).")
     ] = None,
     turn: _TurnOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write (default: standard output).")
+        Path | None, typer.Option("--out", "-o", help="Output file (default: standard output).")
     ] = None,
 ) -> None:
-    """Write a turn of a thread as JSON, which 'replay' takes elsewhere; secrets are masked."""
+    """Write a turn of a thread as JSON for 'replay'. Secrets are masked."""
     from capgraph.configs.logger import SecretMasker, use_masker
 
     with use_masker(SecretMasker.of(shared.settings())):
-        found = _read_recording(shared, thread, turn).as_data()
-    text = json.dumps(found, indent=1, ensure_ascii=False)
+        recording = _read_recording(shared, thread, turn).as_data()
+    text = json.dumps(recording, indent=1, ensure_ascii=False)
     if out is None:
         typer.echo(text)
     else:
@@ -51,20 +52,22 @@ def record(
 @with_shared_options("config", "db", "as_json")
 def replay(
     shared: SharedOptions,
-    thread: Annotated[str, typer.Argument(help="Thread id, or a file that 'record' wrote.")],
+    thread: Annotated[str, typer.Argument(help="Thread ID, or a file written by 'record'.")],
     turn: _TurnOption = None,
     with_model: Annotated[
         str | None,
-        typer.Option("--with-model", help="Choose, plan and answer anew with provider:model."),
+        typer.Option(
+            "--with-model", help="Select capabilities, plan, and answer with provider:model."
+        ),
     ] = None,
     from_step: Annotated[
         str | None,
-        typer.Option("--from", help="Run steps anew from this one on; they may have no effect."),
+        typer.Option("--from", help="Execute steps from this one on; they must have no effects."),
     ] = None,
 ) -> None:
-    """Run a turn again from its own records, and show what differs; nothing outside is touched.
+    """Replay a turn from its recorded results and show the differences.
 
-    The exit code is 0 when all is as it was, and 1 when not.
+    No external system is called. The exit code is 0 if the results are equal, and 1 otherwise.
     """
     from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
@@ -72,18 +75,18 @@ def replay(
     from capgraph.evaluation import replay as run
 
     file = Path(thread)
-    # A file without an ending, here, may bear the name of a thread by chance.
-    named = file.is_file() and (file.suffix or len(file.parts) > 1)
-    found = load_recording(file) if named else _read_recording(shared, thread, turn)
+    # A file without an extension in the current folder may have the name of a thread by chance.
+    is_file = file.is_file() and (file.suffix or len(file.parts) > 1)
+    recording = load_recording(file) if is_file else _read_recording(shared, thread, turn)
     settings = shared.settings()
-    more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
+    options: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
 
-    async def again() -> ReplayResult:
+    async def run_replay() -> ReplayResult:
         async with open_registry(settings) as registry:
-            return await run(found, registry, **more)
+            return await run(recording, registry, **options)
 
     with use_masker(SecretMasker.of(settings)):
-        result = asyncio.run(again())
+        result = asyncio.run(run_replay())
         if shared.as_json:
             typer.echo(json.dumps(result.as_data(), indent=2))
         else:
@@ -96,10 +99,10 @@ def _read_recording(shared: SharedOptions, thread: str | None, turn: int | None)
     from capgraph.stores.threads import iter_thread_ids
 
     async def work(saver: Any, _: object) -> Recording:
-        last = thread or await anext(iter_thread_ids(saver, limit=1), None)
-        if last is None:
-            raise ConfigurationError("There are no threads.", fix="Check --db.")
-        return await read(saver, last, turn)
+        thread_id = thread or await anext(iter_thread_ids(saver, limit=1), None)
+        if thread_id is None:
+            raise ConfigurationError("The database has no threads.", fix="Check --db.")
+        return await read(saver, thread_id, turn)
 
     return shared.run_with_database(work)
 
@@ -112,8 +115,8 @@ def _print(result: ReplayResult) -> None:
     ]
     if rows:
         print_rows(("part", "of", "recorded", "replayed"), rows)
-    for what in data["unrecorded"]:
-        print_text(f"no record: {what}")
+    for call in data["unrecorded"]:
+        print_text(f"no record: {call}")
     if result.ran:
         print_text(f"ran anew: {', '.join(result.ran)}")
     print_text(

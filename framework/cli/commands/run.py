@@ -1,4 +1,4 @@
-"""``capgraph run``: one run of a workflow that stands in a file."""
+"""``capgraph run``: run a workflow from a file."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ app: typer.Typer = typer.Typer()
 @with_shared_options("config", "model", "thread", "db")
 def run(
     shared: SharedOptions,
-    workflow: Annotated[Path, typer.Argument(help="Workflow, a YAML file.")],
+    workflow: Annotated[Path, typer.Argument(help="Workflow file (YAML).")],
     task: Annotated[
-        str | None, typer.Argument(help="What is to be done; leave it out to go on with --thread.")
+        str | None, typer.Argument(help="Task of the workflow; omit it to resume --thread.")
     ] = None,
     answer: Annotated[
         str | None,
-        typer.Option("--answer", help="Answer what the run of --thread asks: JSON or text."),
+        typer.Option("--answer", help="Answer to the question of --thread: JSON or text."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the complete result as JSON.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output.")] = False,
 ) -> None:
-    """Run a workflow; its nodes may be the configuration's capabilities, by name.
+    """Run a workflow, whose nodes may use the configured capabilities by name.
 
-    A run with --thread is kept in the database. One that was cut short goes on when no task is
-    given; one that asks goes on with --answer.
+    With --thread, the run is stored in the database. Omit the task to resume an unfinished run; use
+    --answer to resume one that asks a question.
     """
     settings = shared.settings()
 
-    async def once() -> WorkflowResult:
+    async def run_once() -> WorkflowResult:
         from langgraph.errors import EmptyInputError
         from langgraph.types import Command
 
@@ -52,45 +54,51 @@ def run(
         from capgraph.workflows.nodes import to_workflow_result
 
         async with shared.open_agent(settings) as agent:
-            built: Any = agent.graph
-            services = built.services
-            known = {name: spec.cls for name, spec in agent.registry.capabilities.items()}
-            loaded = await asyncio.to_thread(load_workflow, workflow, known, services=services)
-            given: Any = None if task is None else {"task": task}
+            agent_graph: Any = agent.graph
+            services = agent_graph.services
+            capabilities = {name: spec.cls for name, spec in agent.registry.capabilities.items()}
+            loaded = await asyncio.to_thread(
+                load_workflow, workflow, capabilities, services=services
+            )
+            graph_input: Any = None if task is None else {"task": task}
             if answer is not None:
-                given = Command(resume=parse_value(answer))
+                graph_input = Command(resume=parse_value(answer))
             graph = loaded.compile(agent.saver)
             thread = shared.thread or new_thread_id()
             config = thread_config(settings, thread)
-            async with hold_lease(built.persistence, config):
+            async with hold_lease(agent_graph.persistence, config):
                 try:
-                    return to_workflow_result(await graph.ainvoke(given, config))
+                    return to_workflow_result(await graph.ainvoke(graph_input, config))
                 except EmptyInputError:
                     raise ConfigurationError(
-                        f"There is no run to go on with in the thread {thread!r}.",
-                        fix="Give a task, or the --thread of a run that was cut short.",
+                        f"The thread {thread!r} has no unfinished run.",
+                        fix="Pass a task, or the --thread of an unfinished run.",
                     ) from None
 
-    result = asyncio.run(once())
+    result = asyncio.run(run_once())
     shown = result.final_output
     if as_json:
-        whole = {
-            "outputs": {name: _to_plain(found) for name, found in result.outputs.items()},
+        document = {
+            "outputs": {
+                name: _to_plain(node_result) for name, node_result in result.outputs.items()
+            },
             "final_output": shown,
             "success": result.success,
             "error": result.error,
             "metadata": result.metadata,
         }
-        print_text(json.dumps(whole, ensure_ascii=False, default=str))
+        print_text(json.dumps(document, ensure_ascii=False, default=str))
     else:
-        for name, found in {} if quiet else result.outputs.items():
-            for one in found if isinstance(found, list) else [found]:
+        for name, node_result in {} if quiet else result.outputs.items():
+            for one in node_result if isinstance(node_result, list) else [node_result]:
                 print_text(f"{name}: {one.output if one.success else f'failed: {one.error}'}")
         text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
         print_text(text if quiet else f"\n{text}")
     if result.error is not None and not as_json:
-        asks = "interrupts" in result.metadata
-        print_error(CapgraphError(result.error, fix="Answer with --answer." if asks else None))
+        has_question = "interrupts" in result.metadata
+        print_error(
+            CapgraphError(result.error, fix="Answer with --answer." if has_question else None)
+        )
     raise typer.Exit(ExitCode.of_status(_outcome_status(result)))
 
 

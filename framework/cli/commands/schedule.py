@@ -1,4 +1,4 @@
-"""``capgraph schedule``: turns that begin by the clock."""
+"""``capgraph schedule``: turns that start at scheduled times."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from capgraph.cli.options import SharedOptions, with_shared_options
 from capgraph.cli.terminal import print_rows, print_text
 from capgraph.configs.errors import ConfigurationError
 
-app: typer.Typer = typer.Typer(
-    name="schedule", help="Turns that begin by the clock.", no_args_is_help=True
-)
+app: typer.Typer = typer.Typer(name="schedule", help="Schedule turns.", no_args_is_help=True)
 
 
 @app.command("add")
 @with_shared_options("config", "db", "engine", "temporal")
 def add(
     shared: SharedOptions,
-    cron: Annotated[str, typer.Argument(help="When, as five fields of cron in UTC.")],
-    question: Annotated[str, typer.Argument(help="What is asked.")],
+    cron: Annotated[str, typer.Argument(help="Cron expression with five fields, in UTC.")],
+    question: Annotated[str, typer.Argument(help="Question to ask.")],
     thread: Annotated[
-        str | None, typer.Option("--thread", "-t", help="In this thread (default: a new one each).")
+        str | None,
+        typer.Option("--thread", "-t", help="Thread to use (default: a new one each time)."),
     ] = None,
 ) -> None:
-    """Ask a question again and again; prints the schedule's id."""
+    """Ask a question at scheduled times; prints the schedule's ID."""
     from capgraph.scale.schedules import Schedule, Schedules
 
-    named = check_thread_id(thread) if thread else ""
-    schedule = Schedule(new_thread_id(), cron, question, named)
+    thread_id = check_thread_id(thread) if thread else ""
+    schedule = Schedule(new_thread_id(), cron, question, thread_id)
     shared.run_with_engine(lambda opened, saver: Schedules(saver).add(schedule, opened))
     typer.echo(schedule.id)
 
@@ -42,29 +41,30 @@ def list_(shared: SharedOptions) -> None:
     """List the schedules."""
     from capgraph.scale.schedules import Schedules
 
-    found = shared.run_with_engine(lambda _, saver: Schedules(saver).list_all())
+    schedules = shared.run_with_engine(lambda _, saver: Schedules(saver).list_all())
     rows = [
-        (one.id, one.cron, one.thread or "a new one each", one.message or one.unreadable)
-        for one in found
+        (one.id, one.cron, one.thread or "new each time", one.message or one.unreadable)
+        for one in schedules
     ]
     print_rows(
         ("schedule", "when", "thread", "question"),
         rows,
-        empty_message="There are no schedules.",
-        data=[asdict(one) for one in found] if shared.as_json else None,
+        empty_message="No schedules.",
+        data=[asdict(one) for one in schedules] if shared.as_json else None,
     )
 
 
 @app.command("remove")
 @with_shared_options("config", "db", "engine", "temporal")
 def remove(
-    shared: SharedOptions, schedule: Annotated[str, typer.Argument(help="Id of the schedule.")]
+    shared: SharedOptions, schedule: Annotated[str, typer.Argument(help="ID of the schedule.")]
 ) -> None:
-    """Forget a schedule."""
+    """Delete a schedule."""
     from capgraph.scale.schedules import Schedules
 
     if not shared.run_with_engine(lambda opened, saver: Schedules(saver).remove(schedule, opened)):
         raise ConfigurationError(
-            f"There is no schedule {schedule!r:.80}.", fix="See 'capgraph schedule list'."
+            f"The schedule {schedule!r:.80} does not exist.",
+            fix="List schedules with 'capgraph schedule list'.",
         )
-    print_text("It is gone.")
+    print_text("Deleted.")

@@ -1,4 +1,4 @@
-"""``capgraph serve``: one server for people and for other agents."""
+"""``capgraph serve``: run the server."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def serve(
     shared: SharedOptions,
     host: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on; another than loopback needs --auth."),
+        typer.Option("--host", help="Address to listen on; other than loopback requires --auth."),
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", min=0, max=65_535, help="Port; 0 any that is free; else 8123 if that is free."
+            "--port", min=0, max=65_535, help="Port; 0 for a free one (default: 8123 if free)."
         ),
     ] = None,
     auth: Annotated[
         Path | None,
-        typer.Option("--auth", help="File of tokens ('capgraph token'); without it, a link."),
+        typer.Option("--auth", help="Token file ('capgraph token'); without it, log in by link."),
     ] = None,
     thread: Annotated[
         str | None,
@@ -45,13 +45,13 @@ def serve(
     ] = None,
     worker_count: Annotated[
         int,
-        typer.Option("--workers", min=0, help="Have so many processes of their own run the turns."),
+        typer.Option("--workers", min=0, help="Number of worker processes that run the turns."),
     ] = 0,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Do not open the console in a browser.")
     ] = False,
 ) -> None:
-    """Serve the agent: a console, a JSON API, AG-UI and more; SIGTERM hands over what runs."""
+    """Run the server: console, JSON API, AG-UI, MCP, A2A. On SIGTERM, hand over running turns."""
     from capgraph.base.errors import require_extra
     from capgraph.configs.logger import configure_logging
 
@@ -66,18 +66,18 @@ def serve(
         settings = shared.settings(is_shared=True)
     elif not is_loopback(host):
         raise ConfigurationError(
-            f"Everybody who reaches {host!r} could use the agent.",
-            fix="Add --auth FILE; 'capgraph token NAME --auth FILE' makes one.",
+            f"Listening on {host!r} requires authentication.",
+            fix="Pass --auth FILE; create it with 'capgraph token NAME --auth FILE'.",
         )
     if auth is not None and not auth.is_file():
         raise ConfigurationError(
-            f"The file of tokens {str(auth)!r} does not exist.",
-            fix=f"capgraph token NAME --auth {auth}",
+            f"The token file {str(auth)!r} does not exist.",
+            fix=f"Create it: capgraph token NAME --auth {auth}",
         )
-    ran = asyncio.run(
+    has_started = asyncio.run(
         _serve(shared, settings, worker_count, thread, not no_open, host, port, auth=auth)
     )
-    raise typer.Exit(ExitCode.ANSWERED if ran else ExitCode.FAILED)
+    raise typer.Exit(ExitCode.ANSWERED if has_started else ExitCode.FAILED)
 
 
 async def _serve(
@@ -101,26 +101,26 @@ async def _serve(
             agent = await stack.enter_async_context(shared.open_agent(settings))
             if worker_count or shared.engine:
                 url, saver = database_url(shared.db, settings), agent.graph.checkpointer
-                named = {"engine": shared.engine, "temporal": shared.temporal}
-                engine = await connect(url, saver, settings.scale, **named)
+                engine_options = {"engine": shared.engine, "temporal": shared.temporal}
+                engine = await connect(url, saver, settings.scale, **engine_options)
                 options["engine"] = engine
                 stack.push_async_callback(engine.close)
-                words = shared.to_arguments("config", "model", "db", "engine", "temporal")
-                await stack.enter_async_context(worker_processes(worker_count, words))
+                arguments = shared.to_arguments("config", "model", "db", "engine", "temporal")
+                await stack.enter_async_context(worker_processes(worker_count, arguments))
             application = create_app(agent.graph, settings=agent.settings, host=host, **options)
             address, link = socket_url(listening), application.state.link
             if thread is not None and link is None:
                 raise ConfigurationError(
-                    "There is no one-time link that could open a thread.",
-                    fix=f"Log in, and open {address}{thread_query(thread)}",
+                    "--thread requires the one-time link, which --auth disables.",
+                    fix=f"Log in and open {address}{thread_query(thread)}",
                 )
 
             def ready() -> None:
-                shown = f" {address}login?link={link}" if link else ""
-                shown += f"&{thread_query(thread)[1:]}" if thread is not None else ""
-                # Whoever started the process reads this line to know that it answers.
-                print(f"serving {address}{shown}", flush=True)  # noqa: T201
+                suffix = f" {address}login?link={link}" if link else ""
+                suffix += f"&{thread_query(thread)[1:]}" if thread is not None else ""
+                # The parent process reads this line to know that the server is ready.
+                print(f"serving {address}{suffix}", flush=True)  # noqa: T201
                 if link and open_browser and is_interactive():
-                    typer.launch(shown.strip())
+                    typer.launch(suffix.strip())
 
             return await Server(application, listening, ready).listen()

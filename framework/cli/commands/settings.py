@@ -1,4 +1,4 @@
-"""``capgraph settings``: every key, its value and where that comes from."""
+"""``capgraph settings``: every setting with its value and source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def settings(
     shared: SharedOptions,
     schema: Annotated[
         bool,
-        typer.Option("--schema", help="Print the JSON schema of configuration files, for editors."),
+        typer.Option(
+            "--schema", help="Print the JSON schema of configuration files, for use in editors."
+        ),
     ] = False,
 ) -> None:
     """Show every setting with its value and its source."""
@@ -37,30 +39,35 @@ def settings(
         typer.echo(json.dumps(settings_schema(Settings), indent=2))
         return
     read = shared.settings()
-    named = os.environ.get("CAPGRAPH_CONFIG")
-    files = [*([named] if named else []), *map(str, config_files(shared.config))]
+    environment_file = os.environ.get("CAPGRAPH_CONFIG")
+    files = [
+        *([environment_file] if environment_file else []),
+        *map(str, config_files(shared.config)),
+    ]
     sources = [(file, read_yaml(file)) for file in files]
-    told = []
+    rows_found = []
     for path, value in iter_settings(read):
         variable = "CAPGRAPH_" + "__".join(path).upper()
         source = "command line" if path[0] in {"data_folders", "user"} else "default"
         for file, values in sources:
             source = file if _has_path(values, path) else source
-        for known in os.environ:
-            # A whole section may be given by one variable, as JSON, and one key of it by its own.
-            given = known.upper()
-            if f"{variable}__".startswith(f"{given}__") or given.startswith(f"{variable}__"):
-                source = known
+        for variable_name in os.environ:
+            # A variable may set a single key, or a whole section as JSON.
+            name = variable_name.upper()
+            if f"{variable}__".startswith(f"{name}__") or name.startswith(f"{variable}__"):
+                source = variable_name
         masked = mask_data({path[-1]: value})[path[-1]]
-        told.append({"key": ".".join(path), "value": masked, "source": source})
-    rows = [(row["key"], json.dumps(row["value"], default=str), row["source"]) for row in told]
-    print_rows(("key", "value", "source"), rows, data=told if shared.as_json else None)
+        rows_found.append({"key": ".".join(path), "value": masked, "source": source})
+    rows = [
+        (row["key"], json.dumps(row["value"], default=str), row["source"]) for row in rows_found
+    ]
+    print_rows(("key", "value", "source"), rows, data=rows_found if shared.as_json else None)
 
 
 def iter_settings(
     section: BaseModel, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each key of the settings with its value as plain data."""
+    """Yield the path and the plain value of each setting."""
     from pydantic import BaseModel
 
     plain = section.model_dump(mode="json")
@@ -81,20 +88,20 @@ def _has_path(values: Any, path: tuple[str, ...]) -> bool:
 
 
 def settings_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of the settings, each key with what the documentation says of it."""
+    """Return the JSON schema of the settings, with descriptions from the docstrings."""
     schema = model.model_json_schema()
     for part in [schema, *schema["$defs"].values()]:
         _, _, listed = part.get("description", "").partition("Attributes:\n")
-        about: dict[str, str] = {}
+        descriptions: dict[str, str] = {}
         name = ""
         for line in listed.splitlines():
-            found, colon, text = line.strip().partition(": ")
-            if colon and found in part["properties"]:
-                name, about[found] = found, text
+            field, colon, text = line.strip().partition(": ")
+            if colon and field in part["properties"]:
+                name, descriptions[field] = field, text
             elif name and line.strip() and not line.strip().startswith(">>>"):
-                about[name] += f" {line.strip()}"
+                descriptions[name] += f" {line.strip()}"
             else:
                 name = ""
-        for key, text in about.items():
+        for key, text in descriptions.items():
             part["properties"][key]["description"] = text.replace("``", "")
     return schema

@@ -1,4 +1,4 @@
-"""``capgraph signal``: an event from outside, for a step that waits for it."""
+"""``capgraph signal``: send an external event to a waiting step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ app: typer.Typer = typer.Typer()
 @with_shared_options("config", "db", "model", "as_json")
 def signal_(
     shared: SharedOptions,
-    thread: Annotated[str, typer.Argument(help="Thread id.")],
-    key: Annotated[str, typer.Argument(help="Key of the event, as the step's wait_for has it.")],
-    value: Annotated[
-        str | None, typer.Argument(help="What comes with it: JSON, or else text.")
-    ] = None,
+    thread: Annotated[str, typer.Argument(help="Thread ID.")],
+    key: Annotated[str, typer.Argument(help="Key of the event, as in the step's wait_for.")],
+    value: Annotated[str | None, typer.Argument(help="Value of the event: JSON or text.")] = None,
     later: Annotated[
-        bool, typer.Option("--later", help="Only keep it; whoever serves the thread wakes it.")
+        bool,
+        typer.Option(
+            "--later", help="Only store the event; the server or a worker resumes the thread."
+        ),
     ] = False,
 ) -> None:
-    """Tell a thread that an event came. The step that waits for it goes on here.
+    """Send an event to a thread and resume the step that waits for it.
 
-    One that comes before a step waits for it is kept. The same one again changes nothing.
+    An event that arrives before a step waits for it is stored. Sending it again has no effect.
     """
     from capgraph.cli.session import open_session
     from capgraph.cli.views import make_view
@@ -38,10 +39,12 @@ def signal_(
     shared.require_database()
     view = make_view(as_json=shared.as_json)
     with open_session(view, ("capgraph", "ask"), replace(shared, thread=thread)) as session:
-        sent = signal(session.agent.graph, thread, key, parse_value(value), run=False)
-        waited = session.runner.run(sent)
-        if waited and not later:
+        sending = signal(session.agent.graph, thread, key, parse_value(value), run=False)
+        was_waiting = session.runner.run(sending)
+        if was_waiting and not later:
             end = session.run_turn(None, None, None)
             raise typer.Exit(ExitCode.of_status(end.status))
     if not shared.as_json:
-        print_text("A step waits for it." if waited else "No step waits for it now; it is kept.")
+        print_text(
+            "The waiting step can continue." if was_waiting else "Stored: no step waits for it yet."
+        )

@@ -18,24 +18,34 @@ app: typer.Typer = typer.Typer()
 def stop_(
     shared: SharedOptions,
     thread: Annotated[str | None, typer.Argument(help="Thread to stop.")] = None,
-    user: Annotated[str | None, typer.Option("--user", help="Stop this user's runs.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Stop the runs of this user.")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Stop all runs.")] = False,
-    should_clear: Annotated[bool, typer.Option("--clear", help="Let it go on again.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List what is stopped.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; the turns end with it.")] = "",
+    should_clear: Annotated[bool, typer.Option("--clear", help="Clear the stop.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List active stops.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Reason, recorded as the outcome of the turns.")
+    ] = "",
 ) -> None:
-    """Stop runs in all processes at their next safe point, until it is taken back."""
+    """Stop runs in all processes at their next safe point, until the stop is cleared."""
     from capgraph.governance import clear_stop, list_stops, stop
 
     if show_list:
-        found = shared.run_with_database(lambda saver, _: list_stops(saver))
-        rows = [(one.kind, one.name, _format_time(one.since), one.reason) for one in found]
-        print_rows(("what", "name", "since", "reason"), rows, empty_message="Nothing is stopped.")
+        stops = shared.run_with_database(lambda saver, _: list_stops(saver))
+        rows = [
+            (
+                stop_record.kind,
+                stop_record.name,
+                _format_time(stop_record.since),
+                stop_record.reason,
+            )
+            for stop_record in stops
+        ]
+        print_rows(("scope", "name", "since", "reason"), rows, empty_message="No active stops.")
     elif should_clear:
-        was = shared.run_with_database(
+        was_stopped = shared.run_with_database(
             lambda saver, _: clear_stop(saver, thread=thread, user=user, all=all_runs)
         )
-        print_text("It may go on." if was else "It was not stopped.")
+        print_text("Cleared." if was_stopped else "It was not stopped.")
     else:
         shared.run_with_database(
             lambda saver, _: stop(saver, thread=thread, user=user, all=all_runs, reason=reason)

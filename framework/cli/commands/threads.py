@@ -1,4 +1,4 @@
-"""``capgraph threads``: list, show, prune and fork what the database holds."""
+"""``capgraph threads``: list, show, prune, and fork threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from capgraph.stores import ThreadSummary
 
 app: typer.Typer = typer.Typer(
-    name="threads", help="List, show, prune and fork threads.", no_args_is_help=True
+    name="threads", help="List, show, prune, and fork threads.", no_args_is_help=True
 )
 _Thread = Annotated[str, typer.Argument(help="Thread id.")]
 
@@ -30,28 +30,35 @@ _Thread = Annotated[str, typer.Argument(help="Thread id.")]
 @with_shared_options("config", "db", "as_json")
 def list_(
     shared: SharedOptions,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")
+    ] = 50,
     after: Annotated[
-        str | None, typer.Option("--after", help="Go on after this thread of the last page.")
+        str | None,
+        typer.Option(
+            "--after", help="Continue after this thread (the last one of the previous page)."
+        ),
     ] = None,
 ) -> None:
-    """List threads, the one that was saved last first."""
+    """List threads, the most recently saved first."""
     from capgraph.stores import list_threads
 
-    found = shared.run_with_database(lambda saver, _: list_threads(saver, limit=limit, after=after))
+    threads = shared.run_with_database(
+        lambda saver, _: list_threads(saver, limit=limit, after=after)
+    )
     rows = [
         (item.thread_id, item.status, _format_saved_at(item), item.turns, item.task or "")
-        for item in found
+        for item in threads
     ]
     headings = ("thread", "status", "saved", "turns", "last task")
-    data = [_to_dict(item) for item in found] if shared.as_json else None
-    print_rows(headings, rows, empty_message="There are no threads.", data=data)
+    data = [_to_dict(item) for item in threads] if shared.as_json else None
+    print_rows(headings, rows, empty_message="No threads.", data=data)
 
 
 @app.command("show")
 @with_shared_options("config", "db", "as_json")
 def show(shared: SharedOptions, thread: _Thread) -> None:
-    """Show what a thread has come to, with its messages."""
+    """Show the status and the messages of a thread."""
     from capgraph.cli.questions import question_lines
     from capgraph.stores import thread_messages
 
@@ -60,8 +67,10 @@ def show(shared: SharedOptions, thread: _Thread) -> None:
 
     summary, messages = shared.run_with_database(read)
     if shared.as_json:
-        said = [{"from": message.type, "text": message.text} for message in messages]
-        typer.echo(json.dumps({**_to_dict(summary), "conversation": said}, indent=2, default=str))
+        conversation = [{"from": message.type, "text": message.text} for message in messages]
+        typer.echo(
+            json.dumps({**_to_dict(summary), "conversation": conversation}, indent=2, default=str)
+        )
         return
     rows = {
         "thread": summary.thread_id,
@@ -74,10 +83,10 @@ def show(shared: SharedOptions, thread: _Thread) -> None:
         "reason": summary.reason,
     }
     lines = [f"{name:<8} {one_line(text, 1000)}" for name, text in rows.items() if text is not None]
-    lines += [line for asked in summary.questions.values() for line in question_lines(asked)]
+    lines += [line for question in summary.questions.values() for line in question_lines(question)]
     for message in messages:
-        who = "you" if message.type == "human" else "agent"
-        lines.append(f"{who}> {to_printable(message.text)}")
+        speaker = "you" if message.type == "human" else "agent"
+        lines.append(f"{speaker}> {to_printable(message.text)}")
     for line in lines:
         print_text(line)
 
@@ -87,48 +96,53 @@ def show(shared: SharedOptions, thread: _Thread) -> None:
 def prune(
     shared: SharedOptions,
     thread: Annotated[list[str] | None, typer.Argument(help="Thread ids.")] = None,
-    all_threads: Annotated[bool, typer.Option("--all", help="Every thread.")] = False,
+    all_threads: Annotated[bool, typer.Option("--all", help="Select all threads.")] = False,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", help="Drop threads not saved for so long, such as 30d."),
+        typer.Option("--older-than", help="Delete threads not saved for this long, such as 30d."),
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Drop the threads, not only their history.")
+        bool, typer.Option("--delete", help="Delete the threads, not only their history.")
     ] = False,
     skip_confirmation: Annotated[
-        bool, typer.Option("--yes", help="Do not ask before threads go.")
+        bool, typer.Option("--yes", help="Do not ask for confirmation.")
     ] = False,
 ) -> None:
-    """Drop the history of threads, or the threads.
+    """Delete the history of threads, or whole threads.
 
-    Without thread ids and options, do what the settings' persistence.keep_turns, keep_checkpoints
-    and keep_days say.
+    Without arguments, apply the settings persistence.keep_turns, keep_checkpoints, and keep_days.
     """
     from capgraph.stores import prune_threads
 
-    kept = shared.settings().persistence
-    by_settings = not (thread or all_threads or older_than is not None or delete)
-    steps = _steps_from_settings(kept) if by_settings else _steps_from_options(older_than, delete)
-    if not steps or not (by_settings or thread or all_threads or older_than is not None):
+    retention = shared.settings().persistence
+    uses_settings = not (thread or all_threads or older_than is not None or delete)
+    steps = (
+        _steps_from_settings(retention)
+        if uses_settings
+        else _steps_from_options(older_than, delete)
+    )
+    if not steps or not (uses_settings or thread or all_threads or older_than is not None):
         raise ConfigurationError(
-            "It is not said which threads to prune.",
-            fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
+            "No threads are selected.",
+            fix="Pass thread IDs or --all, or set persistence.keep_turns, keep_checkpoints, or"
             " keep_days.",
         )
     if thread and all_threads:
-        raise ConfigurationError("--all and thread ids are given.", fix="Give one of them.")
+        raise ConfigurationError(
+            "--all cannot be combined with thread IDs.", fix="Pass one of them."
+        )
     age = next((step["older_than"] for step in steps if "older_than" in step), None)
     if (age or delete) and not skip_confirmation:
-        which = "every thread" if not thread else f"{len(thread)} thread(s)"
-        which += f" not saved for {older_than or f'{kept.keep_days:g}d'}" if age else ""
-        if not typer.confirm(f"Drop {which}? This cannot be undone."):
+        description = "every thread" if not thread else f"{len(thread)} thread(s)"
+        description += f" not saved for {older_than or f'{retention.keep_days:g}d'}" if age else ""
+        if not typer.confirm(f"Delete {description}? This cannot be undone."):
             raise typer.Exit(1)
 
     async def change(saver: BaseCheckpointSaver[Any], _: object) -> list[str]:
         for name in thread or ():
             await _require_summary(saver, name)
-        found = [await prune_threads(saver, thread or None, **step) for step in steps]
-        return sorted({name for names in found for name in names})
+        pruned = [await prune_threads(saver, thread or None, **step) for step in steps]
+        return sorted({name for names in pruned for name in names})
 
     for name in shared.run_with_database(change):
         print_text(name)
@@ -139,15 +153,15 @@ def prune(
 def fork(
     shared: SharedOptions,
     thread: _Thread,
-    new: Annotated[str | None, typer.Argument(help="Id of the copy (default: a new one).")] = None,
+    new: Annotated[str | None, typer.Argument(help="ID of the copy (default: a new one).")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="Moment of its history to copy.")
+        str | None, typer.Option("--checkpoint", help="Checkpoint to copy (default: the latest).")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Copy a turn that stopped in the middle of its steps.")
+        bool, typer.Option("--force", help="Copy even if a turn is unfinished.")
     ] = False,
 ) -> None:
-    """Copy a thread, to go on with the copy in another way."""
+    """Copy a thread so that you can continue both copies independently."""
     from capgraph.stores import fork_thread
 
     target = check_thread_id(new) if new is not None else new_thread_id()
@@ -157,9 +171,9 @@ def fork(
         midway = checkpoint is not None or summary.status in {"unfinished", "cancelled"}
         if midway and not force:
             raise ConfigurationError(
-                f"The thread {thread!r} would be copied in the middle of a turn: effects of steps"
-                " that had not finished could happen once more in the copy.",
-                fix="Finish the turn first, or add --force.",
+                f"The thread {thread!r} has an unfinished turn: the copy could repeat effects of"
+                " its unfinished steps.",
+                fix="Finish the turn first, or pass --force.",
             )
         await fork_thread(saver, thread, target, checkpoint_id=checkpoint)
 
@@ -189,8 +203,8 @@ async def _require_summary(saver: BaseCheckpointSaver[Any], thread: str) -> Thre
     summary = await thread_summary(saver, thread)
     if summary is None:
         raise ConfigurationError(
-            f"There is no thread {thread[:80]!r}.",
-            fix="See 'capgraph threads list', and check --db.",
+            f"The thread {thread[:80]!r} does not exist.",
+            fix="List threads with 'capgraph threads list', and check --db.",
         )
     return summary
 

@@ -1,4 +1,4 @@
-"""``capgraph token``: who may log in to the server."""
+"""``capgraph token``: create and revoke login tokens."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ app: typer.Typer = typer.Typer()
 
 @app.command("token", epilog=EXIT_CODES_HELP)
 def token(
-    name: Annotated[
-        str, typer.Argument(help="Who it is for; or 'revoke', with the name behind it.")
-    ],
+    name: Annotated[str, typer.Argument(help="User name, or 'revoke' followed by a user name.")],
     revoked: Annotated[
-        str | None, typer.Argument(help="Whose token ends, behind 'revoke'.")
+        str | None, typer.Argument(help="User whose token to revoke, after 'revoke'.")
     ] = None,
     auth: Annotated[
-        Path, typer.Option("--auth", help="File of tokens; only hashes stand in it.")
+        Path, typer.Option("--auth", help="Token file, which stores only hashes.")
     ] = Path("tokens.json"),
-    roles: Annotated[
-        list[str] | None, typer.Option("--role", help="What the person may do.")
-    ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="For whom.")] = None,
+    roles: Annotated[list[str] | None, typer.Option("--role", help="Role of the user.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Tenant of the user.")] = None,
     days: Annotated[
-        float | None, typer.Option("--days", min=0.0, help="How long it holds (default: for ever).")
+        float | None, typer.Option("--days", min=0.0, help="Lifetime in days (default: unlimited).")
     ] = None,
 ) -> None:
-    """Make a token for a person and print it, once; 'token revoke NAME' ends it."""
+    """Create a token for a user and print it once; 'token revoke NAME' revokes it."""
     from capgraph.configs.errors import ConfigurationError
     from capgraph.serve.tokens import issue_token, revoke_token
 
     if name == "revoke":
         if revoked is None:
-            raise ConfigurationError("Whose token ends?", fix="capgraph token revoke NAME")
+            raise ConfigurationError(
+                "The user name is missing.", fix="Run: capgraph token revoke NAME"
+            )
         revoke_token(auth, revoked)
         return
     if revoked is not None:
         raise ConfigurationError(
-            f"{name!r} {revoked!r} are two names.", fix="Quote a name that holds a space."
+            f"Unexpected second name {revoked!r} after {name!r}.",
+            fix="Quote a name that contains a space.",
         )
     if len(roles or ()) > 1:
         raise ConfigurationError(
-            f"A person has one role, and {', '.join(map(repr, roles or ()))} are named.",
-            fix="Make a role of the settings' permissions that may do what both may.",
+            f"A user can have only one role: {', '.join(map(repr, roles or ()))}.",
+            fix="Define a role in the permission settings that combines them.",
         )
     role = roles[0] if roles else None
     typer.echo(issue_token(auth, name, role=role, tenant=tenant, days=days))

@@ -1,4 +1,4 @@
-"""``capgraph usage``: what calls of models used and cost."""
+"""``capgraph usage``: usage and cost of model calls."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ app: typer.Typer = typer.Typer()
 def usage(
     shared: SharedOptions,
     thread: Annotated[
-        str | None, typer.Option("--thread", "-t", help="Only calls of this thread.")
+        str | None, typer.Option("--thread", "-t", help="Show only calls of this thread.")
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", "-u", help="Only calls for this person.")
+        str | None, typer.Option("--user", "-u", help="Show only calls for this user.")
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", help="Only calls for people of this tenant.")
+        str | None, typer.Option("--tenant", help="Show only calls for users of this tenant.")
     ] = None,
     by: Annotated[
         Literal["model", "step", "turn", "thread", "user", "tenant", "day"],
-        typer.Option("--by", help="For what one line stands."),
+        typer.Option("--by", help="Grouping of the calls."),
     ] = "model",
 ) -> None:
-    """Show what calls of models used: model (or what --by says), calls, tokens, cost."""
+    """Show the usage of model calls: calls, tokens, and cost per model (or per --by)."""
     from capgraph.stores import Persistence
     from capgraph.telemetry import format_cost
     from capgraph.telemetry.usage_recorder import usage_totals
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> list[UsageTotal]:
         rows = Persistence.of(saver).tables
-        about: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "group_by": by}
-        return await usage_totals(rows, **about) if rows is not None else []
+        filters: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "group_by": by}
+        return await usage_totals(rows, **filters) if rows is not None else []
 
-    found = shared.run_with_database(read)
+    totals = shared.run_with_database(read)
     headings = (by, "calls", "input", "output", "cached", "cost")
     rows = [
         (
@@ -57,10 +57,10 @@ def usage(
             item.cached_tokens,
             format_cost(item.cost_usd) if item.cost_usd is not None else "unknown price",
         )
-        for item in found
+        for item in totals
     ]
-    plain = [{by: item.model, **asdict(item)} for item in found]
+    items = [{by: item.model, **asdict(item)} for item in totals]
     if by != "model":
-        plain = [{name: one[name] for name in one if name != "model"} for one in plain]
-    data = plain if shared.as_json else None
-    print_rows(headings, rows, empty_message="No calls were kept.", data=data)
+        items = [{name: one[name] for name in one if name != "model"} for one in items]
+    data = items if shared.as_json else None
+    print_rows(headings, rows, empty_message="No calls were recorded.", data=data)

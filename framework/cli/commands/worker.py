@@ -1,4 +1,4 @@
-"""``capgraph worker`` and ``capgraph workers``: processes that run what others ask for."""
+"""``capgraph worker`` and ``capgraph workers``: run and list workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 app: typer.Typer = typer.Typer()
 _GRACE_SECONDS = 5.0
-"""So long after its steps have ended, or were to, a worker that was told to end is there at most."""
+"""Time that a worker has to exit after its steps have ended or should have ended."""
 
 
 @app.command("worker")
@@ -39,31 +39,34 @@ def worker(
     queues: Annotated[
         str | None,
         typer.Option(
-            "--queues", help="What to serve, as turns,gpu (default: as configured, else turns)."
+            "--queues",
+            help="Queues to serve, such as turns,gpu (default: as configured, or turns).",
         ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="Most orders at a time.")
+        int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent jobs.")
     ] = 10,
     exit_with_stdin: Annotated[
-        bool, typer.Option("--while-stdin", help="End when standard input does.")
+        bool, typer.Option("--while-stdin", help="Exit when standard input closes.")
     ] = False,
 ) -> None:
-    """Run turns and steps that others ask for; SIGTERM hands over what runs."""
+    """Run turns and steps of a queue. On SIGTERM, hand over running ones to other workers."""
     from capgraph.base.spec import QUEUE_PATTERN
     from capgraph.configs.logger import configure_logging
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.WARNING), json_lines=True)
     settings = shared.settings(is_shared=True)
-    served = settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
-    if not all(re.match(QUEUE_PATTERN, queue) for queue in served):
+    queue_names = (
+        settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
+    )
+    if not all(re.match(QUEUE_PATTERN, queue) for queue in queue_names):
         raise ConfigurationError(
-            f"{','.join(served)!r:.80} names no queues.",
-            fix="Name them with commas: --queues turns,gpu.",
+            f"Invalid queues {','.join(queue_names)!r:.80}.",
+            fix="Separate queue names with commas: --queues turns,gpu.",
         )
     raise typer.Exit(
-        asyncio.run(_run_worker(shared, settings, served, concurrency, exit_with_stdin))
+        asyncio.run(_run_worker(shared, settings, queue_names, concurrency, exit_with_stdin))
     )
 
 
@@ -78,83 +81,83 @@ async def _run_worker(
     from capgraph.scale import Worker
 
     async with shared.open_client(settings) as (_, client):
-        one = Worker(client, queues, concurrency=concurrency)
-        code = _install_signal_handlers(one)
+        instance = Worker(client, queues, concurrency=concurrency)
+        code = _install_signal_handlers(instance)
         if exit_with_stdin:
             _drain_when_stdin_closes()
-        running = asyncio.create_task(one.run())
-        ready = asyncio.create_task(one.ready.wait())
+        running = asyncio.create_task(instance.run())
+        ready = asyncio.create_task(instance.ready.wait())
         await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if one.ready.is_set():
-            # Whoever started the process reads this line to know that it takes orders.
-            print(f"worker {one.id} ready", flush=True)  # noqa: T201
+        if instance.ready.is_set():
+            # The parent process reads this line to know that the worker accepts jobs.
+            print(f"worker {instance.id} ready", flush=True)  # noqa: T201
         ready.cancel()
         try:
             await running
         except PersistenceError:
             if code[0] == ExitCode.FAILED:
-                raise  # otherwise it was to end anyway
+                raise  # after a signal, the worker was to exit anyway
         return code[0]
 
 
 def _install_signal_handlers(worker: Worker) -> list[int]:
-    """Drain on the first signal and end at once on the second; returns the exit code to be."""
+    """Drain on the first signal and exit on the second. Return a list with the exit code."""
     from capgraph.graph.turn_runner import DRAIN_SECONDS
 
     loop, code = asyncio.get_running_loop(), [int(ExitCode.FAILED)]
-    asked = threading.Event()
+    is_stopping = threading.Event()
 
     def end(number: int, _: object) -> None:
         if code[0] != ExitCode.FAILED:
             os._exit(code[0])
         code[0] = int(ends[number])
-        asked.set()
+        is_stopping.set()
         loop.call_soon_threadsafe(worker.drain)
 
-    def last() -> None:
-        asked.wait()
+    def force_exit() -> None:
+        is_stopping.wait()
         time.sleep(DRAIN_SECONDS + _GRACE_SECONDS)
-        os._exit(code[0])  # the database is away, or a capability blocks the loop
+        os._exit(code[0])  # the database is unavailable, or a capability blocks the loop
 
     ends: dict[int, ExitCode] = {
         signal.SIGTERM: ExitCode.DRAINED,
         signal.SIGINT: ExitCode.INTERRUPTED,
     }
-    with contextlib.suppress(ValueError):  # only the main thread hears signals
+    with contextlib.suppress(ValueError):  # only the main thread can handle signals
         for number in ends:
-            # Not the loop's own way: while a capability blocks it, nothing would be heard.
+            # Not loop.add_signal_handler(): a capability may block the event loop.
             signal.signal(number, end)
-        threading.Thread(target=last, name="capgraph-end", daemon=True).start()
+        threading.Thread(target=force_exit, name="capgraph-end", daemon=True).start()
     return code
 
 
 def _drain_when_stdin_closes() -> None:
-    """Drain when standard input ends: whoever started the process has ended, in whatever way."""
+    """Drain when standard input closes, because the parent process has ended."""
     loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
 
-    def look() -> None:
+    def handle_input() -> None:
         if not os.read(stdin, 1024):
             loop.remove_reader(stdin)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    loop.add_reader(stdin, look)
+    loop.add_reader(stdin, handle_input)
 
 
 @app.command("workers")
 @with_shared_options("config", "db", "engine", "temporal", "as_json")
 def workers(shared: SharedOptions) -> None:
-    """List the workers that live, what they work on, and what waits."""
+    """List the live workers, their running jobs, and the waiting jobs per queue."""
     from capgraph.scale import list_workers
     from capgraph.stores import Persistence
 
-    async def read(opened: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
+    async def read(engine: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
         rows = Persistence.of(saver).tables
-        assert rows is not None  # a database that processes share has some
-        return [asdict(one) for one in await list_workers(rows)], await opened.waiting()
+        assert rows is not None  # shared databases have tables
+        return [asdict(one) for one in await list_workers(rows)], await engine.waiting()
 
-    live, waiting = shared.run_with_engine(read)
-    data = {"workers": live, "waiting": dict(waiting)} if shared.as_json else None
-    rows = [(one["id"], ",".join(one["queues"]), one["running"]) for one in live]
-    print_rows(("worker", "queues", "running"), rows, empty_message="No worker lives.", data=data)
+    live_workers, waiting = shared.run_with_engine(read)
+    data = {"workers": live_workers, "waiting": dict(waiting)} if shared.as_json else None
+    rows = [(one["id"], ",".join(one["queues"]), one["running"]) for one in live_workers]
+    print_rows(("worker", "queues", "running"), rows, empty_message="No live workers.", data=data)
     for queue, number in waiting.items() if data is None else ():
         print_text(f"{number} waiting for {queue}")

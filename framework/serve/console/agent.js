@@ -1,11 +1,11 @@
-// What the agent can do, what it is made of, what would fail, and how well it does.
+// The agent view: capabilities, graph, findings, and evaluations.
 
 import { get } from "./api.js";
 import { h, pre, s, table, visible, when } from "./dom.js";
 import { SIZE, arrange } from "./layout.js";
 import { T } from "./text.js";
 
-const DOWN = 419; // so little width that layers go down the page
+const DOWN = 419; // a width in pixels below which layers are stacked vertically
 
 export function agentView(app) {
   const list = h("div", { class: "capabilities" });
@@ -14,7 +14,7 @@ export function agentView(app) {
   const runs = h("div", { testid: "evaluations" });
   const node = h("section", { class: "part side", testid: "agent", "aria-label": T.parts.agent }, h("h2", null, T.parts.agent), list,
     h("h3", null, T.graph), graph, h("h3", null, T.findings), findings, h("h3", null, T.evaluations), runs);
-  let begun = false;
+  let loaded = false;
   async function load() {
     const [can, drawn, found, ran] = await Promise.all(["capabilities", "graph", "findings", "evaluations"].map((name) => get(`/api/${name}`)));
     list.replaceChildren(...(can.items.length ? can.items.map(card) : [h("p", { class: "quiet" }, T.noCapabilities)]));
@@ -24,10 +24,10 @@ export function agentView(app) {
     findings.replaceChildren(sorted.length ? table(sorted, ["level", "area", "text", "fix"], T.findings) : h("p", { class: "quiet" }, T.noFindings));
     runs.replaceChildren(...(ran.items.length ? compared(ran.items) : [h("p", { class: "quiet" }, T.noEvaluations)]));
   }
-  return { node, update: () => { if (!begun) { begun = true; load().catch(app.fail); } } };
+  return { node, update: () => { if (!loaded) { loaded = true; load().catch(app.fail); } } };
 }
 
-// The graph in layers; what leads back is drawn, too, but moves nothing.
+// Draw the graph in layers. Back edges are drawn but do not affect the layout.
 function picture({ nodes, edges }) {
   const known = new Set(["__start__"]);
   const before = new Map(nodes.map((name) => [name, []]));
@@ -51,7 +51,7 @@ function picture({ nodes, edges }) {
       s("text", { x: place.get(name).x + SIZE.width / 2, y: place.get(name).y + SIZE.height / 2 + 4, "text-anchor": "middle" }, visible(name))]));
 }
 
-// Evaluations, and the difference of the two that are marked.
+// List evaluation runs and compare two selected ones.
 function compared(items) {
   const marked = [];
   const shown = h("div", { testid: "evaluation-difference" });
@@ -79,7 +79,7 @@ function compared(items) {
       table(figures, [T.figure, T.first, T.second, T.change], T.evaluations),
       cases.length ? table(cases, [T.case, T.first, T.second], T.case) : h("p", { class: "quiet" }, T.same));
   }
-  return [h("ul", { class: "history" }, rows), h("p", { class: "quiet" }, T.markTwo), shown];
+  return [h("ul", { class: "history" }, rows), h("p", { class: "quiet" }, T.selectTwo), shown];
 }
 
 function card(one) {

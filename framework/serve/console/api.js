@@ -1,4 +1,4 @@
-// What the console says to the server: plain JSON.
+// JSON requests to the server.
 
 export class Problem extends Error {
   constructor(status, body) {
@@ -28,7 +28,7 @@ export function query(path, values) {
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
-// Wraps a load that may be called again before it has its answer: `stale()` says that it was.
+// Wrap a loader that may be called again before it finishes; `stale()` is true for outdated calls.
 export function latest(load) {
   let calls = 0;
   return (...given) => {

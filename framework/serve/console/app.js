@@ -1,4 +1,4 @@
-// Puts the parts together: the address, what is open, what runs, and what the parts may ask for.
+// Entry point of the console: URL, views, the open thread, its runs, and the API for the views.
 
 import { Problem, call, get, post, query, threadPath } from "./api.js";
 import { attr, button, h, put, visible } from "./dom.js";
@@ -8,12 +8,12 @@ import { figuresOf, talkView } from "./talk.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
 
-const LOOK = 5000;
-const LOOK_HIDDEN = 30000;
+const POLL = 5000;
+const POLL_HIDDEN = 30000;
 const PAGE = 15;
 const UPLOAD = /^[0-9a-f]{32}$/;
-// What was brought along stands under the key "data", as its id and its name.
-const broughtOf = (state) => Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((file) => ({ id: String(file).split("/")[0], name: String(file).split("/").at(-1) }));
+// Uploads are in the context data under the key "data", as "id/name".
+const uploadedFiles = (state) => Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((file) => ({ id: String(file).split("/")[0], name: String(file).split("/").at(-1) }));
 
 const views = {};
 const later = {
@@ -48,9 +48,9 @@ const app = {
 
   // --- threads ---
   async open(id, { push = true } = {}) {
-    this.hangUp();
+    this.disconnect();
     const mine = this.draft += 1;
-    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], earlier: null, stopping: false, problem: "", connection: "idle", looks: 5 });
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], earlier: null, stopping: false, problem: "", connection: "idle", retries: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
     views.talk.toEnd();
     changed();
@@ -58,7 +58,7 @@ const app = {
     try {
       const thread = await get(threadPath(id));
       if (mine === this.draft) this.take(thread);
-    } catch (error) { if (mine === this.draft) { this.problem = error.status === 404 ? T.gone : ""; this.fail(error); } }
+    } catch (error) { if (mine === this.draft) { this.problem = error.status === 404 ? T.threadNotFound : ""; this.fail(error); } }
     this.refreshQuestions();
   },
   take(thread) {
@@ -68,8 +68,8 @@ const app = {
     const open = openRun(thread);
     if (open) this.listen(open);
     else this.recall(thread);
-    // Read while its run was ending: what it came to is there in a moment.
-    if (!open && thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
+    // The run was ending while the thread was read; its outcome is available shortly.
+    if (!open && thread.outcome === "unfinished" && (this.retries -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
     else if (!thread.questions) this.questions = this.questions.filter((one) => one.thread_id !== thread.thread_id);
     changed();
   },
@@ -90,7 +90,7 @@ const app = {
     this.filter = filter;
     const page = await get(query("/api/threads", { ...filter, limit: PAGE }));
     if (filter !== this.filter) return;
-    // Pages that were asked for stay.
+    // Keep pages that have already been loaded.
     const first = new Set(page.items.map((one) => one.thread_id));
     const others = same && page.next ? this.threads.filter((one) => !first.has(one.thread_id)) : [];
     if (!others.length) this.threadsNext = page.next;
@@ -99,7 +99,7 @@ const app = {
     if (mine) {
       const moved = this.thread && mine.updated_at !== this.thread.updated_at;
       this.thread = { ...this.thread, title: mine.title, updated_at: mine.updated_at };
-      // Somebody else went on with this thread: another tab, the command line, another protocol.
+      // The thread changed elsewhere: in another tab, on the command line, or over another protocol.
       if (moved && !this.following) this.reload().catch(this.fail);
     }
     changed();
@@ -134,8 +134,8 @@ const app = {
       return id;
     } catch (error) { this.fail(error); return null; }
   },
-  // The moment at which a turn had ended with so many messages.
-  async momentAfter(count) {
+  // Return the checkpoint at which a turn ended with at most `count` messages.
+  async checkpointAfter(count) {
     let after = null;
     let found = null;
     do {
@@ -143,17 +143,17 @@ const app = {
       found = page.items.find((one) => one.messages <= count && !one.next?.length);
       after = page.next;
     } while (!found && after);
-    if (!found) this.tell(T.noMoment);
+    if (!found) this.tell(T.checkpointDeleted);
     return found;
   },
   async forkAfter(count) {
-    const found = await this.momentAfter(count);
+    const found = await this.checkpointAfter(count);
     return found && this.fork(found.checkpoint_id);
   },
-  // What an earlier answer came from: the plan of its turn, and the figures of its steps.
-  async lookBack(index) {
+  // Show the sources of an earlier answer: the plan of its turn and the numbers of its steps.
+  async showSources(index) {
     const id = this.threadId;
-    const moment = await this.momentAfter(index + 1);
+    const moment = await this.checkpointAfter(index + 1);
     if (!moment) return;
     const state = await get(query(`${threadPath(id)}/state`, { checkpoint_id: moment.checkpoint_id }));
     if (id !== this.threadId) return;
@@ -161,7 +161,7 @@ const app = {
     this.earlier = { index, state, plan: plan && { ...plan, id: moment.checkpoint_id }, shown: true, figures: figuresOf(state.capability_context_data, state.execution_step_results) };
     this.show("plan");
   },
-  // The last message is asked once more below it; an earlier one in a fork that ends just before it.
+  // Send a message again: the last one in this thread, an earlier one in a fork that ends before it.
   async askAgain(index) {
     const { messages } = this.turn;
     const earlier = messages.slice(index + 1).some((one) => one.role === "user");
@@ -170,14 +170,14 @@ const app = {
     else if (earlier && !await this.forkAfter(index)) return;
     await this.send(messages[index].content, files.filter((one) => UPLOAD.test(one.id)));
   },
-  // What came along with a message that was sent before this page was loaded.
+  // Return the files of a message that was sent before this page was loaded.
   async filesWith(index, earlier) {
     if (!this.uploads) return [];
     if (!earlier) return this.brought;
-    const moment = await this.momentAfter(index + 2);
-    return moment ? broughtOf(await get(query(`${threadPath(this.threadId)}/state`, { checkpoint_id: moment.checkpoint_id }))) : [];
+    const moment = await this.checkpointAfter(index + 2);
+    return moment ? uploadedFiles(await get(query(`${threadPath(this.threadId)}/state`, { checkpoint_id: moment.checkpoint_id }))) : [];
   },
-  // A fork that ends just before a message, with its text to change.
+  // Fork before a message and put its text into the input for editing.
   async editFrom(index, text) {
     if (index === 0) await this.newThread();
     else if (!await this.forkAfter(index)) return;
@@ -215,7 +215,7 @@ const app = {
     changed();
     try {
       await post(`/api/runs/${encodeURIComponent(run)}/stop`);
-      if (!this.following) await this.reload(); // it waited for something
+      if (!this.following) await this.reload(); // the run was waiting
     } catch (error) { this.stopping = false; this.fail(error); }
   },
   async answer(question, answer) {
@@ -227,9 +227,9 @@ const app = {
     changed();
   },
 
-  // Follows a run. Without `keep` the turn is told anew, from its first event.
+  // Follow a run. Without `keep`, rebuild the turn from its first event.
   listen(runId, { keep = false } = {}) {
-    this.hangUp();
+    this.disconnect();
     this.earlier = null;
     this.questions = this.questions.filter((one) => one.thread_id !== this.threadId);
     if (!keep) this.turn = { ...this.turn, status: "running" };
@@ -252,7 +252,7 @@ const app = {
     }).catch(this.fail);
     return changed();
   },
-  // What the last turn told while it ran: versions of its plan, tries, waits, calls of models.
+  // Restore the details of the last turn from its events: plan versions, attempts, waits, model calls.
   async recall(thread) {
     const runs = thread.plan ? runsOfTurn(thread) : [];
     const mine = this.recalls += 1;
@@ -267,7 +267,7 @@ const app = {
     this.turn = { ...turn, messages: this.turn.messages, status: this.turn.status, run: runs.at(-1) };
     changed();
   },
-  hangUp() {
+  disconnect() {
     this.leave?.();
     this.leave = null;
     this.following = null;
@@ -282,12 +282,12 @@ const app = {
     try {
       const thread = await get(threadPath(id));
       if (id !== this.threadId || this.following !== run) return;
-      this.hangUp();
+      this.disconnect();
       this.thread = thread;
       if (thread.messages?.length) this.turn = { ...this.turn, messages: thread.messages };
       this.loadFigures(thread);
       if (openRun(thread)) this.listen(openRun(thread), { keep: true });
-    } catch (error) { this.hangUp(); this.fail(error); }
+    } catch (error) { this.disconnect(); this.fail(error); }
     this.refreshThreads().catch(() => {});
   },
   async reload() {
@@ -303,13 +303,13 @@ const app = {
       if (id !== this.threadId) return;
       this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
       this.files = made.items;
-      this.brought = broughtOf(state);
+      this.brought = uploadedFiles(state);
       changed();
     } catch { this.figures = null; }
   },
 
-  // Whether files may be brought along.
-  async lookAtFiles() {
+  // Load whether uploads are enabled.
+  async loadUploads() {
     try { this.uploads = (await get("/api/files")).uploads; changed(); } catch (error) { this.fail(error); }
   },
 
@@ -339,7 +339,7 @@ const app = {
   },
 };
 
-// Cards and their forms are fetched when the first question is there.
+// Question cards and forms are loaded with the first question.
 let inbox = null;
 async function loadCards() {
   inbox ??= await import("./inbox.js");
@@ -360,15 +360,15 @@ const header = h("header", null, h("h1", null, T.name), state, bar.node,
     h("form", { method: "post", action: "/logout" }, h("button", { type: "submit", class: "small" }, T.logout))));
 const badge = h("span", { class: "count", "aria-hidden": "true", hidden: true });
 
-// Says in title and, where the person agreed, by the system, that somebody is waited for.
+// Announces open questions in the page title and, if the user allowed it, as notifications.
 function announcer() {
-  const told = new Set();
+  const announced = new Set();
   const live = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
   return {
     node: live,
     tell(questions, quiet) {
-      const fresh = questions.filter((one) => !told.has(one.question_id));
-      for (const one of fresh) told.add(one.question_id);
+      const fresh = questions.filter((one) => !announced.has(one.question_id));
+      for (const one of fresh) announced.add(one.question_id);
       document.title = questions.length ? T.titleAsks(questions.length) : T.name;
       put(live, questions.length ? T.asked(questions.length) : "");
       if (!fresh.length || quiet || typeof Notification === "undefined" || Notification.permission !== "granted" || !document.hidden) return;
@@ -380,15 +380,15 @@ function announcer() {
 
 function loginForm() {
   const input = h("input", { type: "password", testid: "token-input", "aria-label": T.login.token, autocomplete: "current-password" });
-  const told = h("span", { class: "problem", role: "alert" });
-  const node = h("form", { class: "login", hidden: true }, h("p", null, T.login.told), input,
-    h("button", { type: "submit", testid: "login", class: "main" }, T.login.send), h("a", { href: "/login" }, T.login.page), told);
+  const alert = h("span", { class: "problem", role: "alert" });
+  const node = h("form", { class: "login", hidden: true }, h("p", null, T.login.expired), input,
+    h("button", { type: "submit", testid: "login", class: "main" }, T.login.send), h("a", { href: "/login" }, T.login.page), alert);
   node.addEventListener("submit", async (event) => {
     event.preventDefault();
     const answer = await fetch("/login", { method: "POST", body: new URLSearchParams({ token: input.value }) });
     input.value = "";
-    put(told, answer.ok ? "" : T.login.refused);
-    if (answer.ok) { app.connection = "idle"; look(); changed(); }
+    put(alert, answer.ok ? "" : T.login.refused);
+    if (answer.ok) { app.connection = "idle"; poll(); changed(); }
   });
   return node;
 }
@@ -396,7 +396,7 @@ function loginForm() {
 function theme(next) {
   const key = "theme";
   let word = null;
-  try { word = localStorage.getItem(key); } catch { /* a browser may keep nothing */ }
+  try { word = localStorage.getItem(key); } catch { /* storage may be disabled */ }
   if (next) {
     const dark = word ? word === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     word = dark ? "light" : "dark";
@@ -444,13 +444,13 @@ function render() {
   for (const [name, view] of Object.entries(views)) if (app.shows(name)) view.update();
 }
 
-async function look() {
-  if (app.uploads === undefined) app.lookAtFiles();
+async function poll() {
+  if (app.uploads === undefined) app.loadUploads();
   if (document.hidden) { await app.refreshQuestions(); return; }
   await Promise.all([app.refreshThreads().catch(app.fail), app.refreshQuestions()]);
 }
 
-function begin() {
+function start() {
   theme(false);
   views.threads = threadsView(app);
   views.talk = talkView(app);
@@ -484,16 +484,16 @@ function begin() {
     app.refreshQuestions();
   });
   document.addEventListener("visibilitychange", () => {
-    // A hidden page holds no connection; a shown one hears what it has missed.
-    if (document.hidden) { const run = app.following; app.hangUp(); app.following = run; return; }
+    // A hidden page closes its stream; it catches up when shown again.
+    if (document.hidden) { const run = app.following; app.disconnect(); app.following = run; return; }
     if (app.threadId && app.following) app.reload().catch(app.fail);
-    look();
+    poll();
   });
   let ticks = 0;
-  setInterval(() => { ticks += 1; if (!document.hidden || ticks % (LOOK_HIDDEN / LOOK) === 0) look(); }, LOOK);
-  app.lookAtFiles();
+  setInterval(() => { ticks += 1; if (!document.hidden || ticks % (POLL_HIDDEN / POLL) === 0) poll(); }, POLL);
+  app.loadUploads();
   app.refreshThreads().catch(app.fail);
   if (asked() === null) { app.refreshQuestions(); changed(); } else app.open(asked(), { push: false });
 }
 
-begin();
+start();

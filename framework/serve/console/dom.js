@@ -1,4 +1,4 @@
-// Nodes by hand: whatever comes from outside enters the page as text, never as markup.
+// DOM helpers. Untrusted data is always inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,7 +26,7 @@ export function button(label, onclick, props) {
   return h("button", { type: "button", onclick, ...props }, label);
 }
 
-// Sets only what differs: a write that changes nothing still costs a style pass.
+// Set text only if it differs, because every write triggers a style recalculation.
 export function put(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -37,7 +37,7 @@ export function attr(node, name, value) {
   } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-// Keeps one child for each item, by key, in order; what stays is not touched but by `update`.
+// Reconcile the children of a node with a list of items by key. `update` changes existing children.
 export function keyed(parent, items, keyOf, make, update) {
   const known = parent.capgraphNodes ??= new Map();
   const wanted = new Set(items.map(keyOf));
@@ -54,8 +54,8 @@ export function keyed(parent, items, keyOf, make, update) {
   }
 }
 
-// What a reader cannot see must not deceive him: controls and reversals of direction show as escapes.
-// Joiners and variation selectors, which emoji need, stay.
+// Show invisible characters as escapes, because control characters and bidi overrides can deceive
+// readers. Joiners and variation selectors are kept for emoji.
 const HIDDEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2028\u2029\u2800\u3164\uffa0\u{e0000}-\u{e0fff}]/gu;
 
 export function visible(text) {
@@ -72,7 +72,7 @@ export function pre(value, props) {
   return h("pre", { tabindex: 0, ...props }, json(value));
 }
 
-// A table of plain objects; columns that nobody filled are left out.
+// Return a table of plain objects without empty columns.
 export function table(items, columns, caption) {
   const used = columns.filter((name) => items.some((item) => shown(item[name]) !== ""));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },

@@ -1,12 +1,12 @@
-// The numbered events of a run, as they come.
+// Client of a run's event stream.
 
-// A browser opens six connections to a host, for all its tabs together. So many tabs may hold one
-// for long; the others look in and go.
+// Browsers allow six connections per host for all tabs together. At most SLOTS tabs keep a stream
+// open; the others poll.
 const SLOTS = 3;
 const QUIET = 400;
 const AGAIN = 1000;
 
-async function holding(work) {
+async function withStreamSlot(work) {
   if (!navigator.locks) return work(true);
   for (let slot = 0; slot < SLOTS; slot += 1) {
     const had = await navigator.locks.request(`capgraph-stream-${slot}`, { ifAvailable: true },
@@ -18,23 +18,23 @@ async function holding(work) {
 
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
-// Follows the events of a run until its last one, across restarts of the server.
+// Follow the events of a run until its last one, across restarts of the server.
 // on.events(list of events), on.state("live" | "lost" | "login"), on.end(), on.gone()
 export function follow(runId, on) {
-  const gone = new AbortController();
+  const stopped = new AbortController();
   let last = 0;
   let pause = 300;
 
   async function read(stays) {
-    const looked = new AbortController();
-    const leave = () => looked.abort();
-    gone.signal.addEventListener("abort", leave);
+    const request = new AbortController();
+    const leave = () => request.abort();
+    stopped.signal.addEventListener("abort", leave);
     let timer = null;
     let ended = false;
     const wait = () => { clearTimeout(timer); if (!stays) timer = setTimeout(leave, QUIET); };
     try {
       const answer = await fetch(`/api/runs/${encodeURIComponent(runId)}/events`, {
-        headers: { accept: "text/event-stream", "last-event-id": String(last) }, signal: looked.signal,
+        headers: { accept: "text/event-stream", "last-event-id": String(last) }, signal: request.signal,
       });
       if (answer.status === 401) { on.state("login"); return "again"; }
       if (answer.status === 404) { on.gone(); return "over"; }
@@ -57,32 +57,32 @@ export function follow(runId, on) {
           ended ||= event.type === "RUN_FINISHED" || event.type === "RUN_ERROR";
         }
         if (fresh.length) on.events(fresh);
-        if (ended) { looked.abort(); on.end(); return "over"; }
+        if (ended) { request.abort(); on.end(); return "over"; }
       }
       return "again";
     } catch (error) {
-      if (gone.signal.aborted) return "over";
-      if (looked.signal.aborted) return "look";
+      if (stopped.signal.aborted) return "over";
+      if (request.signal.aborted) return "poll";
       on.state("lost");
       return "again";
     } finally {
       clearTimeout(timer);
-      gone.signal.removeEventListener("abort", leave);
+      stopped.signal.removeEventListener("abort", leave);
     }
   }
 
   (async () => {
-    while (!gone.signal.aborted) {
-      const found = await holding(read);
+    while (!stopped.signal.aborted) {
+      const found = await withStreamSlot(read);
       if (found === "over") return;
-      await sleep(found === "look" ? AGAIN : pause);
+      await sleep(found === "poll" ? AGAIN : pause);
       if (found === "again") pause = Math.min(pause * 2, 4000);
     }
   })();
-  return () => gone.abort();
+  return () => stopped.abort();
 }
 
-// Reads server-sent events out of pieces that may end anywhere.
+// Parse server-sent events from chunks that may end anywhere.
 export function frames() {
   let kept = "";
   return function* parse(piece) {

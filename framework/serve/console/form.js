@@ -1,11 +1,11 @@
-// A form from a JSON schema. It checks nothing itself: the server says what does not fit, and where.
+// Forms generated from a JSON schema. The server validates the values.
 
 import { attr, h, json, visible } from "./dom.js";
 import { T } from "./text.js";
 
 let forms = 0;
 
-// Returns { node, read() -> value, changed() -> bool, problems(list of {path, message}) -> those left over }
+// Return { node, read() -> value, changed() -> bool, problems(list of {path, message}) -> unplaced ones }
 export function form(schema, value, onchange) {
   forms += 1;
   const made = { id: `form-${forms}`, root: schema ?? {}, fields: new Map(), onchange, count: 0 };
@@ -48,7 +48,7 @@ function field(made, schema, value, path, name, required) {
     } });
   }
   if (type === "array" || type === "object" || (value !== null && typeof value === "object")) {
-    // Whatever has no form of its own is edited as what it is.
+    // Arrays and objects without properties are edited as JSON.
     return textField(made, known, value === undefined ? "" : json(value, Infinity), path, name, { lines: true, code: true, read: (text) => {
       if (text.trim() === "") return null;
       try { return JSON.parse(text); } catch { return text; }
@@ -97,10 +97,10 @@ function wrap(made, schema, path, name, input, { after = false } = {}) {
   input.addEventListener("input", () => made.onchange?.());
   const label = h("label", { for: id }, title(schema, name));
   const hint = schema.description ? h("small", { id: `${id}-hint`, class: "quiet" }, visible(schema.description)) : null;
-  const told = h("p", { class: "problem", id: `${id}-told`, hidden: true });
+  const error = h("p", { class: "problem", id: `${id}-error`, hidden: true });
   if (hint) attr(input, "aria-describedby", hint.id);
-  made.fields.set(path.join("."), { input, told, hint });
-  return h("div", { class: after ? "field check" : "field" }, after ? [input, label] : [label, input], hint, told);
+  made.fields.set(path.join("."), { input, error, hint });
+  return h("div", { class: after ? "field check" : "field" }, after ? [input, label] : [label, input], hint, error);
 }
 
 function textField(made, schema, value, path, name, { inputmode, lines, code, read, required }) {
@@ -131,9 +131,9 @@ function choiceField(made, schema, value, path, name) {
 }
 
 function show(made, found) {
-  for (const { input, told, hint } of made.fields.values()) {
-    told.hidden = true;
-    told.removeAttribute("data-testid");
+  for (const { input, error, hint } of made.fields.values()) {
+    error.hidden = true;
+    error.removeAttribute("data-testid");
     attr(input, "aria-invalid", null);
     attr(input, "aria-describedby", hint?.id);
   }
@@ -141,15 +141,15 @@ function show(made, found) {
   let first = null;
   for (const one of found) {
     let path = one.path;
-    // The nearest field there is: a problem may lie deeper than the form goes.
+    // Use the nearest enclosing field if the path has no field of its own.
     while (path && !made.fields.has(path)) path = path.includes(".") ? path.slice(0, path.lastIndexOf(".")) : "";
     const place = made.fields.get(path);
     if (!place) { left.push(one); continue; }
-    place.told.textContent = place.told.hidden ? visible(one.message) : `${place.told.textContent} ${visible(one.message)}`;
-    place.told.hidden = false;
-    attr(place.told, "data-testid", "problem");
+    place.error.textContent = place.error.hidden ? visible(one.message) : `${place.error.textContent} ${visible(one.message)}`;
+    place.error.hidden = false;
+    attr(place.error, "data-testid", "problem");
     attr(place.input, "aria-invalid", "true");
-    attr(place.input, "aria-describedby", [place.told.id, place.hint?.id].filter(Boolean).join(" "));
+    attr(place.input, "aria-describedby", [place.error.id, place.hint?.id].filter(Boolean).join(" "));
     first ??= place.input;
   }
   first?.focus();

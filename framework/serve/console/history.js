@@ -1,4 +1,4 @@
-// What a thread held at each moment.
+// The history view: the checkpoints of a thread.
 
 import { get, latest, query, threadPath } from "./api.js";
 import { button, h, json, pre, visible, when } from "./dom.js";

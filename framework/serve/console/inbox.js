@@ -1,4 +1,4 @@
-// Questions: one card each, wherever it stands; what was typed into it stays when it moves.
+// Question cards. A card keeps its input when it moves between the chat and the inbox.
 
 import { Problem } from "./api.js";
 import { attr, button, h, json, keyed, pre, visible } from "./dom.js";
@@ -44,16 +44,16 @@ function cardNode(app, question) {
   const buttons = h("div", { class: "buttons" });
   let busy = false;
 
-  function tell(problems) {
+  function showProblems(problems) {
     let left = problems;
     for (const entry of entries) left = entry.problems(left);
     alert.replaceChildren(...left.map((one) => h("p", { class: "problem", testid: "problem" }, visible(one.message))));
   }
 
-  async function give(word) {
+  async function submit(word) {
     if (busy) return;
     busy = true;
-    tell([]);
+    showProblems([]);
     attr(node, "aria-busy", "true");
     const answer = entries.length
       ? Object.fromEntries(entries.map((entry) => [entry.key, entry.answer(word, reason.value)]))
@@ -62,8 +62,8 @@ function cardNode(app, question) {
       await app.answer(question, answer);
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
-      if (error.status === 409 || error.status === 404) { tell([{ path: "", message: T.answeredElsewhere }]); app.refreshQuestions(); }
-      else tell(error.problems.length ? error.problems : [{ path: "", message: error.message }]);
+      if (error.status === 409 || error.status === 404) { showProblems([{ path: "", message: T.answeredElsewhere }]); app.refreshQuestions(); }
+      else showProblems(error.problems.length ? error.problems : [{ path: "", message: error.message }]);
     } finally {
       busy = false;
       attr(node, "aria-busy", null);
@@ -80,11 +80,11 @@ function cardNode(app, question) {
   const order = ["approve", "rerun", "done", "skip", "reject", "respond"];
   for (const word of order.filter((one) => decisions.includes(one))) {
     const testid = word === "approve" || word === "reject" ? word : undefined;
-    buttons.append(button(T.decisions[word], () => give(word),
+    buttons.append(button(T.decisions[word], () => submit(word),
       { testid, class: word === "approve" ? "main" : word === "reject" ? "danger" : null }));
   }
-  if (entries.length > 1) buttons.append(button(T.send_, () => give(null)));
-  if (!entries.length) buttons.append(button(T.answer, () => give("answer"), { testid: "approve", class: "main" }));
+  if (entries.length > 1) buttons.append(button(T.submitDecisions, () => submit(null)));
+  if (!entries.length) buttons.append(button(T.answer, () => submit("answer"), { testid: "approve", class: "main" }));
 
   const thread = app.threads.find((one) => one.thread_id === question.thread_id);
   node.append(
@@ -97,7 +97,7 @@ function cardNode(app, question) {
 
 function entryNode(step, several, onchange) {
   const isStep = step.kind === "step";
-  const shape = step.decisions.includes("edit") && step.kind !== "plan"
+  const fields = step.decisions.includes("edit") && step.kind !== "plan"
     ? form(step.parameters_schema, step.parameters, onchange) : null;
   const plan = step.kind === "plan" && step.decisions.includes("edit") ? planField(step, onchange) : null;
   const personal = step.approvals && "needed" in step.approvals;
@@ -105,7 +105,7 @@ function entryNode(step, several, onchange) {
   const rememberLabel = remember && h("label", { class: "check" }, remember, ` ${T.remember}`);
   const choice = several ? h("select", { "aria-label": T.decision },
     step.decisions.filter((word) => word !== "edit").map((word) => h("option", { value: word }, T.decisions[word]))) : null;
-  const told = h("div");
+  const errors = h("div");
   const facts = Object.entries({ ...step.input_summaries }).map(([name, text]) => [
     h("dt", null, visible(name)), h("dd", null, visible(text))]);
   const hasInputs = Object.keys(step.input_values ?? {}).length > 0;
@@ -119,21 +119,21 @@ function entryNode(step, several, onchange) {
     step.reason ? h("p", { class: "why" }, visible(step.reason)) : null,
     personal ? h("p", null, T.agreed((step.approvals.agreed ?? []).join(", "), step.approvals.needed)) : null,
     step.idempotency_key ? h("p", { class: "quiet" }, T.unknownKey(visible(step.idempotency_key))) : null,
-    facts.length || hasInputs ? h("details", { open: facts.length < 4 }, h("summary", null, T.input_), h("dl", null, facts),
+    facts.length || hasInputs ? h("details", { open: facts.length < 4 }, h("summary", null, T.inputs), h("dl", null, facts),
       hasInputs ? pre(json(step.input_values, Infinity)) : null) : null,
     step.result !== undefined ? h("details", { open: true }, h("summary", null, T.result), pre(json(step.result, Infinity))) : null,
     step.element !== undefined ? pre(step.element) : null,
-    plan ? plan.node : shape ? shape.node : Object.keys(step.parameters ?? {}).length
-      ? h("details", { open: true }, h("summary", null, T.willRun), pre(json(step.parameters, Infinity))) : null,
-    told, choice ? h("div", { class: "field" }, choice) : null, rememberLabel);
+    plan ? plan.node : fields ? fields.node : Object.keys(step.parameters ?? {}).length
+      ? h("details", { open: true }, h("summary", null, T.runParameters), pre(json(step.parameters, Infinity))) : null,
+    errors, choice ? h("div", { class: "field" }, choice) : null, rememberLabel);
 
-  const changed = () => (shape?.changed() || plan?.changed()) ?? false;
+  const changed = () => (fields?.changed() || plan?.changed()) ?? false;
   return {
     node, key: step.context_key, decisions: step.decisions.filter((word) => word !== "edit"), changed,
     refresh: () => { if (remember) { remember.disabled = changed(); if (changed()) remember.checked = false; } },
     answer: (given, reason) => {
       const word = given && step.decisions.includes(given) ? given : choice?.value ?? step.decisions[0];
-      if (word === "approve" && changed()) return { decision: "edit", ...(plan ? plan.read() : { parameters: shape.read() }) };
+      if (word === "approve" && changed()) return { decision: "edit", ...(plan ? plan.read() : { parameters: fields.read() }) };
       const found = { decision: word };
       if (word === "approve" && remember?.checked) found.remember = { scope: "thread" };
       if (word === "reject" && reason) found.reason = reason;
@@ -144,18 +144,18 @@ function entryNode(step, several, onchange) {
       const start = `${step.context_key}.`;
       const mine = list.filter((one) => one.path === step.context_key || one.path.startsWith(start));
       const inside = mine.map((one) => ({ ...one, path: one.path.slice(start.length).replace(/^parameters\.?/, "") }));
-      const left = shape ? shape.problems(inside) : inside;
-      told.replaceChildren(...left.map((one) => h("p", { class: "problem", testid: "problem", role: "alert" }, visible(one.message))));
+      const left = fields ? fields.problems(inside) : inside;
+      errors.replaceChildren(...left.map((one) => h("p", { class: "problem", testid: "problem", role: "alert" }, visible(one.message))));
       return list.filter((one) => !mine.includes(one));
     },
   };
 }
 
-// A plan is changed as what it is: its steps in JSON.
+// A plan is edited as JSON.
 function planField(step, onchange) {
   const text = json(step.parameters.steps, Infinity);
-  const area = h("textarea", { class: "code", rows: Math.min(14, text.split("\n").length), "aria-label": T.willRun, spellcheck: "false", oninput: onchange });
+  const area = h("textarea", { class: "code", rows: Math.min(14, text.split("\n").length), "aria-label": T.runParameters, spellcheck: "false", oninput: onchange });
   area.value = text;
   const read = () => { try { return { steps: JSON.parse(area.value) }; } catch { return { parameters: { steps: area.value } }; } };
-  return { node: h("details", { open: text.length < 3000 }, h("summary", null, T.willRun), area), read, changed: () => area.value !== text };
+  return { node: h("details", { open: text.length < 3000 }, h("summary", null, T.runParameters), area), read, changed: () => area.value !== text };
 }

@@ -1,11 +1,11 @@
-// Where the steps of a plan stand. Pure: steps in, places out.
+// Layout of a plan. Pure functions.
 
 import { CLOSING } from "./state.js";
 
 const WIDTH = 156, HEIGHT = 58, GAP_X = 46, GAP_Y = 14;
 export const SIZE = { width: WIDTH, height: HEIGHT };
 
-// Which steps each step needs, by place: inputs, conditions, lists and values of other steps.
+// Return the indexes of the steps that each step depends on: inputs, conditions, and references.
 export function needs(steps) {
   const place = new Map(steps.map((step, index) => [step.context_key, index]));
   const found = steps.map((step, index) => {
@@ -40,8 +40,8 @@ function references(value, name, add) {
   }
 }
 
-// Layers by distance from the beginning: columns, or rows where there is little width (`room`, in
-// pixels). A long layer is broken, so that it stays readable.
+// Arrange steps in layers by dependency depth: columns, or rows if `room` (in pixels) is narrow.
+// Long layers are wrapped.
 export function arrange(steps, room = Infinity) {
   const before = needs(steps);
   const layer = [];
@@ -90,7 +90,7 @@ function rows(layers, across) {
 function topological(before) {
   const seen = new Set();
   const found = [];
-  // Plans name earlier steps only; whatever does not is drawn all the same.
+  // Plans reference only earlier steps, but invalid plans must be drawable, too.
   const visit = (start) => {
     const stack = [[start, 0]];
     seen.add(start);
@@ -107,7 +107,7 @@ function topological(before) {
   return found;
 }
 
-// The chain of steps that the turn takes as long as; a step that has not run counts a second.
+// Return the longest chain of steps by duration. A step that has not run counts as one second.
 export function criticalPath(steps, before) {
   const cost = (step) => (step.status === "skipped" ? 0
     : step.duration ?? (step.started && step.ended ? (step.ended - step.started) / 1000 : 1));

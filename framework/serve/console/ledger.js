@@ -1,4 +1,4 @@
-// What acted on the world, the audit, and what was used up.
+// The activity view (effects, audit log, budgets, limits, workers) and the usage view.
 
 import { get, latest, query } from "./api.js";
 import { button, columnsOf, h, table, visible, when } from "./dom.js";
@@ -8,7 +8,7 @@ const EFFECTS = ["capability", "step", "state", "approved_by", "key"];
 const AUDIT = ["seq", "at", "kind", "by", "capability", "step", "decision", "state", "thread_id", "hash"];
 const USAGE = ["model", "day", "user", "calls", "input_tokens", "output_tokens", "cost_usd"];
 
-// A list of the server, page by page.
+// A paged table of the server's data.
 function pages(path, none, name, columns, flat = (item) => item) {
   const asked = {};
   const place = h("div");
@@ -41,19 +41,19 @@ export function ledgerView(app) {
   workers.node.dataset.testid = "workers";
   budgets.node.dataset.testid = "budgets";
   limits.node.dataset.testid = "limits";
-  const told = h("span", { role: "status" });
+  const verdict = h("span", { role: "status" });
   const verify = button(T.verify, async () => {
     try {
       const found = await get("/api/audit/verify");
-      told.textContent = found.valid ? T.valid : `${T.invalid} ${visible(found.problem ?? "")}`;
-      told.className = found.valid ? "good" : "problem";
-    } catch (error) { told.textContent = visible(error.message); }
+      verdict.textContent = found.valid ? T.valid : `${T.invalid} ${visible(found.problem ?? "")}`;
+      verdict.className = found.valid ? "good" : "problem";
+    } catch (error) { verdict.textContent = visible(error.message); }
   }, { class: "small" });
   const node = h("section", { class: "part side", testid: "ledger", "aria-label": T.parts.ledger },
     h("h2", null, T.parts.ledger), h("h3", null, T.effects), effects.node,
-    h("div", { class: "bar" }, h("h3", null, T.audit), verify, told), audit.node,
+    h("div", { class: "bar" }, h("h3", null, T.audit), verify, verdict), audit.node,
     h("h3", null, T.budgets), budgets.node, h("h3", null, T.limits), limits.node, h("h3", null, T.workers), workers.node);
-  return { node, update: onceA(app, () => {
+  return { node, update: oncePerRun(app, () => {
     budgets.asked.thread_id = app.threadId;
     for (const one of [effects, audit, budgets, limits, workers]) one.load();
   }) };
@@ -66,7 +66,7 @@ export function usageView(app) {
   by.addEventListener("change", () => { all.asked.by = by.value; all.load(); });
   const node = h("section", { class: "part side", testid: "usage", "aria-label": T.parts.usage },
     h("h2", null, T.parts.usage), h("h3", null, T.thisRun), now, h("div", { class: "bar" }, h("h3", null, T.all), by), all.node);
-  const load = onceA(app, () => all.load());
+  const load = oncePerRun(app, () => all.load());
   let of = null;
   return { node, update: () => {
     load();
@@ -77,8 +77,8 @@ export function usageView(app) {
   } };
 }
 
-// Loads when the part is opened, and again when a run has ended or another thread is open.
-function onceA(app, load) {
+// Load once per thread and run: when the view is opened, a run ends, or the thread changes.
+function oncePerRun(app, load) {
   let at;
   return () => {
     const now = `${app.threadId} ${app.turn.ended}`;

@@ -1,4 +1,4 @@
-// A small part of Markdown as nodes. No HTML, no pictures, no addresses but the web's and mail's.
+// A Markdown subset as DOM nodes: no HTML, no images, and only http, https, and mailto links.
 
 import { button, h, visible } from "./dom.js";
 import { T } from "./text.js";
@@ -9,7 +9,7 @@ const INLINE = /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)|(!?\[[^\]\n]{0
 const SAFE = /^(https?:\/\/|mailto:)/i;
 const NUMBER = /-?\d[\d,]*(?:\.\d+)?/g;
 
-// `figure(text)` gives a node for a number whose step is known, or nothing.
+// `figure(text)` returns a node for a number whose step is known, or null.
 export function render(text, figure = null) {
   const shown = visible(text);
   if (shown.length > LONG) return [long(shown)];
@@ -83,7 +83,7 @@ function piece(text, figure) {
   const [, picture, name, target] = /^(!?)\[(.*)\]\((.*)\)$/.exec(text);
   if (picture) return T.image(name);
   if (!SAFE.test(target)) return text;
-  // The address stands beside the words: the words may name another one.
+  // Show the URL next to the link text, which may be misleading.
   return h("span", null,
     h("a", { href: target, target: "_blank", rel: "noopener noreferrer nofollow" }, name || target),
     name && name !== target ? h("small", { class: "quiet" }, ` (${target})`) : null);

@@ -1,4 +1,4 @@
-// The plan as a picture that lives: nodes by layer, the critical path, versions side by side.
+// The plan view: a live graph of the steps with the critical path and earlier plan versions.
 
 import { get, query, threadPath } from "./api.js";
 import { attr, button, h, keyed, pre, put, s, visible, when } from "./dom.js";
@@ -67,7 +67,7 @@ export function planView(app) {
       drawn = wanted.map((one) => boardOf(one, one === plan, select, boards.clientWidth - 12));
       boards.replaceChildren(...drawn.map((board, n) => h("div", null,
         wanted.length > 1 ? h("h3", null, T.version(wanted[n].version)) : null, board.node)));
-      // A wide plan is made smaller as far as it can still be read.
+      // Scale a wide plan down, but keep it readable.
       const last = drawn.at(-1);
       if (last) scaled(Math.max(0.65, Math.min(1, (boards.clientWidth - 20) / last.width)));
     }
@@ -96,7 +96,7 @@ export function planView(app) {
   return { node, update, select };
 }
 
-// One version. Nodes are made a few at a time, and touched only where a step has changed.
+// The graph of one plan version. Nodes are created in batches and updated only if a step has changed.
 function boardOf(plan, live, select, room) {
   const { before, spots, width, height, down } = arrange(plan.steps, room);
   const ground = s("svg", { width, height, "aria-hidden": "true" });
@@ -189,7 +189,7 @@ function boardOf(plan, live, select, room) {
       draw(other.steps, selected);
       const waiting = nodes.length < other.steps.length;
       if (waiting) requestAnimationFrame(() => this.update(other, selected));
-      // Which chain is longest is looked at when a step has ended, not with each event.
+      // Recompute the critical path when a step has ended, not for each event.
       const now = `${other.steps.filter((step) => step.duration || step.ended || step.status === "skipped").length}/${waiting}`;
       if (now === looked || (other.steps.length > 100 && looked && !waiting && performance.now() - (this.at ?? 0) < 1000)) return;
       looked = now;

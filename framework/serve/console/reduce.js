@@ -1,4 +1,4 @@
-// What a turn looks like, as a pure function of the events of AG-UI that told of it.
+// Reducer from AG-UI events to the state of a turn.
 
 import { closed, ending, made, received, resumed } from "./state.js";
 
@@ -13,7 +13,7 @@ const NOTES = 60;
 export function reduce(state, event) {
   switch (event.type) {
     case "RUN_STARTED": {
-      // A run that is received again replaces what was received of it before.
+      // A repeated run replaces its earlier events.
       const before = state.before?.next === event.runId ? state.before.state : state;
       const goesOn = GOES_ON.has(before.status) || (before.run === event.runId && before.run !== null);
       const kept = goesOn ? {} : { models: [], usage: {}, began: event.timestamp, notes: [] };
@@ -57,7 +57,7 @@ function planned(state, event) {
   const known = new Map((before?.steps ?? []).map((step) => [step.context_key, step]));
   const { version, repairs } = event.content;
   const again = state.fresh && state.goesOn;
-  // Another plan of the same turn: what it has of the last one, and what was done of that.
+  // A new plan of the same turn keeps the completed steps of the previous one.
   const replanned = !again && !state.fresh;
   const steps = event.content.steps.map((step) => {
     const had = known.get(step.context_key);
@@ -65,7 +65,7 @@ function planned(state, event) {
     if (!same) return made(step);
     const kept = { tries: had.tries, started: had.started, ended: had.ended, duration: had.duration,
       outputs: had.outputs, attempt: had.attempt, elements: had.elements, trace_id: had.trace_id, tokens: had.tokens };
-    // The answer that the run began with is not in its first plan yet.
+    // The first plan of a resumed run does not include its answer yet.
     if (again && step.status === "asks") return made({ ...kept, ...step, status: "pending", tries: resumed(had.tries, event.timestamp) });
     if (again) return made({ ...kept, ...step });
     return made({ ...step, ...(had.status === "done" ? { ...kept, status: "done", kept: true } : {}) });
@@ -161,7 +161,7 @@ function custom(state, name, value, at) {
   }
 }
 
-// One node stands for all copies of a step, and counts them.
+// A for_each step is one node that counts its elements.
 function element(state, value) {
   return {
     ...state,

@@ -1,11 +1,11 @@
-// What a turn looks like; `reduce.js` makes it of the events that told of it, and here of a thread.
+// State of a turn, built from a thread. `reduce.js` builds it from events.
 
 export const CLOSING = new Set(["respond", "clarify", "error"]);
 
-// A try with one of these is a wait and no work.
+// Attempts with these statuses are waits.
 export const WAITS = new Set(["asks", "waits"]);
 
-// A turn with one of these outcomes waits for nobody any more.
+// Outcomes after which a turn has no open waits.
 const OVER = new Set(["completed", "partial", "failed", "stopped"]);
 
 export function empty() {
@@ -17,7 +17,7 @@ export function empty() {
 
 export const RUNS = new Set(["running", "queued"]);
 
-// The runs of the last turn that ended, in their order: a turn goes on after a run that waited.
+// Return the runs of the last turn in order. A run that ended as waiting is continued by the next one.
 export function runsOfTurn(thread) {
   const runs = thread.runs ?? [];
   const first = runs.findIndex((run, n) => n > 0 && run.status !== "waiting");
@@ -28,7 +28,7 @@ export function openRun(thread) {
   return thread.runs?.find((run) => RUNS.has(run.status))?.run_id;
 }
 
-// A thread as the server describes it when nothing of it is running.
+// Build the state from a thread that has no active run.
 export function fromThread(thread) {
   const status = thread.questions ? "asks" : thread.outcome ?? "idle";
   const found = { ...empty(), messages: thread.messages ?? [], status, ended: thread.updated_at ?? null };
@@ -54,12 +54,12 @@ export function made(step) {
   return { status: "pending", tries: [], elements: null, ...step };
 }
 
-// A thread stores no attempt of its own, so one is made up; the events of a run replace it.
+// Threads store no attempts, so `fromThread` synthesizes them; events of a run replace those.
 export function received(tries) {
   return tries.filter((one) => !one.stored);
 }
 
-// Ends the open waits, for a step that runs or asks no longer.
+// End the open waits of a step.
 export function resumed(tries, at) {
   return tries.map((one) => (one.to === null && WAITS.has(one.status) ? { ...one, to: at } : one));
 }
@@ -68,7 +68,7 @@ export function ending(tries, at, status, message) {
   return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status, message } : one));
 }
 
-// How the steps stand when nothing runs any more. What closes a turn tells of no step itself.
+// Return the final state of the steps after a run. Terminal steps emit no events of their own.
 export function closed(steps, status, at = null) {
   const whole = status === "completed" || status === "partial";
   return steps.map((step) => {

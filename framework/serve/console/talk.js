@@ -1,4 +1,4 @@
-// The conversation: what was said, what is being said, what is asked, and the box to write in.
+// The chat view: messages, streamed answers, questions, and the message input.
 
 import { attr, button, h, keyed, put, visible } from "./dom.js";
 import { render } from "./markdown.js";
@@ -22,24 +22,24 @@ export function talkView(app) {
   const working = h("p", { class: "working", role: "status" });
   const error = h("p", { class: "problem", role: "alert", hidden: true });
   const asked = h("div", { class: "asked" });
-  const elsewhere = h("p", { class: "quiet", hidden: true }, T.inInbox);
+  const elsewhere = h("p", { class: "quiet", hidden: true }, T.questionInInbox);
   log.append(greeting, earlier, messages, error, elsewhere, asked, working);
 
   const input = h("textarea", { id: "message", testid: "message-input", rows: 2, placeholder: T.placeholder, "aria-label": T.input });
   const send = h("button", { type: "submit", testid: "send", class: "main" }, T.send);
   const pick = h("input", { type: "file", multiple: true, testid: "file-input", "aria-label": T.attach, hidden: true });
   const clip = button("+", () => pick.click(), { testid: "attach", "aria-label": T.attach, title: T.attach, hidden: true });
-  const held = h("div", { class: "held" });
+  const attachments = h("div", { class: "held" });
   const stop = button(T.stop, () => app.stop(), { testid: "stop", hidden: true });
-  const form = h("form", { class: "write" }, held, input, h("div", { class: "buttons" }, pick, clip, stop, send));
+  const form = h("form", { class: "write" }, attachments, input, h("div", { class: "buttons" }, pick, clip, stop, send));
   let tray = null;
   async function attach(files) {
     if (!files.length) return;
-    if (app.uploads === undefined) await app.lookAtFiles();
+    if (app.uploads === undefined) await app.loadUploads();
     if (app.uploads) {
-      tray ??= (await import("./files.js")).tray(app, held);
+      tray ??= (await import("./files.js")).tray(app, attachments);
       await tray.add(files);
-    // Where nobody may bring files, a short one is text like any other.
+    // Without uploads, short text files are inserted into the message.
     } else for (const file of files) if (file.size > 200000) app.tell(T.tooLong(visible(file.name))); else input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
   }
   pick.addEventListener("change", () => { attach([...pick.files]); pick.value = ""; input.focus(); });
@@ -64,7 +64,7 @@ export function talkView(app) {
 
   let follows = true;
   let seen = [];
-  // Of a long conversation the end is shown: each message costs time whenever something happens.
+  // Only the end of a long conversation is rendered, because every update visits each message.
   let from = 0;
   let opened = null;
   let total = 0;
@@ -99,11 +99,11 @@ export function talkView(app) {
     elsewhere.hidden = !inInbox || !mine.length;
     const asks = asked.childElementCount;
     if (!inInbox) app.cards?.place(asked, mine);
-    // Where the end is has to be measured, so it is only looked for when something was said.
-    const said = [turn.messages, app.figures, app.files, app.questions, runs, app.cards];
-    if (follows && said.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
-    seen = said;
-    // A question is read from its beginning.
+    // Scrolling forces a layout, so it only happens when content has changed.
+    const watched = [turn.messages, app.figures, app.files, app.questions, runs, app.cards];
+    if (follows && watched.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
+    seen = watched;
+    // Scroll to the beginning of a new question.
     if (follows && asked.childElementCount > asks) {
       follows = false;
       asked.lastChild.scrollIntoView({ block: "start" });
@@ -122,7 +122,7 @@ function messageNode(one) {
 }
 
 function fill(app, node, one, { index, isLast, isAsked, runs }) {
-  const [, body, along, made, sources, tools] = node.children;
+  const [, body, attachedFiles, made, sources, tools] = node.children;
   const earlier = !isLast && app.earlier?.index === index ? app.earlier : null;
   const figures = isLast && !runs ? app.figures : earlier?.figures ?? null;
   if (node.capgraphText !== one.content || node.capgraphFigures !== figures) {
@@ -134,12 +134,12 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
   const before = one.role === "assistant" && !isLast;
   const of = earlier ? earlier.plan : isLast && !runs ? app.turn.plans.at(-1) : null;
   const steps = (of?.steps ?? []).filter((step) => step.status === "done" && step.outputs && Object.keys(step.outputs).length);
-  const told = JSON.stringify([before, ...steps.map((step) => step.context_key)]);
-  if (node.capgraphSources !== told) {
-    node.capgraphSources = told;
+  const signature = JSON.stringify([before, ...steps.map((step) => step.context_key)]);
+  if (node.capgraphSources !== signature) {
+    node.capgraphSources = signature;
     sources.replaceChildren(...(steps.length ? [h("span", { class: "quiet" }, T.from),
       ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key, before), { class: "chip" }))]
-      : before ? [button(T.whence, () => app.lookBack(index).catch(app.fail), { class: "small" })] : []));
+      : before ? [button(T.sources, () => app.showSources(index).catch(app.fail), { class: "small" })] : []));
   }
   const files = one.role === "user" ? [] : app.files.filter((file) => (isLast && file.step) || one.content.includes(file.name));
   const had = files.map((file) => file.file_id).join();
@@ -147,8 +147,8 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
     node.capgraphFiles = had;
     import("./files.js").then(({ shownFiles }) => made.replaceChildren(...shownFiles(app, files)));
   }
-  const came = one.files ?? (isAsked ? app.brought : []);
-  put(along, came.length ? T.withFiles(came.map((file) => visible(file.name)).join(", ")) : "");
+  const attached = one.files ?? (isAsked ? app.brought : []);
+  put(attachedFiles, attached.length ? T.withFiles(attached.map((file) => visible(file.name)).join(", ")) : "");
   if (!tools.childElementCount) {
     const at = app.turn.messages.findLastIndex((other, n) => n <= index && other.role === "user");
     if (one.role === "user") tools.append(button(T.edit, () => app.editFrom(index, one.content), { class: "small" }));
@@ -166,13 +166,13 @@ function figureNode(app, figures, text, earlier) {
   return button(text, () => app.showStep(key, earlier), { class: "figure", title: T.fromStep(visible(key)) });
 }
 
-// Numbers that the steps of a turn gave, and of which step each is.
+// Map the numbers in step outputs to the step that produced them.
 export function figuresOf(contexts, results) {
   const found = new Map();
   const walk = (value, key, depth) => {
     if (found.size > 5000 || depth > 8) return;
     if (typeof value === "number" && Number.isFinite(value)) {
-      // Of what is small the whole numbers beside it say nothing; a share may be told in per cent.
+      // Small values are not rounded to integers; shares may be quoted as percentages.
       const near = [0, 1, 2, 3].filter((n) => n || Math.abs(value) >= 10).map((n) => Number(value.toFixed(n)));
       const share = Math.abs(value) < 1 ? [0, 1, 2].map((n) => Number((100 * value).toFixed(n))) : [];
       for (const one of [value, ...near, ...share]) if (!found.has(one)) found.set(one, key);

@@ -1,4 +1,4 @@
-// The threads of a person.
+// The list of the user's threads.
 
 import { get, threadPath } from "./api.js";
 import { attr, button, h, keyed, put, save, visible, when } from "./dom.js";
@@ -48,12 +48,12 @@ function threadNode(app, one) {
   return h("li", null, link);
 }
 
-// The title of the open thread, and what can be done with it.
+// The title of the open thread and its actions.
 export function threadBar(app) {
   const title = h("h2", { class: "title" });
   const input = h("input", { "aria-label": T.renameTo, maxlength: 200 });
   const editing = h("form", { hidden: true, class: "rename" }, input, h("button", { type: "submit" }, T.save), button(T.cancel, () => edit(false)));
-  const sure = button(T.removeSure, () => app.remove(), { class: "danger", hidden: true });
+  const sure = button(T.confirmDelete, () => app.remove(), { class: "danger", hidden: true });
   const menu = h("details", { class: "menu" }, h("summary", null, T.menu), h("div", { class: "items" },
     button(T.rename, () => { menu.open = false; edit(true); }),
     button(T.fork, () => { menu.open = false; app.fork(); }),

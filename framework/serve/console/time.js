@@ -1,4 +1,4 @@
-// When each step ran: bars, tries, waits for people, calls of models.
+// The timeline view: attempts, waits, and model calls.
 
 import { button, h, s, save, visible } from "./dom.js";
 import { arrange, criticalPath } from "./layout.js";
@@ -36,7 +36,7 @@ export function timeView(app) {
     if (running) timer = setTimeout(() => app.shows("timeline") && update(), pause * 2);
   }
 
-  // A picture that leaves the page takes its colours with it.
+  // Copy computed colors into an exported image.
   function alone() {
     const from = chart.querySelector("svg");
     const copy = from.cloneNode(true);

@@ -1,1 +1,1 @@
-"""One file a protocol; each gives its routes."""
+"""Routes of the server, one module per protocol."""

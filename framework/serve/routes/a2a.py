@@ -1,6 +1,6 @@
-"""The agent over A2A 1.x: a task is a turn, from its message over questions and answers to its end.
+"""A2A 1.x server: a task is a turn, including its questions and answers.
 
-Nothing of a task is kept beside the log of the runs: what the log keeps, a restart keeps.
+Tasks are derived from the run log, so they survive a restart.
 """
 
 from __future__ import annotations
@@ -89,31 +89,31 @@ _DEFAULT_PAGE_SIZE = 50
 def endpoint(
     runs: Runs, threads: Threads, services: Services, settings: ServeSettings
 ) -> tuple[list[Route], Callable[[], AbstractAsyncContextManager[None]]]:
-    """Return the routes of A2A, and what has to be entered while they answer.
+    """Return the routes of A2A, and the context manager to enter while they are served.
 
     Args:
         runs: The runs.
         threads: The threads.
-        services: What the graph runs with; its capabilities are the skills of the card.
-        settings: How the server answers.
+        services: Services of the graph. Its capabilities become the skills of the agent card.
+        settings: Settings of the server.
     """
-    made = _build_card(services)
+    template = _build_card(services)
 
     async def card(request: Request) -> Response:
-        shown = AgentCard()
-        shown.CopyFrom(made)
-        shown.supported_interfaces[0].url = f"{server_url(settings, request)}/a2a"
-        return JSONResponse(agent_card_to_dict(shown))
+        agent_card = AgentCard()
+        agent_card.CopyFrom(template)
+        agent_card.supported_interfaces[0].url = f"{server_url(settings, request)}/a2a"
+        return JSONResponse(agent_card_to_dict(agent_card))
 
     rpc = create_jsonrpc_routes(_TaskHandler(runs), "/a2a", _CallerContextBuilder())
     return [Route(AGENT_CARD_WELL_KNOWN_PATH, card, methods=["GET"]), *rpc], nullcontext
 
 
 def _build_card(services: Services) -> AgentCard:
-    about = services.settings
+    settings = services.settings
     return AgentCard(
-        name=about.name,
-        description=about.description or about.name,
+        name=settings.name,
+        description=settings.description or settings.name,
         version=server_version(),
         supported_interfaces=[
             AgentInterface(url="/a2a", protocol_binding="JSONRPC", protocol_version="1.0")
@@ -122,8 +122,13 @@ def _build_card(services: Services) -> AgentCard:
         default_input_modes=["text/plain", "application/json"],
         default_output_modes=["text/plain", "application/json"],
         skills=[
-            AgentSkill(id=one.name, name=one.name, description=one.description, tags=[one.effect])
-            for one in services.registry.capabilities.values()
+            AgentSkill(
+                id=capability.name,
+                name=capability.name,
+                description=capability.description,
+                tags=[capability.effect],
+            )
+            for capability in services.registry.capabilities.values()
         ],
         security_schemes={
             "bearer": SecurityScheme(
@@ -135,7 +140,7 @@ def _build_card(services: Services) -> AgentCard:
 
 
 class _CallerContextBuilder(DefaultServerCallContextBuilder):
-    """Hands on who asks, as the shield knows it."""
+    """Builder that passes the authenticated caller to the request handler."""
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
@@ -145,7 +150,7 @@ class _CallerContextBuilder(DefaultServerCallContextBuilder):
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Say what went wrong in the words of the protocol."""
+    """Raise errors as errors of the protocol."""
     try:
         yield
     except NotFoundError as exc:
@@ -159,7 +164,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 class _TaskHandler(RequestHandler):
-    """Tasks as turns. The id of a task is that of the run that began the turn."""
+    """Handler of tasks. The ID of a task is the ID of the run that started its turn."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -170,7 +175,7 @@ class _TaskHandler(RequestHandler):
     async def on_message_send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Task | Message:
-        """Begin a task, or answer the question of one; waits for its end, unless told otherwise."""
+        """Start a task or answer its question. Wait for the end unless the client asks not to."""
         with _translate_errors():
             task_id, run = await self._start_or_answer(params, _caller(context))
             if isinstance(run, Task):
@@ -183,7 +188,7 @@ class _TaskHandler(RequestHandler):
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        """Do the same, and tell how far it is."""
+        """Start a task or answer its question, and stream its updates."""
         with _translate_errors():
             task_id, run = await self._start_or_answer(params, _caller(context))
             if isinstance(run, Task):
@@ -207,49 +212,52 @@ class _TaskHandler(RequestHandler):
                 caller, message.context_id or uuid.uuid4().hex, message=text
             )
             return run.run_id, run
-        last = (await self._runs.turn_runs(caller, message.task_id))[-1]
-        if message.context_id and message.context_id != last.thread_id:
-            raise InvalidParamsError("The task is not of this context.")
-        asked = await self._open_question(caller, last)
-        if asked is None:
+        latest_run = (await self._runs.turn_runs(caller, message.task_id))[-1]
+        if message.context_id and message.context_id != latest_run.thread_id:
+            raise InvalidParamsError("The task belongs to another context.")
+        question = await self._open_question(caller, latest_run)
+        if question is None:
             raise UnsupportedOperationError(
-                f"The task asks nothing: it is {last.status}. Begin another one in its context."
+                f"The task has no open question: its status is {latest_run.status!r}."
+                " Fix: start another task in its context."
             )
         answer = data[0] if data else "\n".join(texts)
         if (
             isinstance(answer, dict)
             and [*answer] == ["answer"]
-            and "answer" not in _step_keys(asked)
+            and "answer" not in _step_keys(question)
         ):
-            answer = answer["answer"]  # as the JSON API takes it
+            answer = answer["answer"]  # the format of the JSON API
         try:
-            return message.task_id, await self._runs.answer(caller, asked["question_id"], answer)
+            return message.task_id, await self._runs.answer(caller, question["question_id"], answer)
         except AnswerRefusedError as exc:
-            # The task asks again, and says what did not fit.
-            return message.task_id, _input_required_task(message.task_id, last, asked, exc.problems)
+            # The question stays open; the client sees what is wrong with the answer.
+            return message.task_id, _input_required_task(
+                message.task_id, latest_run, question, exc.problems
+            )
 
     async def _open_question(self, caller: Caller, run: Run) -> dict[str, Any] | None:
         if run.status != "waiting":
             return None
-        asked = await self._runs.list_questions(caller, run.thread_id)
-        return asked[0] if asked else None
+        questions = await self._runs.list_questions(caller, run.thread_id)
+        return questions[0] if questions else None
 
-    # --- look -----------------------------------------------------------------------------
+    # --- read -----------------------------------------------------------------------------
 
     async def _wait_for_last_event(self, caller: Caller, run: Run) -> dict[str, Any]:
-        """Return the last event of a run, when it has come."""
-        found: dict[str, Any] = {}
+        """Wait for the end of a run and return its last event."""
+        last_event: dict[str, Any] = {}
         async with aclosing(self._runs.events(caller, run.run_id)) as events:  # type: ignore[type-var]
             async for _, event in events:
-                found = event
-        return found
+                last_event = event
+        return last_event
 
     async def _get_task(self, caller: Caller, task_id: str) -> Task:
         run = (await self._runs.turn_runs(caller, task_id))[-1]
         if run.status in _RUNNING_STATES:
             return _build_task(task_id, run, _RUNNING_STATES[run.status])
-        if (asked := await self._open_question(caller, run)) is not None:
-            return _input_required_task(task_id, run, asked)
+        if (question := await self._open_question(caller, run)) is not None:
+            return _input_required_task(task_id, run, question)
         return _ended_task(task_id, run, await self._wait_for_last_event(caller, run))
 
     async def _stream_events(self, caller: Caller, task_id: str, run: Run) -> AsyncGenerator[Event]:
@@ -278,7 +286,7 @@ class _TaskHandler(RequestHandler):
 
     @validate_request_params
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
-        """Return a task of the caller's."""
+        """Return a task of the caller."""
         with _translate_errors():
             return await self._get_task(_caller(context), params.id)
 
@@ -291,33 +299,35 @@ class _TaskHandler(RequestHandler):
         size = params.page_size or _DEFAULT_PAGE_SIZE
         validate_page_size(size)
         with _translate_errors():
-            begun = [
+            runs = [
                 run
                 for run in await self._runs.list_first_runs(caller)
                 if params.context_id in ("", run.thread_id)
             ]
-            names = [run.run_id for run in begun]
-            place = names.index(params.page_token) if params.page_token in names else 0
-            tasks = [await self._get_task(caller, name) for name in names[place : place + size]]
+            task_ids = [run.run_id for run in runs]
+            start = task_ids.index(params.page_token) if params.page_token in task_ids else 0
+            tasks = [await self._get_task(caller, name) for name in task_ids[start : start + size]]
         if params.status:
             tasks = [task for task in tasks if task.status.state == params.status]
-        after = names[place + size : place + size + 1]
+        next_ids = task_ids[start + size : start + size + 1]
         return ListTasksResponse(
             tasks=tasks,
-            next_page_token=after[0] if after else "",
+            next_page_token=next_ids[0] if next_ids else "",
             page_size=size,
-            total_size=len(names),
+            total_size=len(task_ids),
         )
 
     @validate_request_params
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        """Tell how far a task is that goes on."""
+        """Stream the updates of an active task."""
         with _translate_errors():
             run = (await self._runs.turn_runs(_caller(context), params.id))[-1]
             if run.status not in _RUNNING_STATES:
-                raise UnsupportedOperationError(f"The task does not go on: it is {run.status}.")
+                raise UnsupportedOperationError(
+                    f"The task is not active: its status is {run.status!r}."
+                )
             async with aclosing(self._stream_events(_caller(context), params.id, run)) as events:
                 async for event in events:
                     yield event
@@ -326,7 +336,7 @@ class _TaskHandler(RequestHandler):
     async def on_cancel_task(
         self, params: CancelTaskRequest, context: ServerCallContext
     ) -> Task | None:
-        """Stop the run of a task; one that asks is not gone on with."""
+        """Stop a task. A task that waits for an answer ends, too."""
         caller = _caller(context)
         with _translate_errors():
             run = (await self._runs.turn_runs(caller, params.id))[-1]
@@ -336,10 +346,10 @@ class _TaskHandler(RequestHandler):
             await self._wait_for_last_event(caller, run)
             return await self._get_task(caller, params.id)
 
-    # --- what there is not ----------------------------------------------------------------
+    # --- unsupported operations -----------------------------------------------------------
 
     async def on_get_extended_agent_card(self, params: Any, context: Any) -> Any:
-        """Refuse: everybody sees the same card."""
+        """Refuse the request: every client gets the same card."""
         raise ExtendedAgentCardNotConfiguredError
 
     async def _refuse_push(self, params: Any, context: Any) -> Any:
@@ -359,12 +369,12 @@ def _caller(context: ServerCallContext) -> Caller:
 def _progress_text(event: Mapping[str, Any]) -> str:
     match event["type"]:
         case "STEP_STARTED":
-            return f"{event['stepName']} began"
+            return f"{event['stepName']} started"
         case "STEP_FINISHED":
-            return f"{event['stepName']} ended"
+            return f"{event['stepName']} finished"
         case "ACTIVITY_DELTA":
-            told = {one["path"].rpartition("/")[2]: one["value"] for one in event["patch"]}
-            return str(told.get("message") or "") if "progress" in told else ""
+            changes = {one["path"].rpartition("/")[2]: one["value"] for one in event["patch"]}
+            return str(changes.get("message") or "") if "progress" in changes else ""
     return ""
 
 
@@ -392,15 +402,15 @@ def _build_status(task_id: str, run: Run, state: TaskState, parts: Sequence[Part
 def _input_required_task(
     task_id: str, run: Run, question: Mapping[str, Any], problems: Sequence[Mapping[str, str]] = ()
 ) -> Task:
-    """Return a task that asks: in words, and each step as data with its ``context_key``."""
-    about = {"question_id": question["question_id"]}
+    """Return a task that requires input: a text, and the data of each step."""
+    metadata = {"question_id": question["question_id"]}
     if problems:
-        about["problems"] = [dict(one) for one in problems]
-    told = [f"{one['path']}: {one['message']}" for one in problems]
+        metadata["problems"] = [dict(problem) for problem in problems]
+    details = [f"{problem['path']}: {problem['message']}" for problem in problems]
     steps = question["steps"] if is_approval_request(question) else [question]
     parts = [
-        new_text_part(describe_question({**question, "problems": told})),
-        *(new_data_part(to_plain({**step, **about}, lenient=True)) for step in steps),
+        new_text_part(describe_question({**question, "problems": details})),
+        *(new_data_part(to_plain({**step, **metadata}, lenient=True)) for step in steps),
     ]
     return _build_task(task_id, run, TaskState.TASK_STATE_INPUT_REQUIRED, parts)
 
@@ -408,17 +418,17 @@ def _input_required_task(
 def _ended_task(task_id: str, run: Run, last_event: Mapping[str, Any]) -> Task:
     result = last_event.get("result") or {}
     answer = str(result.get("answer") or "")
-    if run.status == "waiting":  # for something that no person is asked for
+    if run.status == "waiting":  # for a time or an event, not for a person
         return _build_task(task_id, run, TaskState.TASK_STATE_WORKING)
     if run.status in _COMPLETED_STATUSES:
         task = _build_task(task_id, run, TaskState.TASK_STATE_COMPLETED)
         task.artifacts.append(_answer_artifact(answer))
         return task
-    # Of a task that asked, the run's last event is its question.
+    # The last event of a stopped task that asked a question is that question.
     if run.status == "stopped" and (last_event.get("outcome") or {}).get("type") != "success":
         return _build_task(task_id, run, TaskState.TASK_STATE_CANCELED)
-    why = str(last_event.get("message") or answer or run.status)
-    return _build_task(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(why)])
+    reason = str(last_event.get("message") or answer or run.status)
+    return _build_task(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(reason)])
 
 
 def _step_keys(question: Mapping[str, Any]) -> list[str]:

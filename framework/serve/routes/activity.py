@@ -1,4 +1,4 @@
-"""Reading what is kept, and how things stand: effects, usage, the audit, budgets, the agent."""
+"""Read-only routes: effects, usage, audit, budgets, limits, and the agent itself."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from capgraph.serve.threads import to_json_safe
 
 
 def routes(activity: ActivityReader, status: StatusReader) -> list[Operation]:
-    """Return the routes that only read.
+    """Return the read-only routes.
 
     Args:
-        activity: Reads what is kept.
-        status: Reads how things stand.
+        activity: Reader of recorded activity.
+        status: Reader of the agent's status.
     """
     return [*_activity_routes(activity), *_status_routes(status)]
 
@@ -60,13 +60,13 @@ def _activity_routes(activity: ActivityReader) -> list[Operation]:
         return JSONResponse(await activity.verify_audit(caller_of(request)))
 
     return [
-        Operation("GET", "/api/effects", effects, "List effects and who agreed to them",
+        Operation("GET", "/api/effects", effects, "List effects and their approvers",
                   page_schema(EFFECT), query={"thread_id": NAME, **PAGE_QUERY}),
-        Operation("GET", "/api/usage", usage, "Read what calls of models used", page_schema(ANY),
+        Operation("GET", "/api/usage", usage, "Get the usage of model calls", page_schema(ANY),
                   query={"by": {"enum": ["model", "day", "user", "step"]}, "thread_id": NAME}),
-        Operation("GET", "/api/audit", audit, "Read the audit", page_schema(ANY),
+        Operation("GET", "/api/audit", audit, "List audit records", page_schema(ANY),
                   query={"limit": COUNT, "after": COUNT}),
-        Operation("GET", "/api/audit/verify", verify, "Check the audit",
+        Operation("GET", "/api/audit/verify", verify, "Verify the audit log",
                   object_schema({"valid": {"type": "boolean"}})),
     ]  # fmt: skip
 
@@ -97,17 +97,17 @@ def _status_routes(status: StatusReader) -> list[Operation]:
         )
 
     return [
-        Operation("GET", "/api/budgets", budgets, "Read what may be used up, and what is left",
+        Operation("GET", "/api/budgets", budgets, "List budgets and remaining amounts",
                   page_schema(ANY), query={"thread_id": NAME}),
         Operation("GET", "/api/limits", limits,
-                  "Read slots that are taken, and what is out of reach now", page_schema(ANY)),
-        Operation("GET", "/api/capabilities", capabilities, "List what the agent can do",
+                  "List used slots and open circuit breakers", page_schema(ANY)),
+        Operation("GET", "/api/capabilities", capabilities, "List the agent's capabilities",
                   page_schema(ANY)),
-        Operation("GET", "/api/graph", graph, "Read the nodes and edges of the graph",
+        Operation("GET", "/api/graph", graph, "Get the nodes and edges of the graph",
                   object_schema({"nodes": {"type": "array"}, "edges": {"type": "array"}})),
         Operation("GET", "/api/findings", findings,
-                  "Read what would fail, as 'capgraph check' finds it", page_schema(ANY)),
-        Operation("GET", "/api/workers", workers, "List the workers that live", page_schema(ANY)),
+                  "List the findings of 'capgraph check'", page_schema(ANY)),
+        Operation("GET", "/api/workers", workers, "List live workers", page_schema(ANY)),
         Operation("GET", "/api/evaluations", evaluations,
-                  "Read what evaluations of the agent gave", page_schema(ANY)),
+                  "List evaluation runs", page_schema(ANY)),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""AG-UI 1.0: one request is one run, told as server-sent events."""
+"""AG-UI 1.0: each request is one run, streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -28,25 +28,21 @@ _RUN_EVENT_TYPES = ('"RUN_STARTED"', '"RUN_FINISHED"')
 
 
 def routes(runs: Runs) -> list[Operation]:
-    """Return the route of AG-UI.
-
-    Args:
-        runs: The runs.
-    """
+    """Return the route of AG-UI."""
 
     async def run(request: Request) -> Response:
         from ag_ui.core import RunAgentInput
 
         try:
-            given = RunAgentInput.model_validate(await read_json_body(request))
+            run_input = RunAgentInput.model_validate(await read_json_body(request))
         except PydanticError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise BadRequestError(
-                f"The body is no RunAgentInput: {where or 'it'}: {first['msg']}.",
+                f"Invalid RunAgentInput: {where or 'body'}: {first['msg']}.",
                 fix="See the AG-UI protocol.",
             ) from exc
-        return event_stream(await _start_run(runs, caller_of(request), given))
+        return event_stream(await _start_run(runs, caller_of(request), run_input))
 
     body = object_schema(
         {"threadId": NAME, "runId": NAME, "messages": {"type": "array", "items": ANY}},
@@ -57,7 +53,7 @@ def routes(runs: Runs) -> list[Operation]:
 
 
 async def _start_run(runs: Runs, caller: Caller, run_input: RunAgentInput) -> EventPages:
-    """Begin what is asked for, and return what is told of it."""
+    """Start the requested run, or resume one with answers, and return its events."""
     if run_input.resume:
         answers = {entry.interrupt_id: _resume_answer(entry) for entry in run_input.resume}
         try:
@@ -66,15 +62,15 @@ async def _start_run(runs: Runs, caller: Caller, run_input: RunAgentInput) -> Ev
             return _refusal_events(runs, caller, run_input, exc.problems)
     else:
         props = run_input.forwarded_props if isinstance(run_input.forwarded_props, dict) else {}
-        more = props.get("capgraph")
-        more = more if isinstance(more, dict) else {}
+        options = props.get("capgraph")
+        options = options if isinstance(options, dict) else {}
         message = _last_user_message(run_input)
         run = await runs.start(
             caller,
             run_input.thread_id,
             message=message,
-            plan=more.get("plan"),
-            context=more.get("context"),
+            plan=options.get("plan"),
+            context=options.get("context"),
         )
     return _rename_run(await runs.follow(caller, run.run_id), run.run_id, run_input.run_id)
 
@@ -84,24 +80,25 @@ def _resume_answer(entry: Any) -> Any:
 
 
 def _last_user_message(run_input: RunAgentInput) -> str | None:
-    """Return what the user said last."""
-    last = run_input.messages[-1] if run_input.messages else None
-    if last is None or last.role != "user":
+    """Return the text of the last message if the user sent it."""
+    message = run_input.messages[-1] if run_input.messages else None
+    if message is None or message.role != "user":
         return None
-    if isinstance(last.content, str):
-        return last.content
-    others = sorted({part.type for part in last.content if part.type != "text"})
-    if others:
+    if isinstance(message.content, str):
+        return message.content
+    unsupported = sorted({part.type for part in message.content if part.type != "text"})
+    if unsupported:
         raise ValidationError(
-            f"The message holds parts of the type {', '.join(others)}.", fix="Send text."
+            f"The message contains unsupported parts: {', '.join(unsupported)}.",
+            fix="Send text parts only.",
         )
-    return "\n".join(part.text for part in last.content if part.type == "text")
+    return "\n".join(part.text for part in message.content if part.type == "text")
 
 
 async def _rename_run(
     pages: AsyncIterator[list[tuple[int, str]]], run_id: str, client_run_id: str
 ) -> AsyncIterator[list[tuple[int, str]]]:
-    """Call the run as the client does; what the server calls it stands beside."""
+    """Replace the run ID with the client's. The server's ID is added to the metadata."""
     async with aclosing(pages):  # type: ignore[type-var]
         async for page in pages:
             yield [
@@ -121,21 +118,23 @@ _RUN_EVENT_PREFIXES = tuple(f'{{"type":{kind}' for kind in _RUN_EVENT_TYPES)
 def _rename_event(text: str, run_id: str, client_run_id: str) -> str:
     event = json.loads(text)
     metadata = event.get("metadata") or {}
-    ours = {**metadata.get("capgraph", {}), "run_id": run_id}
-    return json.dumps({**event, "runId": client_run_id, "metadata": {**metadata, "capgraph": ours}})
+    capgraph_metadata = {**metadata.get("capgraph", {}), "run_id": run_id}
+    return json.dumps(
+        {**event, "runId": client_run_id, "metadata": {**metadata, "capgraph": capgraph_metadata}}
+    )
 
 
 async def _refusal_events(
     runs: Runs, caller: Caller, run_input: RunAgentInput, problems: list[dict[str, str]]
 ) -> AsyncIterator[list[tuple[int, str]]]:
-    """Tell of a run that ended before it began: the questions are open as they were."""
-    told = EventTranslator(run_input.thread_id, run_input.run_id)
-    asked = await runs.list_questions(caller, run_input.thread_id)
-    interrupts = [to_interrupt({**question, "problems": problems}) for question in asked]
+    """Yield the events of a run that ends because of an invalid answer. Questions stay open."""
+    translator = EventTranslator(run_input.thread_id, run_input.run_id)
+    questions = await runs.list_questions(caller, run_input.thread_id)
+    interrupts = [to_interrupt({**question, "problems": problems}) for question in questions]
     result = {"thread_id": run_input.thread_id, "status": "waiting"}
     metadata = {"capgraph": {"problems": problems}}
     events = [
-        *told.start_events({}, {}),
-        *told.end_events(result, interrupts, metadata=metadata),
+        *translator.start_events({}, {}),
+        *translator.end_events(result, interrupts, metadata=metadata),
     ]
     yield [(seq, json.dumps(event, default=str)) for seq, event in enumerate(events, start=1)]

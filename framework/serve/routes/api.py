@@ -1,4 +1,4 @@
-"""The JSON API: threads, runs, questions, signals, and what is kept of them."""
+"""The JSON API: threads, runs, questions, and signals."""
 
 from __future__ import annotations
 
@@ -33,60 +33,66 @@ from capgraph.serve.sse import event_stream, parse_last_event_id
 from capgraph.serve.threads import Threads
 
 THREAD_PATH = "/api/threads/{id:path}"
-"""Whoever names a thread may use a slash: what stands behind a name is looked for first."""
+"""Path of a thread. Thread IDs may contain slashes, so its subpaths are routed first."""
 
 
 async def read_json_body(request: Request) -> dict[str, Any]:
-    """Return the object that a request's body holds; an empty one for no body.
+    """Return the JSON object in a request body; an empty object for an empty body.
 
     Raises:
-        BadRequestError: It holds none.
+        BadRequestError: The body is not a JSON object.
     """
     raw = await request.body()
     try:
-        found = json.loads(raw, parse_int=_parse_int) if raw.strip() else {}
-        # Half a character, or a number without end, could be kept and told by nothing.
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        document = json.loads(raw, parse_int=_parse_int) if raw.strip() else {}
+        # Lone surrogates and infinite numbers cannot be stored or returned.
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
-        raise BadRequestError(f"The body is no JSON: {exc}.", fix="Send a JSON object.") from exc
-    if not isinstance(found, dict):
-        raise BadRequestError("The body is no JSON object.", fix='Send {"…": …}.')
-    return found
+        raise BadRequestError(f"Invalid JSON body: {exc}.", fix="Send a JSON object.") from exc
+    if not isinstance(document, dict):
+        raise BadRequestError("The body is not a JSON object.", fix='Send {"…": …}.')
+    return document
 
 
 def _parse_int(text: str) -> int:
-    found = int(text)
-    if not -(2**63) <= found < 2**64:
+    number = int(text)
+    if not -(2**63) <= number < 2**64:
         raise ValueError(f"{text[:40]} does not fit 64 bits")
-    return found
+    return number
 
 
 def _text_field(body: Mapping[str, Any], name: str) -> str | None:
-    found = body.get(name)
-    if found is not None and not isinstance(found, str):
-        raise BadRequestError(f"{name} is {type(found).__name__}.", fix="Send text.")
-    return found
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadRequestError(
+            f"The field {name!r} is of type {type(value).__name__}: expected text.",
+            fix="Send a string.",
+        )
+    return value
 
 
 def query_int(request: Request, name: str, default: int) -> int:
-    """Return a number of the query.
+    """Return an integer query parameter.
 
     Raises:
-        BadRequestError: It is none.
+        BadRequestError: The parameter is not a number.
     """
-    given = request.query_params.get(name) or str(default)
-    if not (given.isascii() and given.isdecimal()) or len(given) > 15:
-        raise BadRequestError(f"{name} is {given[:40]!r}.", fix="Send a number.")
-    return int(given)
+    value = request.query_params.get(name) or str(default)
+    if not (value.isascii() and value.isdecimal()) or len(value) > 15:
+        raise BadRequestError(
+            f"Invalid query parameter {name}={value[:40]!r}: expected a number.",
+            fix="Send a non-negative integer.",
+        )
+    return int(value)
 
 
 _RUN_FIELDS = ("message", "plan", "context", "files")
 
 
 def page_response(page_of_items: tuple[list[dict[str, Any]], str | None]) -> Response:
-    """Return a page of a list, and what asks for the next one."""
-    items, following = page_of_items
-    return JSONResponse({"items": items, "next": following})
+    """Return a page of a list with the cursor of the next page."""
+    items, next_cursor = page_of_items
+    return JSONResponse({"items": items, "next": next_cursor})
 
 
 def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list[Operation]:
@@ -95,7 +101,7 @@ def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list
     Args:
         runs: The runs.
         threads: The threads.
-        uploads: What people brought along; ``None`` where they may not.
+        uploads: The users' uploads; ``None`` if uploads are disabled.
     """
     return [*_thread_routes(runs, threads), *_run_routes(runs, threads, uploads)]
 
@@ -107,14 +113,14 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
         return JSONResponse({"thread_id": thread_id}, 201)
 
     async def listed(request: Request) -> Response:
-        asked = request.query_params
+        parameters = request.query_params
         return page_response(
             await threads.list_page(
                 caller_of(request),
-                query=asked.get("query", ""),
-                outcome=asked.get("outcome", ""),
+                query=parameters.get("query", ""),
+                outcome=parameters.get("outcome", ""),
                 limit=query_int(request, "limit", 50),
-                after=asked.get("after") or None,
+                after=parameters.get("after") or None,
             )
         )
 
@@ -124,7 +130,7 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
     async def patch(request: Request) -> Response:
         title = _text_field(await read_json_body(request), "title")
         if title is None:
-            raise BadRequestError("There is no title.", fix='Send {"title": "…"}.')
+            raise BadRequestError("The field 'title' is missing.", fix='Send {"title": "…"}.')
         found = await threads.rename(caller_of(request), request.path_params["id"], title)
         return JSONResponse(found)
 
@@ -152,38 +158,38 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
         thread = request.path_params["id"]
         return JSONResponse(await threads.state(caller_of(request), thread, checkpoint))
 
-    made, title = object_schema({"thread_id": TEXT}), {"type": "string", "maxLength": 200}
+    created, title = object_schema({"thread_id": TEXT}), {"type": "string", "maxLength": 200}
     return [
-        Operation("POST", "/api/threads", create, "Make a thread", made, 201,
+        Operation("POST", "/api/threads", create, "Create a thread", created, 201,
                   body=object_schema({}, title=title)),
-        Operation("GET", "/api/threads", listed, "List threads, the one saved last first",
+        Operation("GET", "/api/threads", listed, "List threads, the most recently saved first",
                   page_schema(THREAD_DATA), query={"query": TEXT, "outcome": TEXT, **PAGE_QUERY}),
-        Operation("POST", f"{THREAD_PATH}/fork", fork, "Begin a thread with the past of another one",
-                  made, 201, body=object_schema({}, checkpoint_id=NAME)),
+        Operation("POST", f"{THREAD_PATH}/fork", fork, "Fork a thread",
+                  created, 201, body=object_schema({}, checkpoint_id=NAME)),
         Operation("GET", f"{THREAD_PATH}/history", history, "List the checkpoints of a thread",
                   page_schema(object_schema({"checkpoint_id": TEXT})), query=PAGE_QUERY),
-        Operation("GET", f"{THREAD_PATH}/state", state, "Read what a thread holds, or held", ANY,
+        Operation("GET", f"{THREAD_PATH}/state", state, "Get the state of a thread or of a checkpoint", ANY,
                   query={"checkpoint_id": NAME}),
-        Operation("GET", THREAD_PATH, get, "Read a thread with its conversation", THREAD_DATA,
+        Operation("GET", THREAD_PATH, get, "Get a thread with its messages", THREAD_DATA,
                   name="thread"),
-        Operation("PATCH", THREAD_PATH, patch, "Give a thread a title", THREAD_DATA,
+        Operation("PATCH", THREAD_PATH, patch, "Rename a thread", THREAD_DATA,
                   body=object_schema({"title": title})),
-        Operation("DELETE", THREAD_PATH, delete, "Drop a thread", None, 204),
+        Operation("DELETE", THREAD_PATH, delete, "Delete a thread", None, 204),
     ]  # fmt: skip
 
 
 async def _read_context(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
-    """Return the context data of a body, with the files that it names."""
-    named, context = body.get("files") or [], body.get("context")
-    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-        raise BadRequestError("files is no list of ids.", fix='Send {"files": ["…"]}.')
-    if not named:
+    """Return the context data of a request body, including the uploads that it names."""
+    file_ids, context = body.get("files") or [], body.get("context")
+    if not isinstance(file_ids, list) or not all(isinstance(one, str) for one in file_ids):
+        raise BadRequestError("'files' is not a list of IDs.", fix='Send {"files": ["…"]}.')
+    if not file_ids:
         return context
     if uploads is None:
-        raise NotFoundError("There is no such file.", fix="List the files.")
+        raise NotFoundError("The file does not exist.", fix="List the files.")
     if not isinstance(context or {}, dict):
-        raise BadRequestError("context is no object.", fix='Send {"context": {…}}.')
-    return {**(context or {}), **await uploads.to_context(caller, named)}
+        raise BadRequestError("'context' is not an object.", fix='Send {"context": {…}}.')
+    return {**(context or {}), **await uploads.to_context(caller, file_ids)}
 
 
 def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[Operation]:
@@ -224,29 +230,31 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
     async def answer(request: Request) -> Response:
         body = await read_json_body(request)
         if "answer" not in body:
-            raise BadRequestError("There is no answer.", fix='Send {"answer": "approve"}.')
+            raise BadRequestError(
+                "The field 'answer' is missing.", fix='Send {"answer": "approve"}.'
+            )
         run = await runs.answer(caller_of(request), request.path_params["id"], body["answer"])
         return JSONResponse(asdict(run), 202)
 
     async def signal(request: Request) -> Response:
         value = (await read_json_body(request)).get("value")
-        asked = request.path_params
-        run = await runs.signal(caller_of(request), asked["id"], asked["key"], value)
-        found = {"waited": run is not None, "run_id": run.run_id if run is not None else None}
-        return JSONResponse(found, 202)
+        parameters = request.path_params
+        run = await runs.signal(caller_of(request), parameters["id"], parameters["key"], value)
+        result = {"waited": run is not None, "run_id": run.run_id if run is not None else None}
+        return JSONResponse(result, 202)
 
     return [
-        Operation("POST", f"{THREAD_PATH}/runs", start, "Begin a run", RUN, 202,
+        Operation("POST", f"{THREAD_PATH}/runs", start, "Start a run", RUN, 202,
                   body=object_schema({}, message=TEXT, plan=ANY, context=ANY,
                                  files={"type": "array", "items": TEXT})),
-        Operation("POST", f"{THREAD_PATH}/signals/{{key}}", signal, "Tell a thread that an event came",
+        Operation("POST", f"{THREAD_PATH}/signals/{{key}}", signal, "Send an event to a thread",
                   object_schema({"waited": {"type": "boolean"}, "run_id": TEXT_OR_NULL}), 202,
                   body=object_schema({}, value={})),
-        Operation("GET", "/api/runs/{id}", get, "Read a run", RUN),
+        Operation("GET", "/api/runs/{id}", get, "Get a run", RUN),
         Operation("POST", "/api/runs/{id}/stop", stop, "Stop a run", RUN, 202),
-        Operation("GET", "/api/runs/{id}/events", events, "Follow a run; Last-Event-ID goes on",
+        Operation("GET", "/api/runs/{id}/events", events, "Follow a run; Last-Event-ID resumes",
                   TEXT, media_type="text/event-stream"),
-        Operation("GET", "/api/questions", questions, "List what people are asked",
+        Operation("GET", "/api/questions", questions, "List open questions",
                   page_schema(QUESTION), query={"thread_id": NAME}),
         Operation("POST", "/api/questions/{id}", answer, "Answer a question", RUN, 202,
                   body=object_schema(

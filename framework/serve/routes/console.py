@@ -1,4 +1,4 @@
-"""The console: a page and its files, as they stand in the package. Nothing is built, nothing fetched."""
+"""The console: static files that ship with the package."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One file, as it is sent.
+    """A static file in memory.
 
     Attributes:
-        media_type: What it is.
-        content: Its bytes.
-        gzipped: The same, compressed.
-        etag: Changes with its bytes.
+        media_type: Media type of the file.
+        content: Bytes of the file.
+        gzipped: Compressed bytes.
+        etag: Hash of the content.
     """
 
     media_type: str
@@ -57,12 +57,12 @@ def routes(*, oidc: bool = False) -> list[Route]:
     """Return the routes of the console.
 
     Args:
-        oidc: Whether one can log in with a provider; the login page has a link then.
+        oidc: True if the login page links to an OpenID Connect provider.
 
     >>> [route.path for route in routes()]
     ['/', '/console/{file}']
     """
-    # Only what is named here is ever sent: a path is a key, never a place on the disk.
+    # Requested names are dictionary keys, never paths on disk.
     files = {
         path.name: _load_file(path)
         for path in sorted(CONSOLE_FOLDER.iterdir())

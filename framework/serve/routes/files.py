@@ -1,4 +1,4 @@
-"""Files: bringing them along, and having what steps made. Everything is named by an id."""
+"""Routes for uploads and for artifacts that steps produced."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from capgraph.serve.problems import BadRequestError, TooLargeError
 from capgraph.serve.routes.api import THREAD_PATH, page_response, query_int
 
 UPLOADS_PATH = "/api/files"
-"""Where bodies may be longer than elsewhere."""
+"""Path whose request bodies may exceed ``serve.max_body_bytes``."""
 
-_LIST_SUMMARY = "List the files that one brought along"
+_LIST_SUMMARY = "List uploaded files"
 _CHUNK_BYTES = 1 << 18
 _LINGER_SECONDS = 5.0
 _SANDBOX_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
-"""Whatever is in a file, opened as a page it can do nothing."""
+"""Content security policy that disables everything in a file opened as a page."""
 
 
 def routes(uploads: Uploads | None, artifacts: Artifacts) -> list[Operation]:
     """Return the routes of files.
 
     Args:
-        uploads: What people brought along; ``None`` where they may not.
-        artifacts: What steps made.
+        uploads: The users' uploads; ``None`` if uploads are disabled.
+        artifacts: Artifacts that steps produced.
     """
     return [*_upload_routes(uploads), *_artifact_routes(artifacts)]
 
@@ -46,28 +46,30 @@ def _upload_routes(uploads: Uploads | None) -> list[Operation]:
 
     async def add(request: Request) -> Response:
         name = request.query_params.get("name", "")
-        said = request.headers.get("content-length", "0")
-        if not said.isdecimal() or len(said) > 15:
-            raise BadRequestError(f"The length {said[:40]!r} is none.", fix="Send a number.")
-        parts = request.stream()
+        content_length = request.headers.get("content-length", "0")
+        if not content_length.isdecimal() or len(content_length) > 15:
+            raise BadRequestError(
+                f"Invalid Content-Length {content_length[:40]!r}.", fix="Send a number."
+            )
+        chunks = request.stream()
         try:
-            found = await uploads.add(caller_of(request), name, parts, int(said))
+            stored = await uploads.add(caller_of(request), name, chunks, int(content_length))
         except TooLargeError:
-            # Whoever still sends would lose the answer with the connection.
+            # A client that is still sending could lose the response with the connection.
             with suppress(TimeoutError, ClientDisconnect):
                 async with asyncio.timeout(_LINGER_SECONDS):
-                    async for _ in parts:
+                    async for _ in chunks:
                         pass
             raise
         except ClientDisconnect:
-            raise BadRequestError("The file did not come whole.", fix="Send it again.") from None
-        return JSONResponse(found, 201)
+            raise BadRequestError("The upload is incomplete.", fix="Send it again.") from None
+        return JSONResponse(stored, 201)
 
     async def listed(request: Request) -> Response:
-        caller, known = caller_of(request), uploads.settings
-        may = {"kinds": known.kinds, "max_file_bytes": known.max_file_bytes}
+        caller, settings = caller_of(request), uploads.settings
+        limits = {"kinds": settings.kinds, "max_file_bytes": settings.max_file_bytes}
         items, left = await uploads.list_files(caller), await uploads.remaining_bytes(caller)
-        return JSONResponse({"items": items, "next": None, "uploads": {**may, "left": left}})
+        return JSONResponse({"items": items, "next": None, "uploads": {**limits, "left": left}})
 
     async def get(request: Request) -> Response:
         name, file, size = await uploads.open(caller_of(request), request.path_params["id"])
@@ -78,44 +80,46 @@ def _upload_routes(uploads: Uploads | None) -> list[Operation]:
         return Response(status_code=204)
 
     return [
-        Operation("POST", UPLOADS_PATH, add, "Bring a file along", FILE, 201, query={"name": TEXT},
+        Operation("POST", UPLOADS_PATH, add, "Upload a file", FILE, 201, query={"name": TEXT},
                   body=BYTES, body_media_type="application/octet-stream"),
         Operation("GET", UPLOADS_PATH, listed, _LIST_SUMMARY, page_schema(FILE)),
-        Operation("GET", f"{UPLOADS_PATH}/{{id}}", get, "Have a file", BYTES, media_type="*/*"),
-        Operation("DELETE", f"{UPLOADS_PATH}/{{id}}", delete, "Drop a file", None, 204),
+        Operation("GET", f"{UPLOADS_PATH}/{{id}}", get, "Download an upload", BYTES, media_type="*/*"),
+        Operation("DELETE", f"{UPLOADS_PATH}/{{id}}", delete, "Delete an upload", None, 204),
     ]  # fmt: skip
 
 
 def _artifact_routes(artifacts: Artifacts) -> list[Operation]:
     async def things(request: Request) -> Response:
-        found = await artifacts.list_artifacts(caller_of(request), request.path_params["id"])
-        return page_response(([one.to_dict() for one in found], None))
+        artifact = await artifacts.list_artifacts(caller_of(request), request.path_params["id"])
+        return page_response(([one.to_dict() for one in artifact], None))
 
     async def thing(request: Request) -> Response:
-        asked = request.path_params
-        found = await artifacts.get(caller_of(request), asked["id"], asked["file_id"])
-        return _file_response(found.name, found.media_type, *await asyncio.to_thread(found.open))
+        parameters = request.path_params
+        artifact = await artifacts.get(caller_of(request), parameters["id"], parameters["file_id"])
+        return _file_response(
+            artifact.name, artifact.media_type, *await asyncio.to_thread(artifact.open)
+        )
 
     async def rows(request: Request) -> Response:
-        asked = request.path_params
-        found = await artifacts.get(caller_of(request), asked["id"], asked["file_id"])
-        begin = query_int(request, "after", 0)
-        end = begin + min(max(query_int(request, "limit", 50), 1), 1000)
-        following = str(end) if end < len(found.rows) else None
-        return page_response(([dict(row) for row in found.rows[begin:end]], following))
+        parameters = request.path_params
+        artifact = await artifacts.get(caller_of(request), parameters["id"], parameters["file_id"])
+        start = query_int(request, "after", 0)
+        end = start + min(max(query_int(request, "limit", 50), 1), 1000)
+        next_cursor = str(end) if end < len(artifact.rows) else None
+        return page_response(([dict(row) for row in artifact.rows[start:end]], next_cursor))
 
     thread = f"{THREAD_PATH}/files"
     return [
-        Operation("GET", thread, things, "List what steps of a thread made", page_schema(ARTIFACT)),
-        Operation("GET", f"{thread}/{{file_id}}", thing, "Have a file, or a table as CSV", BYTES,
+        Operation("GET", thread, things, "List the artifacts of a thread", page_schema(ARTIFACT)),
+        Operation("GET", f"{thread}/{{file_id}}", thing, "Download an artifact; tables as CSV", BYTES,
                   media_type="*/*"),
-        Operation("GET", f"{thread}/{{file_id}}/rows", rows, "Read a table", page_schema(ANY),
+        Operation("GET", f"{thread}/{{file_id}}/rows", rows, "Get rows of a table", page_schema(ANY),
                   query={"limit": COUNT, "after": COUNT}),
     ]  # fmt: skip
 
 
 def _file_response(name: str, content_type: str, file: BinaryIO, size: int) -> Response:
-    """Send a file to be saved, never to be shown as a page."""
+    """Return a file as an attachment."""
     headers = {
         "content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "content-length": str(size),
@@ -125,8 +129,8 @@ def _file_response(name: str, content_type: str, file: BinaryIO, size: int) -> R
 
 
 async def _iter_chunks(file: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """Yield so many bytes as were promised, also of a file that somebody still writes to."""
+    """Yield the announced number of bytes, even if the file is still growing."""
     with file:
-        while size > 0 and (part := await asyncio.to_thread(file.read, min(_CHUNK_BYTES, size))):
-            size -= len(part)
-            yield part
+        while size > 0 and (chunk := await asyncio.to_thread(file.read, min(_CHUNK_BYTES, size))):
+            size -= len(chunk)
+            yield chunk

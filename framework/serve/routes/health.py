@@ -1,4 +1,4 @@
-"""Whether the server lives, is ready, and what it has done."""
+"""Health checks, metrics, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ from capgraph.serve.runs import Runs
 
 
 class _RunCollector:
-    """What there is to measure, read when somebody asks."""
+    """Prometheus collector of run metrics."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
     def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
-        """Return the numbers of this moment."""
+        """Return the current metrics."""
         runs = self._runs
-        ended = CounterMetricFamily("capgraph_runs_ended", "Runs that ended.", labels=["outcome"])
+        ended = CounterMetricFamily(
+            "capgraph_runs_ended", "Number of runs that ended.", labels=["outcome"]
+        )
         for outcome, number in runs.ended_counts.items():
             ended.add_metric([outcome], number)
         return [
             ended,
-            GaugeMetricFamily("capgraph_runs_open", "Runs under way here.", runs.active_count),
+            GaugeMetricFamily(
+                "capgraph_runs_open", "Number of active runs in this process.", runs.active_count
+            ),
         ]
 
 
 def routes(runs: Runs, name: str, registry: CollectorRegistry) -> list[Route]:
-    """Return the routes of whoever looks after the server.
+    """Return the routes for operators.
 
     Args:
         runs: The runs.
         name: Name of the agent.
-        registry: Where numbers are kept.
+        registry: Registry of the metrics.
     """
     registry.register(_RunCollector(runs))
 
@@ -55,14 +59,12 @@ def routes(runs: Runs, name: str, registry: CollectorRegistry) -> list[Route]:
         )
 
     async def openapi(request: Request) -> Response:
-        # It names the version, which stands in a file.
+        # The version is read from a file, so not on the event loop.
         return JSONResponse(await asyncio.to_thread(openapi_document, name, request.app.routes))
 
     return [
         Route("/openapi.json", openapi),
-        Operation("GET", "/healthz", healthz, "Whether the server lives", ANY),
-        Operation("GET", "/readyz", readyz, "Whether the server is ready", ANY),
-        Operation(
-            "GET", "/metrics", metrics, "What the server has done", TEXT, media_type="text/plain"
-        ),
+        Operation("GET", "/healthz", healthz, "Check that the server is alive", ANY),
+        Operation("GET", "/readyz", readyz, "Check that the server is ready", ANY),
+        Operation("GET", "/metrics", metrics, "Get metrics", TEXT, media_type="text/plain"),
     ]

@@ -1,4 +1,4 @@
-"""Logging in: by token, by the one-time link, by OpenID Connect; and logging out."""
+"""Login with a token or the one-time link, and logout."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ input,button{font:inherit;padding:.6rem;border-radius:.4rem;border:1px solid Gra
 @media(prefers-color-scheme:dark){[role=alert]{color:#ff8a80}}
 """
 STYLE_HASH = f"sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}"
-"""What the content security policy has to allow for the login page."""
+"""Hash of the login page's inline style, for the content security policy."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Log in</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>{style}</style></head>
-<body><main><h1>Log in</h1>{told}
+<body><main><h1>Log in</h1>{alert}
 <form method="post" action="/login{thread}">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus
@@ -41,47 +41,54 @@ _PAGE = """<!doctype html>
 <button type="submit" data-testid="login">Log in</button>
 </form>{others}</main></body></html>
 """
-_OIDC = '<a href="/login/oidc" data-testid="login-oidc">Log in with your organisation</a>'
+_OIDC = '<a href="/login/oidc" data-testid="login-oidc">Log in with your organization</a>'
 
 
 def login_page(
     message: str = "", status: int = 200, *, oidc: bool = False, thread: str | None = None
 ) -> Response:
-    """Return the page on which one logs in, to see a thread perhaps; it needs no script."""
+    """Return the login page, which needs no script.
+
+    Args:
+        message: Message to show as an alert.
+        status: HTTP status.
+        oidc: True to show a link to the OpenID Connect provider.
+        thread: Thread that the console opens after the login.
+    """
     alert = f'<p role="alert">{html.escape(message)}</p>' if message else ""
     text = _PAGE.format(
-        style=_STYLE, told=alert, others=_OIDC if oidc else "", thread=_thread_query(thread)
+        style=_STYLE, alert=alert, others=_OIDC if oidc else "", thread=_thread_query(thread)
     )
     return HTMLResponse(text, status)
 
 
 def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
-    """Return the routes of logging in and out.
+    """Return the routes for login and logout.
 
     Args:
-        authenticator: Who may log in.
-        oidc: Whether a provider is configured.
+        authenticator: Authenticates users and stores their sessions.
+        oidc: True if an OpenID Connect provider is configured.
     """
 
     async def get(request: Request) -> Response:
         link = request.query_params.get("link")
-        if link is None or request.method == "HEAD":  # whoever only looks does not use it up
+        if link is None or request.method == "HEAD":  # link previews must not use it up
             return login_page(oidc=oidc, thread=request.query_params.get("thread"))
         caller = authenticator.redeem_link(link)
         if caller is None:
-            told = "This link has been used, or is not of this server. Start it again for another."
-            return login_page(told, 401, oidc=oidc)
+            alert = "This link is invalid or has been used. Restart the server to get a new one."
+            return login_page(alert, 401, oidc=oidc)
         return await start_session(authenticator, caller, thread=request.query_params.get("thread"))
 
     async def post(request: Request) -> Response:
         thread = request.query_params.get("thread")
-        given = await _read_token(request)
-        found = await authenticator.authenticate_token(given.strip())
-        if found is None:
-            told = "This token is not known, or has ended."
-            return login_page(told, 401, oidc=oidc, thread=thread)
-        caller, hashed = found
-        return await start_session(authenticator, caller, hashed, thread=thread)
+        submitted = await _read_token(request)
+        owner = await authenticator.authenticate_token(submitted.strip())
+        if owner is None:
+            alert = "The token is invalid or has expired."
+            return login_page(alert, 401, oidc=oidc, thread=thread)
+        caller, token_hash = owner
+        return await start_session(authenticator, caller, token_hash, thread=thread)
 
     async def logout(request: Request) -> Response:
         await authenticator.sessions.close(request.cookies.get(SESSION_COOKIE, ""))
@@ -103,7 +110,7 @@ async def start_session(
     *,
     thread: str | None = None,
 ) -> Response:
-    """Begin a session, and send its browser to the console, where a thread may be open."""
+    """Start a session and redirect the browser to the console, optionally to a thread."""
     answer = RedirectResponse(f"/{_thread_query(thread)}", 303)
     answer.set_cookie(
         SESSION_COOKIE,
@@ -130,5 +137,5 @@ async def _read_token(request: Request) -> str:
 
 
 def not_found(_: Request) -> Response:
-    """Return what a path answers that there is not."""
-    return problem_response(404, "CG-NOT-FOUND", "There is nothing here.")
+    """Return a 404 response."""
+    return problem_response(404, "CG-NOT-FOUND", "The page does not exist.")

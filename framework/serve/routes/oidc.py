@@ -1,4 +1,4 @@
-"""Login with OpenID Connect: authorization code with PKCE, state and nonce, by authlib."""
+"""Login with OpenID Connect: authorization code flow with PKCE, state, and nonce."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 10
 
 
 class LoginFailedError(CapgraphError):
-    """The provider could not log a person in."""
+    """Raised when a login at the provider fails."""
 
     code = "CG-LOGIN"
 
@@ -34,14 +34,14 @@ class LoginFailedError(CapgraphError):
 def routes(
     authenticator: Authenticator, settings: OidcSettings, serve: ServeSettings
 ) -> list[Route]:
-    """Return the routes that log people in at a provider.
+    """Return the routes for login at an OpenID Connect provider.
 
-    A login in progress is kept in a signed cookie, so that any server process with the same
+    The state of a login is stored in a signed cookie, so any server process with the same
     ``serve.session_secret`` can complete it.
 
     Args:
-        authenticator: Opens the sessions.
-        settings: The provider.
+        authenticator: Stores the sessions.
+        settings: Settings of the provider.
         serve: Settings of the server.
 
     Raises:
@@ -49,7 +49,7 @@ def routes(
     """
     for module in ("authlib", "itsdangerous"):
         require_extra(module, "oidc")
-    # It needs itsdangerous, which only this extra brings.
+    # Requires itsdangerous, a dependency of this extra only.
     from starlette.middleware.sessions import SessionMiddleware
 
     client = _provider_client(settings)
@@ -57,17 +57,19 @@ def routes(
     def callback_url(request: Request) -> str:
         return f"{(serve.base_url or str(request.base_url)).rstrip('/')}{_PATH}/callback"
 
-    async def begin(request: Request) -> Response:
+    async def start_login(request: Request) -> Response:
         try:
             await _check_issuer(client, settings)
             redirect: Response = await client.authorize_redirect(request, callback_url(request))
         except Exception as exc:
             get_logger("serve", "oidc").warning("The OpenID provider did not answer: %s", exc)
-            told = f"The provider {settings.issuer!r} cannot be asked. Check serve.oidc.issuer."
-            return login_page(told, 502, oidc=True)
+            alert = (
+                f"The login provider {settings.issuer!r} is unavailable. Check serve.oidc.issuer."
+            )
+            return login_page(alert, 502, oidc=True)
         return redirect
 
-    async def end(request: Request) -> Response:
+    async def finish_login(request: Request) -> Response:
         try:
             caller = _caller(await _claims(client, request, settings), settings)
         except LoginFailedError as exc:
@@ -83,24 +85,24 @@ def routes(
         session_cookie=_COOKIE,
         max_age=_SECONDS,
         path=_PATH,
-        # The person returns from the provider's site, which a strict cookie would not survive.
+        # Browsers drop strict cookies when the provider's site redirects back.
         same_site="lax",
         https_only=authenticator.uses_https,
     )
     return [
-        Route(_PATH, begin, methods=["GET"], middleware=[cookie]),
-        Route(f"{_PATH}/callback", end, methods=["GET"], middleware=[cookie]),
+        Route(_PATH, start_login, methods=["GET"], middleware=[cookie]),
+        Route(f"{_PATH}/callback", finish_login, methods=["GET"], middleware=[cookie]),
     ]
 
 
 def _provider_client(settings: OidcSettings) -> Any:
     """Return authlib's client of the provider.
 
-    The certificates are read here, since a request must not read files on the event loop.
+    Certificates are loaded here, because requests must not read files on the event loop.
     """
     import httpx
     from authlib.integrations.starlette_client import OAuth
-    from joserfc import jwk, jwt  # noqa: F401 - imported here, not in the first request
+    from joserfc import jwk, jwt  # noqa: F401 - preloaded, because importing reads files
 
     secret = settings.client_secret.get_secret_value() if settings.client_secret else None
     return OAuth().register(
@@ -122,7 +124,7 @@ async def _check_issuer(client: Any, settings: OidcSettings) -> None:
     metadata = await client.load_server_metadata()
     if metadata.get("issuer") != settings.issuer:
         client.server_metadata = {}  # read again at the next login
-        raise LoginFailedError(f"The provider calls itself {metadata.get('issuer')!r}.")
+        raise LoginFailedError(f"The issuer of the provider is {metadata.get('issuer')!r}.")
 
 
 async def _claims(client: Any, request: Request, settings: OidcSettings) -> Mapping[str, Any]:
@@ -143,8 +145,8 @@ async def _claims(client: Any, request: Request, settings: OidcSettings) -> Mapp
         claims: Mapping[str, Any] = token["userinfo"]
     except MismatchingStateError as exc:
         raise LoginFailedError(
-            "This login was begun in another browser, or too long ago.",
-            fix="Begin again at /login.",
+            "The login was started in another browser or has expired.",
+            fix="Log in again at /login.",
         ) from exc
     except Exception as exc:
         get_logger("serve", "oidc").warning("A login failed: %s", exc)
@@ -156,7 +158,7 @@ def _caller(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
     name = claims.get(settings.user_claim)
     if not isinstance(name, str) or not name:
         raise LoginFailedError(
-            f"The provider names nobody in the claim {settings.user_claim!r}.",
+            f"The claim {settings.user_claim!r} of the provider is missing.",
             fix="Set serve.oidc.user_claim.",
         )
 

@@ -1,4 +1,4 @@
-"""The agent as a chat model of OpenAI's API, for the many clients that speak it."""
+"""Chat completions in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ _ROLES = frozenset({"system", "developer", "user", "assistant"})
 def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
     """Return the routes below ``/v1``.
 
-    A conversation that a client sends is a thread of its own; ``metadata.thread_id`` goes on with
-    one. A question ends the answer, with its text and the address where it can be answered. What a
-    client says of ``user`` is nobody's identity.
+    Each request starts a thread of its own unless ``metadata.thread_id`` continues one. A question
+    ends the completion with its text and a link to the console. The field ``user`` is ignored.
 
     Args:
         runs: The runs.
-        settings: How the server answers.
+        settings: Settings of the server.
     """
 
     async def completions(request: Request) -> Response:
         body = await read_json_body(request)
         if (model := body.get("model", MODEL_NAME)) != MODEL_NAME:
-            told = f"There is no model {str(model)[:100]!r}."
-            return problem_response(404, "CG-NOT-FOUND", told, f"Use {MODEL_NAME!r}.")
+            detail = f"The model {str(model)[:100]!r} does not exist."
+            return problem_response(404, "CG-NOT-FOUND", detail, f"Use {MODEL_NAME!r}.")
         caller = caller_of(request)
         message, history, thread = _parse_request(body)
         run = await runs.start(
@@ -55,51 +54,53 @@ def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
         return await answer.to_response()
 
     async def models(_: Request) -> Response:
-        about = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
-        return JSONResponse({"object": "list", "data": [about]})
+        model_object = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
+        return JSONResponse({"object": "list", "data": [model_object]})
 
     async def model(request: Request) -> Response:
         if request.path_params["model"] != MODEL_NAME:
             return problem_response(
-                404, "CG-NOT-FOUND", "There is no such model.", f"Use {MODEL_NAME!r}."
+                404, "CG-NOT-FOUND", "The model does not exist.", f"Use {MODEL_NAME!r}."
             )
-        about = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
-        return JSONResponse(about)
+        model_object = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
+        return JSONResponse(model_object)
 
-    said = object_schema({"role": {"enum": sorted(_ROLES)}, "content": TEXT})
+    message_schema = object_schema({"role": {"enum": sorted(_ROLES)}, "content": TEXT})
     body = object_schema(
-        {"messages": {"type": "array", "items": said}},
+        {"messages": {"type": "array", "items": message_schema}},
         model=TEXT,
         stream={"type": "boolean"},
         metadata=ANY,
     )
-    asked = "Ask as a chat model of OpenAI's API"
+    summary = "Create a chat completion"
     return [
-        Operation("POST", "/v1/chat/completions", completions, asked, ANY, body=body),
-        Operation("GET", "/v1/models", models, "List the models of OpenAI's API", ANY),
-        Operation("GET", "/v1/models/{model}", model, "Read a model of OpenAI's API", ANY),
+        Operation("POST", "/v1/chat/completions", completions, summary, ANY, body=body),
+        Operation("GET", "/v1/models", models, "List models", ANY),
+        Operation("GET", "/v1/models/{model}", model, "Get a model", ANY),
     ]
 
 
 def _parse_request(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | None]:
-    """Return the message, what was said before, and the thread that a request goes on with.
+    """Return the message, the earlier messages, and the thread to continue.
 
     Raises:
-        BadRequestError: There is no conversation that ends with a message of the user.
+        BadRequestError: The messages are invalid or do not end with a user message.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadRequestError("There are no messages.", fix='Send {"messages": [{"role": …}]}.')
-    said = [_parse_message(one, place) for place, one in enumerate(messages)]
-    if said[-1]["role"] != "user" or not said[-1]["content"].strip():
         raise BadRequestError(
-            "The last message is not of the user, or is empty.", fix="End with what is asked."
+            "The request has no messages.", fix='Send {"messages": [{"role": …}]}.'
+        )
+    parsed = [_parse_message(message, index) for index, message in enumerate(messages)]
+    if parsed[-1]["role"] != "user" or not parsed[-1]["content"].strip():
+        raise BadRequestError(
+            "The last message is empty or not a user message.", fix="End with a user message."
         )
     metadata = body.get("metadata")
     thread = metadata.get("thread_id") if isinstance(metadata, Mapping) else None
     if thread is not None and not isinstance(thread, str):
-        raise BadRequestError("metadata.thread_id is no text.", fix="Send the id of a thread.")
-    return said[-1]["content"], said[:-1], thread
+        raise BadRequestError("metadata.thread_id is not text.", fix="Send the ID of a thread.")
+    return parsed[-1]["content"], parsed[:-1], thread
 
 
 def _parse_message(message: Any, index: int) -> dict[str, Any]:
@@ -107,7 +108,8 @@ def _parse_message(message: Any, index: int) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in _ROLES:
         raise BadRequestError(
-            f"{where}.role is {str(role)[:40]!r}.", fix=f"Use one of {', '.join(sorted(_ROLES))}."
+            f"Invalid {where}.role {str(role)[:40]!r}.",
+            fix=f"Use one of {', '.join(sorted(_ROLES))}.",
         )
     content = message.get("content")
     if isinstance(content, list):
@@ -124,7 +126,7 @@ def _parse_message(message: Any, index: int) -> dict[str, Any]:
 
 
 class _Completion:
-    """The answer to one request, from the events of its run."""
+    """A completion made of the events of a run."""
 
     def __init__(self, runs: Runs, caller: Caller, run: Run, link: str) -> None:
         self._runs, self._caller, self._run, self._link = runs, caller, run, link
@@ -137,7 +139,7 @@ class _Completion:
         self._usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
     async def to_response(self) -> Response:
-        """Return the answer when it is there."""
+        """Wait for the run and return the complete response."""
         text = "".join([part async for part in self._iter_text()])
         if self._error is not None:
             return problem_response(500, self._error["code"], self._error["message"])
@@ -146,12 +148,12 @@ class _Completion:
             "message": {"role": "assistant", "content": text},
             "finish_reason": "stop",
         }
-        place = {"thread_id": self._run.thread_id, "run_id": self._run.run_id}
-        whole = {"object": "chat.completion", "choices": [choice], "usage": self._usage}
-        return JSONResponse({**self._about, **whole, "metadata": place})
+        metadata = {"thread_id": self._run.thread_id, "run_id": self._run.run_id}
+        completion = {"object": "chat.completion", "choices": [choice], "usage": self._usage}
+        return JSONResponse({**self._about, **completion, "metadata": metadata})
 
     async def stream(self, include_usage: bool) -> AsyncIterator[bytes]:
-        """Yield the answer as it comes."""
+        """Yield the response as server-sent events."""
         yield self._chunk({"role": "assistant", "content": ""})
         async with aclosing(self._iter_text()) as parts:  # type: ignore[type-var]
             async for part in parts:
@@ -173,8 +175,8 @@ class _Completion:
     async def _iter_text(self) -> AsyncIterator[str]:
         streamed = ""
         events = self._runs.events(self._caller, self._run.run_id)
-        async with aclosing(events) as told:  # type: ignore[type-var]
-            async for _, event in told:
+        async with aclosing(events) as run_events:  # type: ignore[type-var]
+            async for _, event in run_events:
                 kind = event["type"]
                 if kind == "TEXT_MESSAGE_CONTENT":
                     streamed += event["delta"]
@@ -191,33 +193,33 @@ class _Completion:
                         yield part
 
     def _remaining_text(self, end: Mapping[str, Any], streamed: str) -> list[str]:
-        """Return what the end of a run says that was not streamed."""
+        """Return the text of the last event that was not streamed."""
         outcome = end.get("outcome") or {}
         if outcome.get("type") != "interrupt":
             answer = str((end.get("result") or {}).get("answer") or "")
             return [answer] if not streamed and answer else []
-        asked = [_question_text(one) for one in outcome["interrupts"]]
-        told = "\n\n".join([*asked, f"Answer here: {self._link}"])
-        return [f"\n\n{told}" if streamed else told]
+        questions = [_question_text(interrupt) for interrupt in outcome["interrupts"]]
+        text = "\n\n".join([*questions, f"Answer here: {self._link}"])
+        return [f"\n\n{text}" if streamed else text]
 
-    def _add_usage(self, used: Mapping[str, Any]) -> None:
-        self._usage["prompt_tokens"] += used.get("inputTokens") or 0
-        self._usage["completion_tokens"] += used.get("outputTokens") or 0
+    def _add_usage(self, usage: Mapping[str, Any]) -> None:
+        self._usage["prompt_tokens"] += usage.get("inputTokens") or 0
+        self._usage["completion_tokens"] += usage.get("outputTokens") or 0
         self._usage["total_tokens"] = (
             self._usage["prompt_tokens"] + self._usage["completion_tokens"]
         )
 
 
 def _question_text(interrupt: Mapping[str, Any]) -> str:
-    """Say what is asked: of each step, what it does and with what."""
-    about = interrupt["metadata"]["capgraph"]
+    """Return the text of a question, with the description and the parameters of each step."""
+    question = interrupt["metadata"]["capgraph"]
     lines = []
-    for step in about.get("steps") or ():
+    for step in question.get("steps") or ():
         parameters = json.dumps(step.get("parameters") or {}, ensure_ascii=False)
-        told = [step.get("description"), step.get("task_objective"), step.get("reason")]
-        text = " ".join(str(one) for one in dict.fromkeys(told) if one)
+        texts = [step.get("description"), step.get("task_objective"), step.get("reason")]
+        text = " ".join(str(text_part) for text_part in dict.fromkeys(texts) if text_part)
         lines.append(
             f"- {step['context_key']} ({step['capability']}): {text} Parameters: {parameters}"
         )
     listed = "\n".join(lines) or str(interrupt.get("message") or "")
-    return f"A person has to decide first:\n{listed}"
+    return f"A person must decide first:\n{listed}"

@@ -69,10 +69,10 @@ END = TurnResult(
 
 
 def play(view, events=EVENTS, end=END, values=None):
-    view.begin(f"What {EVIL}?", "t1", values or {})
+    view.start_turn(f"What {EVIL}?", "t1", values or {})
     for event in events:
-        view.event(event)
-    view.end(end)
+        view.show_event(event)
+    view.show_end(end)
     view.close()
 
 
