@@ -356,7 +356,7 @@ async def mark_stopped(graph: Any, thread: str) -> TurnResult:
     outcome = {"status": "stopped", "cancelled": True}
     await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
     waits = graph.persistence.waits
-    if (wait := await waits.of(thread)) is not None:
+    if (wait := await waits.get(thread)) is not None:
         await waits.drop(wait)
     return TurnResult(thread, status="stopped", outcome=outcome)
 

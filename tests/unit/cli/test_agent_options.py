@@ -109,7 +109,7 @@ def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):
 
 def test_a_data_folder_that_cannot_be_made_is_said(home):
     (home / "data").write_text("a file")
-    with pytest.raises(ConfigurationError, match=r"cannot be made.*--db"):
+    with pytest.raises(ConfigurationError, match=r"cannot be created.*--db"):
         database_url(None, Settings())
 
 

@@ -79,7 +79,7 @@ def test_a_model_that_fails_is_told_without_its_key(monkeypatch):
 def test_a_model_that_does_not_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(checks, "MODEL_SECONDS", 0.05)
     [found] = asked(monkeypatch, {"answer": SilentModel(responses=["late"])})
-    assert "no answer within" in found.text
+    assert "no response within" in found.text
 
 
 def test_models_need_not_be_asked(monkeypatch):

@@ -35,7 +35,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "3", "d", "-3d", "3 days", "9999999d", "1e3s", "3d\n4d"])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(ConfigurationError, match="no length of time"):
+    with pytest.raises(ConfigurationError, match="Invalid duration"):
         parse_duration_option(text)
 
 

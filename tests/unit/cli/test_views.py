@@ -163,7 +163,7 @@ def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
     shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", resets=True),
                          AnswerToken(text="It is blue.")],
                  end=TurnResult("t1", "completed", answer="It is blue."))  # fmt: skip
-    assert shown.index("It is gr\n") < shown.index("begins anew") < shown.index("\nIt is blue.")
+    assert shown.index("It is gr\n") < shown.index("starts over") < shown.index("\nIt is blue.")
     assert shown.count("It is blue.") == 1
 
 

@@ -90,7 +90,7 @@ async def test_tables_of_a_later_version_serve_and_others_are_left_alone(server:
         await migrated(conn, FILES[-1].name)
         await conn.execute("DROP FUNCTION procrastinate_retry_job_v2")
         await conn.execute(more)
-        with pytest.raises(PersistenceError, match="not known here"):
+        with pytest.raises(PersistenceError, match="is unknown"):
             await migrate_tables(conn, lease_seconds=3)
 
 

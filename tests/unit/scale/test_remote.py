@@ -594,7 +594,7 @@ def test_check_names_what_a_queue_takes_away() -> None:
         "The capability 'asks' has a queue but uses 'interrupt'",
         "The capability 'reads' has a queue but uses 'messages'",
     ]
-    with pytest.raises(ConfigurationError, match="Invalid capabilities"):
+    with pytest.raises(ConfigurationError, match="Invalid queues"):
         queue_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
 
 

@@ -281,9 +281,9 @@ async def test_a_schedule_begins_its_moments(
     for _ in range(2):
         await engine.unschedule(thread)
     assert thread not in [one.id async for one in await client.list_schedules()]
-    with pytest.raises(ValidationError, match="refuses it: Invalid schedule"):
+    with pytest.raises(ValidationError, match="rejected the request: Invalid schedule"):
         await engine.schedule("x", "never")
-    with pytest.raises(ValidationError, match=r"refuses it: .* length"):
+    with pytest.raises(ValidationError, match=r"rejected the request: .* length"):
         await engine.submit(TurnJob("long" * 1000, "r"))
 
 
@@ -296,7 +296,7 @@ async def test_times_mean_what_they_mean_to_cron(
     times = croniter("0 7 13 * fri", datetime.now(UTC))
     assert found.next_action_times == [times.get_next(datetime) for _ in found.next_action_times]
     await engine.unschedule(thread)
-    with pytest.raises(ValidationError, match="a comment begins there"):
+    with pytest.raises(ValidationError, match="as a comment"):
         await engine.schedule(thread, "0 7 * * mon#1")
 
 
@@ -356,10 +356,10 @@ async def test_threads_without_a_worker_wait(engine: TemporalEngine, thread: str
 
 async def test_a_server_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(temporal, "_CONNECT_TIMEOUT", timedelta(seconds=0.5))
-    with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' cannot be reached"):
+    with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' is unavailable"):
         await TemporalEngine.open("127.0.0.1:9", lease_seconds=LEASE_SECONDS)
     for address in ("host:x", "host"):
-        with pytest.raises(ConfigurationError, match=f"'{address}' is no address of Temporal"):
+        with pytest.raises(ConfigurationError, match=f"'{address}'"):
             await TemporalEngine.open(address, lease_seconds=LEASE_SECONDS)
 
 

@@ -322,7 +322,7 @@ async def test_an_answer_that_was_overtaken_is_told_so() -> None:
         await ended(ann, run)
         (question,) = (await ann.get("/api/questions")).json()["items"]
         name = question["question_id"]
-        seen = await runs.question(Caller("ann", authenticated=True), name)
+        seen = await runs.get_question(Caller("ann", authenticated=True), name)
 
         async def as_it_was(*_: Any) -> Any:
             return seen

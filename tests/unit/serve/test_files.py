@@ -287,7 +287,7 @@ def test_uploads_that_everybody_may_read_are_an_error_at_the_start(tmp_path: Pat
     for folder in (tmp_path, tmp_path / "brought"):
         settings = known["settings"].model_copy(update={"data_folders": [str(folder)]})
         graph = build_graph(known["registry"], checkpointer=InMemorySaver(), settings=settings)
-        with pytest.raises(ConfigurationError, match="Everybody may read"):
+        with pytest.raises(ConfigurationError, match="every user may read"):
             create_app(graph, auth=ByHeader())
         create_app(graph)  # there is one user
 

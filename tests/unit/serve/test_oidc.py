@@ -211,7 +211,7 @@ async def test_a_provider_that_is_away_is_told() -> None:
     async with client(served(away)) as asking:
         found = await asking.get("/login/oidc")
         assert found.status_code == 502
-        assert "cannot be asked" in found.text
+        assert "is unavailable" in found.text
 
 
 async def test_the_application_takes_its_provider_from_the_settings(

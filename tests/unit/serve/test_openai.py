@@ -121,7 +121,7 @@ async def test_what_is_no_conversation_is_told(serving: Any, messages: Any) -> N
 
 async def test_another_model_is_not_there(serving: Any) -> None:
     client = await openai_client(serving)
-    with pytest.raises(openai.NotFoundError, match="There is no model"):
+    with pytest.raises(openai.NotFoundError, match="gpt-x"):
         await client.chat.completions.create(model="gpt-x", messages=ASK)
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-x")

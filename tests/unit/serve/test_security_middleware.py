@@ -37,7 +37,7 @@ async def told(request: Request) -> StreamingResponse:
         for number in count(1):
             if number == 3:
                 await request.app.state.sessions.close(request.cookies[SESSION_COOKIE])
-                request.app.state.sessions._seen.clear()
+                request.app.state.sessions._cache.clear()
             yield f"data: {number}\n\n"
             await asyncio.sleep(0)
 

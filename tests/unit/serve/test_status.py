@@ -91,7 +91,7 @@ async def test_findings_the_graph_and_evaluations_are_for_who_oversees(tmp_path:
         found = await items(eve, "findings")
         assert {one["level"] for one in found} >= {"ok", "warning"}
         odd, first = sorted(await items(eve, "evaluations"), key=lambda one: "figures" in one)
-        assert odd["problem"].startswith("is no evaluation")
+        assert odd["problem"].startswith("not an evaluation")
         assert first["figures"] == {"passed": 0.5, "seconds": "NaN"}
         assert first["cases"] == [{"name": "one", "passed": False, "problems": ["- step x"]}]
         graph = (await ann.get("/api/graph")).json()

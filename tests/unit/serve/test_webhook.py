@@ -133,7 +133,7 @@ async def test_who_cannot_be_reached_is_named_in_the_log(caplog: pytest.LogCaptu
     async with served(serve=serve("http://127.0.0.1:1/")) as client:
         await asked(await client())
         async with asyncio.timeout(20):
-            while "Nobody was told of" not in caplog.text:
+            while "was not delivered" not in caplog.text:
                 await asyncio.sleep(0.02)
 
 
