@@ -17,6 +17,7 @@ from capgraph.base.turn_budget import TurnBudget
 from capgraph.configs.logger import get_logger
 from capgraph.configs.run_context import override_run_context
 from capgraph.engine.run_scope import end_run, run_scope
+from capgraph.engine.services import Services
 from capgraph.langgraph_compat import add_callbacks
 from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.remote_worker import refusal_reply, remote_turn_view, run_remote_step
@@ -306,7 +307,7 @@ class RemoteSteps:
                 )
 
         # Event sinks receive the events in the process of the turn.
-        services = replace(self._graph.services, events=EventDispatcher())
+        services: Services = replace(self._graph.services, events=EventDispatcher())
         checkpoints = [
             (str(space), str(checkpoint)) for space, checkpoint in request["checkpoints"]
         ]
@@ -323,7 +324,9 @@ class RemoteSteps:
             with (
                 billed_to(view.owner or view.caller),
                 count_model_calls(budget, limits.max_model_calls),
-                charge_to(services.spending(view, planned=bool(view.plan.get("budget")))),
+                charge_to(
+                    services.spending(view, includes_plan_budget=bool(view.plan.get("budget")))
+                ),
                 add_callbacks(USAGE_CALLBACK, BUDGET_CALLBACK),
             ):
                 results["result"] = await run_remote_step(

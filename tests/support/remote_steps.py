@@ -23,12 +23,12 @@ class OneQueue:
     waiting: asyncio.Queue[StepJob] = field(default_factory=asyncio.Queue)
     seen: list[StepJob] = field(default_factory=list)
 
-    async def submit(self, order: TurnJob) -> None:
+    async def submit(self, job: TurnJob) -> None:
         raise NotImplementedError
 
-    async def run_step(self, order: StepJob) -> None:
-        self.seen.append(order)
-        self.waiting.put_nowait(order)
+    async def enqueue_step(self, job: StepJob) -> None:
+        self.seen.append(job)
+        self.waiting.put_nowait(job)
 
 
 @dataclass
