@@ -92,7 +92,7 @@ cases:
     [
         ("version: 1\nname: x\ncases: []", "at least 1"),
         ("", "version: Field required"),
-        ("- 1", "holds list"),
+        ("- 1", "contains list"),
         ("version: 1\nname: x\nname: y", "'name' occurs twice, in lines 2 and 3"),
         ("cases: [", "not valid YAML"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
