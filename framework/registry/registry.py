@@ -434,7 +434,7 @@ class Registry:
         """Return the registry that settings describe.
 
         Settings with ``tools``, ``graphs``, ``agents``, or ``mcp`` require
-        :func:`~capgraph.adapters.configured.open_registry`, which opens and closes them.
+        :func:`~capgraph.adapters.settings_registry.open_registry`, which opens and closes them.
 
         Args:
             settings: ``capgraph.configs.settings.Settings``.

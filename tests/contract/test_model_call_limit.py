@@ -1,4 +1,4 @@
-"""Model calls have a budget for a turn, whoever makes them; each is counted once."""
+"""Limit of model calls in a turn, counted once for every caller."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ THREAD = {"configurable": {"thread_id": "1"}}
 
 
 @pytest.mark.parametrize("how", ["ainvoke", "astream"])
-async def test_model_calls_of_a_turn_are_bounded(how: str) -> None:
+async def test_model_calls_of_a_turn_are_limited(how: str) -> None:
     graph, model = talking(50, 3, how)
     out = await graph.ainvoke({**START, "planning_execution_plan": PLAN}, THREAD)
     assert len(model.calls) == 3
@@ -83,14 +83,14 @@ async def test_model_calls_of_a_turn_are_bounded(how: str) -> None:
     assert status(out) in {"failed", "stopped"}
 
 
-async def test_a_hundred_model_calls_are_the_default() -> None:
+async def test_default_limit_is_a_hundred_model_calls() -> None:
     graph, model = talking(1000, None)
     out = await graph.ainvoke({**START, "planning_execution_plan": PLAN}, THREAD)
     assert len(model.calls) == 100
     assert status(out) in {"failed", "stopped"}
 
 
-async def test_each_call_counts_once_and_each_turn_anew() -> None:
+async def test_each_call_counts_once_per_turn() -> None:
     graph, model = talking(3, 3)
     for turn in (1, 2, 3):
         out = await graph.ainvoke({**START, "planning_execution_plan": PLAN}, THREAD)
@@ -98,7 +98,7 @@ async def test_each_call_counts_once_and_each_turn_anew() -> None:
         assert len(model.calls) == 3 * turn
 
 
-async def test_the_budget_of_model_calls_ends_a_loop_of_plans() -> None:
+async def test_model_call_limit_ends_a_planning_loop() -> None:
     def reply(call: Any) -> Any:
         if call.schema == "Choice":
             return {"reason": "fits", "capabilities": ["broken", "measure"]}
@@ -117,7 +117,7 @@ async def test_the_budget_of_model_calls_ends_a_loop_of_plans() -> None:
     assert len(model.calls) <= 7
 
 
-async def test_an_answer_of_the_model_is_counted_too() -> None:
+async def test_answer_calls_are_counted() -> None:
     model = ScriptedModel(responses=lambda call: AIMessage("Fine."))
     graph = build_graph(
         registered(Reading, measurer([])),

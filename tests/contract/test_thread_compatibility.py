@@ -1,4 +1,4 @@
-"""What waits in a database is looked at before new code goes out, and only looked at."""
+"""Check of suspended threads before new code is deployed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def waiting(saver: Any) -> Any:
     return saver
 
 
-async def test_the_same_code_can_go_on(waiting: Any) -> None:
+async def test_same_code_is_compatible(waiting: Any) -> None:
     found = await check_threads(waiting, registry(measure, add, pay))
     assert (found.threads, found.incompatibilities) == (1, ())
     # What is done does not have to be there any more.
@@ -123,12 +123,14 @@ class Tipped(BaseModel):
         ([measure, add, payer(Parameters=Tipped)], "approval", "'c' (pay)"),
     ],
 )
-async def test_what_changed_is_named(waiting: Any, known: list[Any], part: str, word: str) -> None:
+async def test_incompatible_changes_are_reported(
+    waiting: Any, known: list[Any], part: str, word: str
+) -> None:
     found = await told(waiting, registry(*known))
     assert [text for kind, text in found if kind == part and word in text], found
 
 
-async def test_an_agreement_that_was_given_is_to_what_was_shown(saver: Any) -> None:
+async def test_approval_of_other_values_is_reported(saver: Any) -> None:
     class Stops(RuntimeError):
         pass
 
@@ -149,7 +151,7 @@ async def test_an_agreement_that_was_given_is_to_what_was_shown(saver: Any) -> N
     assert (part, "agreed to" in text) == ("approval", True)
 
 
-async def test_a_node_and_a_key_that_are_gone(saver: Any) -> None:
+async def test_removed_node_and_key_are_reported(saver: Any) -> None:
     class Own(AgentState, total=False):
         mine: str
 
@@ -172,7 +174,7 @@ async def test_a_node_and_a_key_that_are_gone(saver: Any) -> None:
     assert any("the node 'note', which is gone" in text for _, text in found)
 
 
-async def test_a_newer_version_a_broken_value_and_a_digest(waiting: Any) -> None:
+async def test_newer_version_invalid_value_and_digest_are_reported(waiting: Any) -> None:
     at = await waiting.aget_tuple(config())
     at.checkpoint["v"] = 99
     versions = at.checkpoint["channel_versions"]
@@ -187,7 +189,9 @@ async def test_a_newer_version_a_broken_value_and_a_digest(waiting: Any) -> None
     assert any("digest" in text for part, text in found if part == "plan")
 
 
-async def test_another_key_and_a_rule_about_what_is_gone(waiting: Any, url: str) -> None:
+async def test_encryption_key_and_rule_of_removed_capability_are_reported(
+    waiting: Any, url: str
+) -> None:
     async with open_saver(url, encryption_key="fedcba9876543210") as other:
         found = await check_threads(other, registry(measure, add, pay))
     assert {one.part for one in found.incompatibilities} == {"state"}
@@ -211,7 +215,7 @@ async def test_an_unfinished_turn(saver: Any) -> None:
     assert any("add" in text for _, text in await told(saver, registry(measure)))
 
 
-async def test_agreements_about_single_elements(saver: Any) -> None:
+async def test_approvals_of_single_elements_are_checked(saver: Any) -> None:
     @capability_node
     async def several() -> list[int]:
         """Give numbers."""

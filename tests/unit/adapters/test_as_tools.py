@@ -1,4 +1,4 @@
-"""Capabilities as LangChain tools: everything that holds in a plan holds in a tool call."""
+"""Capabilities as LangChain tools, with the same checks as in a plan."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_failure_is_an_error_that_a_model_can_read() -> None:
     assert "name" in wrong
 
 
-async def test_an_approval_is_asked_in_the_agents_graph_and_holds_once() -> None:
+async def test_approval_interrupts_the_agents_graph_and_applies_once() -> None:
     services = bind([pay])
     model = ScriptedModel(responses=[calls(("pay", {"amount": 5})), "Paid."])
     agent = create_agent(model, [as_tool(pay, services)], checkpointer=InMemorySaver())
@@ -107,7 +107,7 @@ async def test_an_approval_is_asked_in_the_agents_graph_and_holds_once() -> None
     assert (out["messages"][-1].text, paid, len(model.calls)) == ("Paid.", [5], 2)
 
 
-async def test_what_a_labelled_tool_told_an_agent_reaches_its_later_calls() -> None:
+async def test_labels_of_tool_results_apply_to_later_calls() -> None:
     @capability_node(labels=["untrusted"])
     async def read() -> str:
         """Read a page."""
@@ -143,7 +143,7 @@ async def test_a_rejection_and_two_questions_at_once() -> None:
     assert paid == [6]
 
 
-async def test_equal_calls_are_equal_effects_and_each_happens() -> None:
+async def test_each_of_two_equal_calls_runs() -> None:
     services = bind([send])
     one: Any = ("send", {"amount": 5})
     model = ScriptedModel(
@@ -156,7 +156,7 @@ async def test_equal_calls_are_equal_effects_and_each_happens() -> None:
     assert paid == [5] * 6
 
 
-async def test_permissions_and_behaviours_of_the_services_hold() -> None:
+async def test_permissions_and_behaviors_of_services_apply() -> None:
     class Watch(BaseBehavior):
         async def before_execute(self, context: Any) -> None:
             seen.append(context.agent_id)
@@ -182,14 +182,14 @@ async def test_permissions_and_behaviours_of_the_services_hold() -> None:
     assert (paid, seen) == ([], ["send", "forecast"])
 
 
-def test_what_nobody_would_keep_needs_services() -> None:
+def test_declarations_that_need_services_are_rejected_without_them() -> None:
     with pytest.raises(ConfigurationError, match="requires_approval"):
         as_tool(pay)
     with pytest.raises(ConfigurationError, match="not a capability"):
         as_tool(str)
 
 
-async def test_services_take_up_a_capability_that_they_do_not_hold() -> None:
+async def test_services_accept_an_additional_capability() -> None:
     def twice(number: int) -> int:
         """Double."""
         return number * 2
@@ -199,7 +199,7 @@ async def test_services_take_up_a_capability_that_they_do_not_hold() -> None:
     assert await tool.ainvoke({"number": 2}) == 4
 
 
-async def test_a_tool_of_an_agent_that_is_a_step_asks_through_the_plan() -> None:
+async def test_tool_of_an_agent_step_interrupts_the_plan() -> None:
     services = bind([pay])
     model = ScriptedModel(
         responses=[made for _ in range(2) for made in (calls(("pay", {"amount": 5})), "Paid.")]
@@ -223,7 +223,7 @@ async def test_a_tool_of_an_agent_that_is_a_step_asks_through_the_plan() -> None
 
 
 @pytest.mark.parametrize("saver", [None, InMemorySaver()])
-async def test_another_try_of_an_agent_repeats_no_effect_of_its_tools(saver: Any) -> None:
+async def test_retry_of_an_agent_repeats_no_effects(saver: Any) -> None:
     def says(call: Any) -> Any:
         if call.messages[-1].type != "tool":
             return calls(("send", {"amount": 1}))
@@ -266,7 +266,7 @@ class Plans:
         }
 
 
-async def test_another_plan_does_not_repeat_what_a_step_did_inside() -> None:
+async def test_replanning_repeats_no_nested_effects() -> None:
     tool = as_tool(send, bind([send]))
 
     @capability_node(examples=["Send it on"])

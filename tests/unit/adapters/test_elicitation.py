@@ -1,4 +1,4 @@
-"""What a client of MCP is asked as a flat form, and what its answers mean."""
+"""Conversion of questions to MCP elicitation forms, and of answers back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answered(*given: dict[str, Any], steps: Any = (STEP,)) -> Any:
     return read_answer("q", question, dict(zip(names, accepted, strict=True)))
 
 
-def test_each_parameter_is_a_flat_field() -> None:
+def test_each_parameter_is_a_form_field() -> None:
     fields, needed = _step_fields(STEP)
     assert needed == "decision"
     assert list(fields) == [
@@ -74,18 +74,18 @@ def test_each_parameter_is_a_flat_field() -> None:
         ({"names": "no JSON"}, {"names": "no JSON"}),
     ],
 )
-def test_what_was_changed_makes_an_agreement_an_edit(given: Any, changed: Any) -> None:
+def test_approval_with_changed_values_is_an_edit(given: Any, changed: Any) -> None:
     wanted = {"draw": {"decision": "edit", "parameters": {**STEP["parameters"], **changed}}}
     for word in ("approve", "edit"):
         assert answered({"decision": word, **given}) == wanted
 
 
-def test_what_was_left_as_it_was_is_an_agreement() -> None:
+def test_approval_with_unchanged_values_is_an_approval() -> None:
     same = {"decision": "approve", "where": '{"x":1}', "slow": False, "reason": "", "message": ""}
     assert answered(same) == {"draw": {"decision": "approve"}}
 
 
-def test_texts_go_with_their_decisions() -> None:
+def test_each_decision_reads_its_text_field() -> None:
     texts = {"reason": "too much", "message": "It is blue."}
     rejected = {"draw": {"decision": "reject", "reason": "too much"}}
     assert answered({"decision": "reject", **texts}) == rejected
@@ -100,7 +100,7 @@ def test_each_of_several_steps_has_a_form() -> None:
     assert answered(*given, steps=(STEP, other)) == wanted
 
 
-def test_who_declines_rejects() -> None:
+def test_declining_rejects_the_step() -> None:
     found = read_answer("q", {"steps": [STEP]}, {"q": ElicitResult(action="decline")})
     assert found["draw"]["decision"] == "reject"
     assert read_answer("q", "How many?", {"q": ElicitResult(action="decline")}) is None

@@ -1,4 +1,4 @@
-"""Compiled graphs and agents as capabilities: typed, asked, resumed, streamed."""
+"""Capabilities backed by compiled graphs and agents."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def asked(out: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("saver", [None, True, False, InMemorySaver()])
-async def test_a_question_inside_is_the_steps_and_nothing_ended_runs_again(saver: Any) -> None:
+async def test_interrupt_inside_a_graph_interrupts_the_step(saver: Any) -> None:
     pricing = Pricing(checkpointer=saver)
     graph = build_graph([order, pricing.capability], checkpointer=InMemorySaver())
     assert asked(await graph.ainvoke(plan(3), CONFIG)) == ["who pays 6?"]
@@ -97,7 +97,7 @@ async def test_a_question_inside_is_the_steps_and_nothing_ended_runs_again(saver
     assert pricing.ran == {"add": 1, "ask": 2, "end": 1}
 
 
-async def test_answers_by_the_keys_of_steps_in_any_order() -> None:
+async def test_steps_are_resumed_by_key_in_any_order() -> None:
     pricing = Pricing()
     graph = build_graph([order, pricing.capability], checkpointer=InMemorySaver())
     assert asked(await graph.ainvoke(plan(3, 5), CONFIG)) == ["who pays 6?", "who pays 10?"]
@@ -118,7 +118,7 @@ async def test_answers_by_the_keys_of_steps_in_any_order() -> None:
     assert {key: data["payer"] for key, data in found.items()} == {"p0": "Cid", "p1": "Dan"}
 
 
-async def test_an_answer_that_is_a_dictionary_stays_one() -> None:
+async def test_dictionary_answer_is_passed_unchanged() -> None:
     pricing = Pricing()
     graph = build_graph([order, pricing.capability], checkpointer=InMemorySaver())
     await graph.ainvoke(plan(3), CONFIG)
@@ -126,7 +126,7 @@ async def test_an_answer_that_is_a_dictionary_stays_one() -> None:
     assert "payer" in str(out["execution_step_results"]["p0"]["error"])
 
 
-async def test_another_try_goes_on_where_the_graph_failed() -> None:
+async def test_retry_resumes_at_the_failed_node() -> None:
     pricing = Pricing(asks=False, failures=2)
     graph = build_graph(
         [order, pricing.capability], checkpointer=InMemorySaver(), clock=FakeClock()
@@ -136,7 +136,7 @@ async def test_another_try_goes_on_where_the_graph_failed() -> None:
     assert pricing.ran == {"add": 1, "ask": 1, "end": 3}
 
 
-async def test_its_stream_is_part_of_the_steps() -> None:
+async def test_graph_stream_is_part_of_the_step() -> None:
     graph = build_graph([order, Pricing(asks=False).capability], checkpointer=InMemorySaver())
     seen = []
     async for space, _, part in graph.astream(
@@ -147,7 +147,7 @@ async def test_its_stream_is_part_of_the_steps() -> None:
     assert seen == ["add", "ask", "end"]
 
 
-async def test_without_a_saver_and_with_the_runs_context() -> None:
+async def test_graph_runs_without_checkpointer_and_with_run_context() -> None:
     def node(state: State, runtime: Runtime[Any]) -> State:
         return {"total": state["amount"], "payer": runtime.context["user"]}
 
@@ -160,7 +160,7 @@ async def test_without_a_saver_and_with_the_runs_context() -> None:
     assert out["capability_context_data"]["PRICE"]["p0"] == {"total": 3, "payer": "Ada"}
 
 
-def test_keys_that_the_graph_does_not_have_are_an_error_at_once() -> None:
+def test_missing_state_keys_are_reported_at_creation() -> None:
     class Other(CapabilityContext):
         colour: str
 
@@ -177,7 +177,7 @@ def test_keys_that_the_graph_does_not_have_are_an_error_at_once() -> None:
     ("left", "said"),
     [({}, "ended without total"), ({"total": "much"}, "not a valid Price: total")],
 )
-async def test_what_the_graph_does_not_leave_fails_the_step(left: Any, said: str) -> None:
+async def test_missing_output_key_fails_the_step(left: Any, said: str) -> None:
     inner = StateGraph(State).add_sequence([("node", lambda state: left)])
     capability = graph_capability(
         inner.add_edge(START, "node").compile(name="bad"), input=Order, output=Price
@@ -210,7 +210,7 @@ async def test_the_task_of_an_agent_is_the_objective_of_its_step() -> None:
     assert out["capability_context_data"]["OWN_RESULT"]["k0"] == {"output": "Task 0 for Ada"}
 
 
-async def test_what_an_agent_says_it_did_not_do_is_a_failed_step() -> None:
+async def test_unsuccessful_agent_fails_the_step() -> None:
     async def limited(task: str) -> Any:
         return {"output": "half", "success": False, "error": "max_steps (3) reached"}
 
@@ -220,7 +220,7 @@ async def test_what_an_agent_says_it_did_not_do_is_a_failed_step() -> None:
     assert "LIMITED_RESULT" not in out["capability_context_data"]
 
 
-async def test_graphs_of_messages_and_of_ours_are_agents() -> None:
+async def test_message_graphs_and_built_graphs_are_agents() -> None:
     model = ScriptedModel(responses=lambda call: f"You said {call.messages[-1].text}")
     talker = agent_capability(create_agent(model, []), name="talker")
     inner = agent_capability(build_graph([order]), name="inner")
@@ -235,7 +235,7 @@ async def test_graphs_of_messages_and_of_ours_are_agents() -> None:
     assert out["control_budget"]["model_calls"] == 2
 
 
-async def test_the_inputs_of_a_step_are_told() -> None:
+async def test_inputs_follow_the_task() -> None:
     async def repeat(task: str) -> str:
         return task
 
@@ -245,7 +245,7 @@ async def test_the_inputs_of_a_step_are_told() -> None:
     assert said.endswith('{"ORDER": {"amount": 3}}')
 
 
-async def test_an_agent_that_asks_is_answered_and_calls_no_model_again() -> None:
+async def test_resumed_agent_repeats_no_model_call() -> None:
     def ask(question: str) -> str:
         """Ask a person."""
         return str(interrupt(question))

@@ -1,4 +1,4 @@
-"""What describes itself becomes a capability: name, schema and call."""
+"""Capabilities created from a name, a schema, and a function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def given(values: dict[str, Any], step: Any) -> Any:
     return values
 
 
-async def test_parameters_come_by_the_names_of_the_schema() -> None:
+async def test_parameters_are_passed_by_schema_name() -> None:
     made = capability_from_schema("make-it", "Makes it.", SCHEMA, given)
     assert made.capability_spec.provides == ("MAKE_IT_RESULT",)
     assert made.capability_spec.parameters.model_json_schema() == SCHEMA
@@ -41,7 +41,7 @@ async def test_parameters_come_by_the_names_of_the_schema() -> None:
     assert run.contexts == {"MAKE_IT_RESULT": {"a": 2, "class": "x"}}
 
 
-async def test_a_model_of_parameters_comes_as_its_values() -> None:
+async def test_pydantic_parameters_are_passed_as_values() -> None:
     class Options(BaseModel):
         inner: dict[str, int] = {}
         n: int
@@ -60,7 +60,7 @@ async def test_a_model_of_parameters_comes_as_its_values() -> None:
         (Point(1), {"x": 1}),
     ],
 )
-async def test_what_is_no_dictionary_is_a_value(result: Any, data: Any) -> None:
+async def test_plain_result_is_stored_under_value(result: Any, data: Any) -> None:
     async def call(values: dict[str, Any], step: Any) -> Any:
         return result
 
@@ -68,7 +68,7 @@ async def test_what_is_no_dictionary_is_a_value(result: Any, data: Any) -> None:
     assert run.contexts == {"ONE": data}
 
 
-async def test_a_context_type_is_checked() -> None:
+async def test_result_is_validated_against_the_context_type() -> None:
     async def call(values: dict[str, Any], step: Any) -> Any:
         return {"metres": values["metres"]}
 
@@ -81,14 +81,14 @@ async def test_a_context_type_is_checked() -> None:
         await run_capability(made, parameters={"metres": "high"})
 
 
-async def test_nothing_is_taken_that_is_not_declared() -> None:
+async def test_unknown_parameters_and_options_are_rejected() -> None:
     with pytest.raises(ValidationError, match="b 1"):
         await run_capability(
             capability_from_schema("none", "None.", None, given), parameters={"b": 1}
         )
 
 
-def test_a_schema_outside_of_the_document_is_not_fetched() -> None:
+def test_external_schema_references_are_not_fetched() -> None:
     with pytest.raises(ValidationError, match="outside their schema"):
         capability_from_schema(
             "far", "Far.", {"properties": {"a": {"$ref": "http://x.test/s"}}}, given
@@ -97,7 +97,7 @@ def test_a_schema_outside_of_the_document_is_not_fetched() -> None:
         capability_from_schema("odd", "Odd.", {"properties": {"a": {"minimum": "low"}}}, given)
 
 
-async def test_a_declared_capability_is_planned_and_run() -> None:
+async def test_capability_from_schema_runs_in_a_plan() -> None:
     made = capability_from_schema(
         "make.it", "Makes it.", SCHEMA, given, provides="MADE", effect="once"
     )

@@ -1,4 +1,4 @@
-"""Tools, graphs, agents and MCP servers that settings name."""
+"""Tools, graphs, agents, and MCP servers that the settings name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def spec(section: str, name: str, entry: dict[str, Any]) -> Any:
         return registry.capabilities[name]
 
 
-async def test_every_declaration_of_code_can_be_written() -> None:
+async def test_every_declaration_is_available_in_yaml() -> None:
     found = await spec(
         "tools",
         "find",
@@ -91,7 +91,7 @@ async def test_every_declaration_of_code_can_be_written() -> None:
     assert found.cls.classify_error is never_again
 
 
-async def test_graphs_and_agents_take_the_keywords_of_their_adapters() -> None:
+async def test_graphs_and_agents_accept_adapter_keywords() -> None:
     found = await spec("graphs", "pricing", {**GRAPH, "description": "Prices."})
     assert (found.description, found.provides) == ("Prices.", ("ORDER",))
     found = await spec("agents", "writer", {"import": f"{HERE}:poet", "name": "writer"})
@@ -116,7 +116,7 @@ async def test_graphs_and_agents_take_the_keywords_of_their_adapters() -> None:
         ("agents", {"import": f"{HERE}:Order"}, "agents[0]: "),
     ],
 )  # fmt: skip
-async def test_entries_that_do_not_fit_are_refused_by_their_place(
+async def test_invalid_entries_are_reported_with_their_path(
     section: str, entry: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CapgraphError) as refused:
@@ -138,13 +138,13 @@ async def test_entries_that_do_not_fit_are_refused_by_their_place(
         ({"url": "http://x/mcp", "approve": True, "requires_approval": True}, "'approve' and 'requires_approval'"),
     ],
 )  # fmt: skip
-def test_settings_of_mcp_servers_are_checked(entry: dict[str, Any], words: str) -> None:
+def test_mcp_settings_are_validated(entry: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         load_settings(mcp=[entry])
     assert words in str(refused.value)
 
 
-async def test_a_server_that_cannot_be_reached_is_named_by_its_place() -> None:
+async def test_unreachable_server_is_reported_with_its_path() -> None:
     settings = load_settings(mcp=[{"url": "http://127.0.0.1:1/mcp", "timeout_seconds": 5}])
     with pytest.raises(CapgraphError, match=r"mcp\[0\]: "):
         async with open_registry(settings):
@@ -155,23 +155,23 @@ async def test_a_server_that_cannot_be_reached_is_named_by_its_place() -> None:
     assert len(problems) == 1
 
 
-def test_headers_of_a_server_are_not_shown() -> None:
+def test_server_headers_are_masked() -> None:
     settings = load_settings(mcp=[{"url": "http://x/mcp", "headers": {"Authorization": "hush"}}])
     assert "hush" not in str(settings)
 
 
-def test_a_registry_that_opens_nothing_refuses_settings_that_need_it() -> None:
+def test_plain_registry_rejects_settings_that_need_opening() -> None:
     with pytest.raises(RegistryError, match="open_registry"):
         Registry.from_settings(Settings(tools=[{"import": f"{HERE}:search"}]))
 
 
-async def test_configured_capabilities_can_be_left_out_and_replaced_like_any_other() -> None:
+async def test_configured_capabilities_can_be_excluded_and_replaced() -> None:
     entries = [{"import": f"{HERE}:search"}, {"import": f"{HERE}:search", "name": "find"}]
     async with open_registry(Settings(tools=entries, exclude=["find"])) as registry:
         assert list(registry.capabilities) == ["search"]
 
 
-async def test_tools_of_a_server_require_the_approval_that_the_caller_asks_for() -> None:
+async def test_approve_setting_requires_approval_of_tools() -> None:
     server = MCPServer("pier")
 
     @server.tool()
@@ -219,7 +219,7 @@ server.run("stdio")
 
 
 @pytest.mark.timeout(120)
-async def test_a_server_takes_in_yaml_each_declaration_that_code_takes(tmp_path: Path) -> None:
+async def test_mcp_settings_accept_every_declaration(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     server = {
         "command": [sys.executable, str(tmp_path / "server.py")],
@@ -263,7 +263,7 @@ async def test_a_server_takes_in_yaml_each_declaration_that_code_takes(tmp_path:
 
 
 @pytest.mark.timeout(120)
-async def test_an_approval_policy_of_a_server_holds_for_each_tool(tmp_path: Path) -> None:
+async def test_approval_policy_applies_to_each_tool(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     command = [sys.executable, str(tmp_path / "server.py")]
     settings = load_settings(mcp=[{"command": command, "requires_approval": {"approvers": 3}}])

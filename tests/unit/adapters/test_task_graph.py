@@ -1,4 +1,4 @@
-"""Whatever can work on a task becomes a graph from a task to an output."""
+"""Conversion of agents, capabilities, and functions to task graphs."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ async def test_a_capability_reads_its_parameters_from_the_task() -> None:
     }
 
 
-async def test_a_task_may_be_the_values_themselves() -> None:
+async def test_task_may_be_a_mapping_of_arguments() -> None:
     found = await done(forecast, {"PLACE": {"name": "Rome"}, "days": 5})
     assert found["output"] == {"where": "Rome", "days": 5}
 
 
-async def test_a_failed_capability_is_no_success() -> None:
+async def test_failed_capability_is_unsuccessful() -> None:
     found = await done(broken)
     assert found["success"] is False
     assert "no luck" in found["error"]
@@ -75,13 +75,13 @@ async def test_what_nobody_would_keep_needs_services() -> None:
     assert (await done(pay, {"amount": 3}, services=bind([pay])))["output"] == "paid 3"
 
 
-async def test_wrong_parameters_do_not_pass() -> None:
+async def test_invalid_parameters_are_rejected() -> None:
     found = await done(forecast, {"day": 5})
     assert found["success"] is False
     assert "day" in found["error"]
 
 
-async def test_a_tool_of_one_text_is_given_the_task() -> None:
+async def test_single_text_parameter_gets_the_task() -> None:
     @tool
     def search(query: str, limit: int = 3) -> str:
         """Search."""
@@ -91,7 +91,7 @@ async def test_a_tool_of_one_text_is_given_the_task() -> None:
     assert (await done(search, {"query": "a", "limit": 1}))["output"] == "a"
 
 
-async def test_services_take_up_a_tool_that_they_do_not_hold() -> None:
+async def test_services_accept_an_additional_tool() -> None:
     @tool
     def search(query: str) -> str:
         """Search."""
@@ -100,7 +100,7 @@ async def test_services_take_up_a_tool_that_they_do_not_hold() -> None:
     assert (await done(search, "a", services=bind([pay])))["output"] == "a"
 
 
-async def test_what_is_synchronous_does_not_hold_the_loop_up() -> None:
+async def test_synchronous_functions_do_not_block_the_loop() -> None:
     class Own:
         def __call__(self, task: str) -> str:
             return threading.current_thread().name
@@ -134,7 +134,7 @@ class Task(TypedDict, total=False):
     output: str
 
 
-async def test_a_graph_of_that_shape_is_taken_as_it_is() -> None:
+async def test_task_graph_is_returned_unchanged() -> None:
     builder = StateGraph(Task)
     builder.add_node("work", lambda state: {"output": state["task"]})
     builder.add_edge(START, "work")
@@ -154,7 +154,7 @@ async def test_graphs_of_messages() -> None:
     assert "no luck" in failed["error"]
 
 
-async def test_a_question_inside_comes_out_and_what_ended_is_not_repeated() -> None:
+async def test_interrupt_is_raised_and_completed_nodes_do_not_repeat() -> None:
     log: list[str] = []
 
     def first(state: Any) -> Any:
@@ -178,7 +178,7 @@ async def test_a_question_inside_comes_out_and_what_ended_is_not_repeated() -> N
     assert log == ["first"]
 
 
-async def test_the_context_of_a_run_reaches_what_is_inside() -> None:
+async def test_run_context_reaches_inner_graphs() -> None:
     class Own(TypedDict):
         messages: list[Any]
 
@@ -194,12 +194,12 @@ async def test_the_context_of_a_run_reaches_what_is_inside() -> None:
 
 
 @pytest.mark.parametrize("thing", [3, "text", int, object()])
-def test_what_cannot_work_is_refused(thing: Any) -> None:
+def test_unsupported_objects_are_rejected(thing: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot work on a task"):
         task_graph(thing)
 
 
-def test_a_graph_of_another_shape_is_refused_with_its_keys() -> None:
+def test_graph_with_other_keys_is_rejected() -> None:
     builder = StateGraph(Place)
     builder.add_node("work", lambda state: {})
     builder.add_edge(START, "work")
@@ -207,7 +207,7 @@ def test_a_graph_of_another_shape_is_refused_with_its_keys() -> None:
         task_graph(builder)
 
 
-async def test_an_agent_that_knows_no_await_works_in_a_thread() -> None:
+async def test_synchronous_agent_runs_in_a_thread() -> None:
     class Plain:
         def execute(self, task: str, context: Any = None) -> dict[str, Any]:
             return {"output": threading.current_thread() is threading.main_thread()}

@@ -1,4 +1,4 @@
-"""Capabilities as tools in a graph of one's own: side by side, and for synchronous callers."""
+"""Capabilities as tools in a ToolNode: concurrent calls, and synchronous callers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def decision(question: Any) -> dict[str, str]:
     return {step["context_key"]: "approve" for step in question.value["steps"]}
 
 
-async def test_two_approvals_in_one_message_are_asked_at_once_and_each_runs_once() -> None:
+async def test_concurrent_approvals_are_requested_together_and_run_once() -> None:
     graph = two(InMemorySaver())
     out = await graph.ainvoke({"messages": [BOTH]}, THREAD)
     asked = out["__interrupt__"]
@@ -84,7 +84,7 @@ async def test_two_approvals_in_one_message_are_asked_at_once_and_each_runs_once
 
 
 @pytest.mark.parametrize("first", ["pay", "ship"])
-async def test_two_approvals_are_answered_one_after_the_other(first: str) -> None:
+async def test_concurrent_approvals_can_be_answered_one_by_one(first: str) -> None:
     graph = two(InMemorySaver())
     out = await graph.ainvoke({"messages": [BOTH]}, THREAD)
     known = {one.value["steps"][0]["capability"]: one for one in out["__interrupt__"]}
@@ -108,12 +108,12 @@ def test_a_tool_runs_without_an_event_loop() -> None:
     assert "number" in refused
 
 
-async def test_a_tool_runs_in_synchronous_code_under_a_loop() -> None:
+async def test_tool_runs_in_synchronous_code_inside_a_loop() -> None:
     assert await asyncio.to_thread(as_tool(double).invoke, {"number": 4}) == 8
 
 
 @pytest.mark.parametrize("loop", [False, True])
-def test_an_approval_in_synchronous_code_is_refused_by_name(loop: bool) -> None:
+def test_approval_in_synchronous_code_is_an_error(loop: bool) -> None:
     tool = as_tool(pay, bind([pay]))
 
     def work(state: MessagesState) -> Any:
@@ -129,7 +129,7 @@ def test_an_approval_in_synchronous_code_is_refused_by_name(loop: bool) -> None:
     assert not DONE
 
 
-async def test_three_approvals_keep_their_answers_in_whatever_order_they_come() -> None:
+async def test_concurrent_approvals_match_answers_in_any_order() -> None:
     services = bind([pay, ship])
     graph = graph_of(as_tool(pay, services), as_tool(ship, services), saver=InMemorySaver())
     third = call("ship", "c", what="coal")
@@ -144,7 +144,7 @@ async def test_three_approvals_keep_their_answers_in_whatever_order_they_come() 
     assert DONE == {"pay": 1, "ship": 2}
 
 
-async def test_a_question_that_a_fallback_caught_comes_out() -> None:
+async def test_interrupt_caught_by_a_fallback_is_raised() -> None:
     tools = bind([pay, note])
     either = as_tool(pay, tools).with_fallbacks([as_tool(note, tools)])
 

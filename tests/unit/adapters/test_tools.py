@@ -1,4 +1,4 @@
-"""LangChain tools and functions as capabilities."""
+"""Capabilities backed by LangChain tools and functions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def ran(made: Any, parameters: dict[str, Any], **options: Any) -> dict[str
     return await graph.ainvoke(said, context={"user": "Ada"})
 
 
-async def test_name_description_and_parameters_are_the_tools() -> None:
+async def test_name_description_and_parameters_come_from_the_tool() -> None:
     made = tool_capability(read_level, provides=Level, effect="idempotent", permission="read_only")
     spec = made.capability_spec
     assert (spec.name, spec.description) == ("read_level", "Read the water level.")
@@ -90,7 +90,7 @@ def test_a_plan_is_checked_against_the_tools_own_validators() -> None:
         assert problems(wrong) == 1
 
 
-async def test_a_function_is_taken_as_langchain_takes_it() -> None:
+async def test_function_is_converted_like_in_langchain() -> None:
     def twice(number: int, unit: str = "m") -> str:
         """Double a number.
 
@@ -108,7 +108,7 @@ async def test_a_function_is_taken_as_langchain_takes_it() -> None:
     assert await run(twice, {"number": 2}) == {"value": "4 m"}
 
 
-async def test_synchronous_tools_work_in_the_pool() -> None:
+async def test_synchronous_tools_run_in_the_pool() -> None:
     class Old(BaseTool):
         name: str = "old"
         description: str = "Old style."
@@ -121,7 +121,7 @@ async def test_synchronous_tools_work_in_the_pool() -> None:
     assert await run(single, {"tool_input": "a"}) == {"value": "A"}
 
 
-async def test_a_json_schema_serves_as_it_stands() -> None:
+async def test_json_schema_is_used_unchanged() -> None:
     async def add(**values: Any) -> Any:
         return values
 
@@ -134,7 +134,7 @@ async def test_a_json_schema_serves_as_it_stands() -> None:
     assert await run(made, {"class": "x"}) == {"class": "x", "n": 1}
 
 
-async def test_content_and_artifact_are_both_kept() -> None:
+async def test_content_and_artifact_are_both_stored() -> None:
     @tool(response_format="content_and_artifact")
     async def search(query: str) -> Any:
         """Search."""
@@ -146,7 +146,7 @@ async def test_content_and_artifact_are_both_kept() -> None:
     }
 
 
-async def test_a_message_is_kept_and_one_that_says_error_fails() -> None:
+async def test_tool_message_is_stored_and_error_message_fails() -> None:
     @tool
     async def answer(status: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> ToolMessage:
         """Answer."""
@@ -157,7 +157,7 @@ async def test_a_message_is_kept_and_one_that_says_error_fails() -> None:
         await run(answer, {"status": "error"})
 
 
-async def test_of_a_command_nothing_is_dropped() -> None:
+async def test_command_updates_are_complete() -> None:
     @tool
     async def command(goto: str, call: Annotated[str, InjectedToolCallId]) -> Command[Any]:
         """Command."""
@@ -171,7 +171,7 @@ async def test_of_a_command_nothing_is_dropped() -> None:
         await run_capability(made, parameters={"goto": "elsewhere"}, state={"user": None})
 
 
-async def test_what_a_tool_wants_injected_comes_from_the_step() -> None:
+async def test_injected_arguments_come_from_the_step() -> None:
     @tool
     async def look(
         word: str,
@@ -195,7 +195,7 @@ async def test_what_a_tool_wants_injected_comes_from_the_step() -> None:
     assert forged["execution_outcome"]["status"] == "failed"
 
 
-def test_what_nobody_knows_is_refused_at_once() -> None:
+def test_unsupported_injected_arguments_are_rejected() -> None:
     @tool
     def secret(word: str, key: Annotated[str, InjectedToolArg]) -> str:
         """Secret."""
@@ -235,7 +235,7 @@ async def test_a_tool_exception_is_a_classified_failure(
     assert "OUT" not in out["capability_context_data"]
 
 
-async def test_other_errors_are_read_as_of_any_capability() -> None:
+async def test_other_errors_are_classified_like_any_capabilitys() -> None:
     async def fetch() -> str:
         """Fetch."""
         raise ConnectionError("away")
@@ -246,7 +246,7 @@ async def test_other_errors_are_read_as_of_any_capability() -> None:
     assert found.severity is ErrorSeverity.RETRIABLE
 
 
-async def test_who_watches_langchain_sees_the_tool() -> None:
+async def test_langchain_callbacks_see_the_tool() -> None:
     class Watch(BaseCallbackHandler):
         def on_tool_start(self, serialized: Any, input_str: str, **_: Any) -> None:
             seen.append((serialized["name"], input_str))
@@ -283,7 +283,7 @@ async def test_tools_of_partial_functions_and_of_objects() -> None:
     assert [await run(one, {"number": 2}) for one in made] == [{"value": 6}, {"value": 6}]
 
 
-async def test_a_tool_that_wants_the_configuration_gets_it() -> None:
+async def test_tool_receives_the_run_configuration() -> None:
     @tool
     async def who(config: RunnableConfig) -> str:
         """Who."""
@@ -296,7 +296,7 @@ async def test_a_tool_that_wants_the_configuration_gets_it() -> None:
     assert out["capability_context_data"]["OUT"]["k"] == {"value": "7"}
 
 
-def test_what_a_tool_is_given_may_stand_in_a_row() -> None:
+def test_tool_arguments_may_be_positional_only() -> None:
     def add(a: int) -> int:
         """Add one."""
         return a + 1

@@ -1,4 +1,4 @@
-"""The form of an evaluation set, and everything that can be wrong with one."""
+"""Format of evaluation sets, and errors in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_set_is_read(tmp_path: Path) -> None:
+def test_dataset_is_loaded(tmp_path: Path) -> None:
     dataset = load_dataset(write(tmp_path, GOOD))
     first, second = dataset.cases
     assert (first.capabilities, first.edges) == (["read", "sum"], [("read", "sum")])
@@ -107,13 +107,13 @@ cases:
         ),
     ],
 )
-def test_a_set_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_datasets_are_rejected(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_dataset(write(tmp_path, text))
     assert words in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_dataset(tmp_path / "none.yml")
 
@@ -148,14 +148,14 @@ def test_checks_of_an_answer(check: dict[str, Any], answer: str, right: bool) ->
     st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3)),
     st.text(alphabet="ab .,;°", max_size=8),
 )
-def test_a_number_is_found_however_it_is_written(value: float, around: str) -> None:
+def test_numbers_are_found_in_any_notation(value: float, around: str) -> None:
     for written in (f"{value:.3f}", f"{value:,.3f}"):
         text = f"{around.rstrip('.')} {written} {around}"
         assert AnswerCheck(number=value).find_problem(text) is None
         assert AnswerCheck(number=value + 1, tolerance=0.5).find_problem(text) is not None
 
 
-def test_edges_between_optional_capabilities_may_be_named() -> None:
+def test_edges_may_connect_optional_capabilities() -> None:
     case = Case(
         name="a", request="b", capabilities=["read"], optional=["plot"], edges=["read -> plot"]
     )

@@ -1,4 +1,4 @@
-"""Running a set: what is judged, what is kept apart, and what may go wrong."""
+"""Evaluation of a set: checks, isolation of cases, and failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def run(*cases: dict[str, Any], registry: Registry | None = None, **option
     return await evaluate(dataset_of(*cases), registry or registry_of(), **options)
 
 
-async def test_choice_plan_answer_and_outcome_are_judged_offline() -> None:
+async def test_choice_plan_answer_and_outcome_are_checked_offline() -> None:
     report = await run(
         TOTAL,
         {"request": "Sing a love song", "capabilities": [], "outcome": "failed"},
@@ -106,7 +106,7 @@ async def test_context_data_of_a_case_reaches_its_plan() -> None:
     assert report.results[0].problems == []
 
 
-async def test_a_case_that_raises_is_a_finding_and_the_others_run() -> None:
+async def test_exception_is_an_outcome_and_other_cases_run() -> None:
     @capability_node(examples=["open the vault"])
     async def open_vault() -> Total:
         """Open the vault."""
@@ -120,7 +120,7 @@ async def test_a_case_that_raises_is_a_finding_and_the_others_run() -> None:
     assert "The vault is gone" in report.results[0].reason
 
 
-async def test_a_case_that_raises_tells_what_its_models_cost() -> None:
+async def test_case_that_raises_reports_its_usage() -> None:
     @capability_node(examples=["open the vault"])
     async def open_vault() -> Total:
         """Open the vault."""
@@ -134,7 +134,7 @@ async def test_a_case_that_raises_tells_what_its_models_cost() -> None:
     assert report.results[0].input_tokens > 10
 
 
-async def test_a_question_to_a_person_is_an_outcome() -> None:
+async def test_waiting_for_an_approval_is_an_outcome() -> None:
     @capability_node(examples=["delete everything"], requires_approval=True)
     async def delete() -> Total:
         """Delete everything."""
@@ -171,7 +171,7 @@ def answers(call: ModelCall) -> Any:
     )
 
 
-async def test_calls_and_tokens_of_a_model_are_counted_for_the_judged_turn_alone() -> None:
+async def test_usage_counts_only_the_checked_turn() -> None:
     model = ScriptedModel(responses=answers)
     report = await run(TOTAL, {**TOTAL, "earlier": ["Total?"]}, model=model)
     first, second = report.results
@@ -184,7 +184,7 @@ async def test_calls_and_tokens_of_a_model_are_counted_for_the_judged_turn_alone
     assert len(model.calls) == 2 + 2 + 3
 
 
-async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> None:
+async def test_concurrent_results_keep_the_order_of_the_set() -> None:
     running = 0
     most = 0
     together = asyncio.Event()
@@ -209,7 +209,7 @@ async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> N
     assert 1 < most <= 3
 
 
-async def test_names_that_the_agent_does_not_have_are_all_listed() -> None:
+async def test_all_unknown_names_are_listed() -> None:
     with pytest.raises(ConfigurationError) as caught:
         await run(
             {"capabilities": ["red"], "optional": ["plot"]},
@@ -221,7 +221,7 @@ async def test_names_that_the_agent_does_not_have_are_all_listed() -> None:
     assert "cases[1].context.NUMBRS" in text
 
 
-async def test_settings_are_those_of_the_configuration() -> None:
+async def test_settings_come_from_the_configuration() -> None:
     settings = load_settings(context={"NUMBERS": {"given": {"values": [5]}}})
     case = {**TOTAL, "capabilities": ["add"], "edges": [], "answer": [{"number": 5}]}
     report = await run(case, settings=settings, registry=without_reading())
@@ -229,7 +229,7 @@ async def test_settings_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["completed", "failed", "no_capability"])
-async def test_a_request_that_nothing_fits_is_the_same_fact_with_and_without_a_model(
+async def test_no_capability_is_the_same_outcome_with_and_without_a_model(
     outcome: str,
 ) -> None:
     case = {"request": "Sing a love song", "capabilities": [], "outcome": outcome}
@@ -240,14 +240,14 @@ async def test_a_request_that_nothing_fits_is_the_same_fact_with_and_without_a_m
     assert [r.figures["passed"] for r in (offline, with_model)] == [1.0, 1.0]
 
 
-async def test_a_model_that_fails_is_not_taken_for_nothing_fits() -> None:
+async def test_failing_model_is_not_no_capability() -> None:
     case = {"request": "Sing a love song", "capabilities": []}
     report = await run(case, model=ScriptedModel(responses=[PermissionError("no key")] * 9))
     assert report.results[0].outcome == "failed"
     assert not report.results[0].passed
 
 
-async def test_a_judge_reports_beside_the_checks_and_is_measured_by_labels() -> None:
+async def test_judge_verdicts_are_reported_and_compared_with_labels() -> None:
     verdicts = [
         {"reason": "It names the total.", "accepted": True},
         {"reason": "It names none.", "accepted": False},

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of choices, nodes and edges; what a report makes of them."""
+"""Precision, recall, and F1 of choices, nodes, and edges, and the figures of a report."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_problems_read_as_a_diff() -> None:
 
 
 @given(st.permutations(["read", "sum", "plot"]))
-def test_a_case_passes_exactly_when_nothing_counts_against_it(found: list[str]) -> None:
+def test_case_passes_without_problems(found: list[str]) -> None:
     for many in range(4):
         got = result(
             expected={"capabilities": ["read", "sum"], "optional": ["plot"]},
@@ -141,7 +141,7 @@ def test_figures_add_up_over_cases() -> None:
         ({"passed": 0, "edge_f1": 0.1}, ["edge_f1 is 0.000, below 0.1"]),
     ],
 )
-def test_least_values(least: dict[str, float], short: list[str]) -> None:
+def test_thresholds(least: dict[str, float], short: list[str]) -> None:
     report = Report(
         (
             result("a", {"capabilities": ["x"]}, chosen=("x",), nodes=("x",)),
@@ -151,7 +151,7 @@ def test_least_values(least: dict[str, float], short: list[str]) -> None:
     assert [str(item) for item in report.check_thresholds(Thresholds(**least))] == short
 
 
-def test_plain_data_says_all_of_it() -> None:
+def test_plain_data_is_complete() -> None:
     data = Report((result("a", {"outcome": "failed"}),), "first").as_data()
     assert data["label"] == "first"
     assert data["figures"]["passed"] == 0

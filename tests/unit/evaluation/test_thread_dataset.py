@@ -1,4 +1,4 @@
-"""Evaluation sets out of threads: what they expect, and what another model does with them."""
+"""Evaluation sets built from threads, and their evaluation with another model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def written(tmp_path: Path) -> Path:
     return file
 
 
-async def test_the_set_expects_what_was_and_asks_nobody(written: Path) -> None:
+async def test_dataset_expects_the_recorded_turn_and_calls_no_model(written: Path) -> None:
     dataset = load_dataset(written)
     assert dataset.cases[0].capabilities == ["measure", "add"]
     assert dataset.cases[0].edges == [("measure", "add")]
@@ -52,7 +52,7 @@ async def test_the_set_expects_what_was_and_asks_nobody(written: Path) -> None:
     assert RAN == []
 
 
-async def test_another_model_is_measured_by_the_records(written: Path) -> None:
+async def test_another_model_is_compared_with_the_recordings(written: Path) -> None:
     model: Any = scripted({**READ, "context_key": "m"}, {**ADD, "inputs": [{"READING": "m"}]})
     same = await evaluate(load_dataset(written), registry(measure, add), model=model)
     assert [result.passed for result in same.results] == [True, True]

@@ -1,4 +1,4 @@
-"""Models on this machine: found on loopback, started, and stopped."""
+"""Discovery, startup, and shutdown of local model servers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_running_server_is_found(
     assert (model.temperature, model.request_timeout) == (0.0, 300.0)
 
 
-def test_settings_win_over_the_defaults_of_a_local_model(
+def test_settings_override_local_model_defaults(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SERVERS["Ollama"]() as server:
@@ -122,7 +122,7 @@ def test_settings_win_over_the_defaults_of_a_local_model(
     assert (model.temperature, model.request_timeout, model.max_tokens) == (0.5, 7.0, 9)
 
 
-def test_the_cached_model_is_started_and_ends_with_the_process(pid_file: Path) -> None:
+def test_cached_model_starts_and_stops_with_the_process(pid_file: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )
@@ -130,7 +130,7 @@ def test_the_cached_model_is_started_and_ends_with_the_process(pid_file: Path) -
     assert wait_until_ended(int(pid_file.read_text()))
 
 
-def test_a_killed_process_leaves_no_server_behind(pid_file: Path) -> None:
+def test_server_stops_when_its_process_is_killed(pid_file: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "wait"], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -142,7 +142,7 @@ def test_a_killed_process_leaves_no_server_behind(pid_file: Path) -> None:
     assert wait_until_ended(server)
 
 
-def test_a_server_that_ends_at_once_tells_its_output(pid_file: Path, cache: Path) -> None:
+def test_startup_failure_reports_the_servers_output(pid_file: Path, cache: Path) -> None:
     (cache / "llama-server").write_text("#!/bin/sh\necho 'no such architecture' >&2\nexit 1\n")
     with pytest.raises(ConfigurationError, match="no such architecture"):
         chat_models(NAME)
@@ -157,7 +157,7 @@ def test_a_server_that_ends_at_once_tells_its_output(pid_file: Path, cache: Path
         (ModelSettings(model=NAME, base_url="http://127.0.0.1:1/v1"), "write 'openai:NAME'"),
     ],
 )
-def test_what_is_missing_is_told_in_one_line(cache: Path, model: Any, words: str) -> None:
+def test_missing_file_or_program_is_reported(cache: Path, model: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words) as caught:
         chat_models(model)
     assert "\n" not in str(caught.value)
@@ -169,9 +169,7 @@ def test_a_model_without_a_server_names_what_to_install(cache: Path) -> None:
         chat_models(NAME)
 
 
-def test_models_that_are_served_instead_are_named(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_lists_the_served_models(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SERVERS["Ollama"]() as server:
         server.models = ("llama3.2:1b",)
         monkeypatch.setenv("OLLAMA_HOST", server.url.removesuffix("/v1"))

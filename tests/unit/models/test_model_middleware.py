@@ -1,4 +1,4 @@
-"""What an operator puts around attempts stands around model calls too."""
+"""Middleware of the operator around model calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Around:
         return result
 
 
-async def test_stages_stand_in_their_order_whatever_order_they_are_given_in() -> None:
+async def test_middleware_runs_in_stage_order() -> None:
     log: list[str] = []
     around = [
         Around(stage, log) for stage in ("call", "authorize", "timeout", "acquire", "idempotency")
@@ -56,7 +56,7 @@ async def test_stages_stand_in_their_order_whatever_order_they_are_given_in() ->
     assert log == [*entered, *(f"left {stage}" for stage in reversed(order))]
 
 
-async def test_another_model_and_a_shorter_history_can_be_put_in_place() -> None:
+async def test_middleware_can_replace_model_and_messages() -> None:
     first, second = ScriptedModel(responses=[]), ScriptedModel(responses=["From the second."])
     change = Around(
         "call",
@@ -68,7 +68,7 @@ async def test_another_model_and_a_shorter_history_can_be_put_in_place() -> None
     assert (len(first.calls), second.calls[0].messages) == (0, (ASK[1],))
 
 
-async def test_what_waits_for_its_turn_is_not_counted_as_the_models_time() -> None:
+async def test_waiting_for_a_slot_does_not_count_toward_the_timeout() -> None:
     class Slow(ScriptedModel):
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
@@ -88,7 +88,7 @@ async def test_what_waits_for_its_turn_is_not_counted_as_the_models_time() -> No
 
 
 @pytest.mark.parametrize("error", [LimitError("Too much."), CapabilityError("Not now.")])
-async def test_a_refusal_passes_as_it_is(error: Exception) -> None:
+async def test_middleware_errors_are_not_wrapped(error: Exception) -> None:
     class Refuses:
         stage = "call"
 
@@ -102,7 +102,7 @@ async def test_a_refusal_passes_as_it_is(error: Exception) -> None:
     assert caught.value is error
 
 
-async def test_behaviors_stand_around_every_role() -> None:
+async def test_behaviors_apply_to_every_role() -> None:
     log: list[str] = []
     model = ScriptedModel(responses=[{"reason": "", "capabilities": ["a"]}, AIMessage("Hm.")])
     found = model_strategies(

@@ -1,4 +1,4 @@
-"""Schemas of plans: each rendering stays within what its providers accept."""
+"""Plan schemas: each rendering stays within the limits of its providers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rendering", RENDERINGS)
-def test_each_capability_has_a_form_that_begins_with_its_name(rendering: Any) -> None:
+def test_each_capability_has_a_variant_that_starts_with_its_name(rendering: Any) -> None:
     schema, is_typed = plan_schema([READ, ADD], rendering, {"inputs"})
     assert is_typed
     assert schema["type"] == "object"
@@ -116,7 +116,7 @@ def test_strict_requires_every_property_and_has_no_bounds() -> None:
     assert step["parameters"] == {"place": {"name": "roof", "floor": None}}
 
 
-def test_optional_leaves_out_what_has_a_default() -> None:
+def test_optional_rendering_does_not_require_defaults() -> None:
     schema, _ = plan_schema([READ, ADD], "optional")
     for part in parts_of(schema):
         assert not part.keys() & {"const", "default", "minimum", "maxItems", "oneOf", "$ref"}
@@ -125,7 +125,7 @@ def test_optional_leaves_out_what_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("rendering", list(LIMITS))
-def test_past_a_providers_limits_only_names_are_listed(rendering: Any) -> None:
+def test_schema_beyond_provider_limits_lists_names_only(rendering: Any) -> None:
     wide = type(
         "Wide",
         (BaseModel,),
@@ -150,7 +150,7 @@ def test_past_a_providers_limits_only_names_are_listed(rendering: Any) -> None:
     assert plan_schema(many, "grammar")[1], "a grammar has no such limit"
 
 
-def test_a_long_enumeration_past_the_limit_lists_only_names() -> None:
+def test_long_enumeration_beyond_the_limit_lists_names_only() -> None:
     names = Enum("Names", {f"n{i}": f"{'x' * 60}{i}" for i in range(260)})  # type: ignore[misc]
     one = type("One", (BaseModel,), {"__annotations__": {"name": names}})
     spec = CapabilitySpec("find", "Finds.", parameters=one)
@@ -158,7 +158,7 @@ def test_a_long_enumeration_past_the_limit_lists_only_names() -> None:
     assert plan_schema([spec], "grammar")[1]
 
 
-def test_what_strict_cannot_express_lists_only_names() -> None:
+def test_types_unsupported_by_strict_mode_list_names_only() -> None:
     class Loose(BaseModel):
         values: dict[str, int]
 
@@ -168,7 +168,7 @@ def test_what_strict_cannot_express_lists_only_names() -> None:
     assert not plan_schema([spec], "optional")[1]
 
 
-def test_a_recursive_parameter_is_left_open_in_a_grammar() -> None:
+def test_recursive_parameter_is_unconstrained_in_a_grammar() -> None:
     class Node(BaseModel):
         children: list[Node] = []
 
@@ -180,7 +180,7 @@ def test_a_recursive_parameter_is_left_open_in_a_grammar() -> None:
     assert jsonschema.Draft202012Validator(schema).is_valid(plan)
 
 
-def test_an_open_schema_has_only_the_features_that_are_used() -> None:
+def test_open_schema_contains_only_requested_features() -> None:
     plain = open_schema([READ], ())["properties"]["steps"]["items"]["properties"]
     assert set(plain) == {"capability", "parameters", "inputs", "task_objective"}
     more = open_schema([READ], {"when", "wait_until"})["properties"]["steps"]["items"]["properties"]
@@ -205,7 +205,7 @@ class Amount(BaseModel):
     amount: float
 
 
-def test_features_are_those_that_outputs_and_parameters_make_useful() -> None:
+def test_usable_features_depend_on_outputs_and_parameters() -> None:
     find = CapabilitySpec("find", "Finds.", provides=("ORDER",), context_types=(Order,))
     ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
     send = CapabilitySpec("send", "Sends.", parameters=Sent)
@@ -218,7 +218,7 @@ def test_features_are_those_that_outputs_and_parameters_make_useful() -> None:
     assert usable_features([READ, ADD]) == {"inputs": frozenset()}
 
 
-def test_only_parameters_that_an_output_fits_may_refer_to_it() -> None:
+def test_only_matching_parameters_may_refer_to_an_output() -> None:
     find = CapabilitySpec("find", "Finds.", provides=("ORDER",), context_types=(Order,))
     ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
     send = CapabilitySpec("send", "Sends.", parameters=Sent)
@@ -234,7 +234,7 @@ def test_only_parameters_that_an_output_fits_may_refer_to_it() -> None:
     assert forms["send"]["parameters"]["properties"]["text"] == {"type": "string"}
 
 
-def test_a_signature_leaves_out_lengths_and_shows_pairs() -> None:
+def test_signature_omits_lengths_and_shows_tuples() -> None:
     class Period(BaseModel):
         column: str = Field(max_length=500)
         period: tuple[int, int | None] = (1, 2)
@@ -266,9 +266,7 @@ class Color(BaseModel):
 @pytest.mark.parametrize(
     "form", [None, Any, list[Any], list[Hotel], dict[str, Any], dict[str, Hotel]]
 )
-def test_what_an_element_or_an_unknown_result_holds_may_be_referred_to(
-    form: Any, by_name: bool
-) -> None:
+def test_list_elements_and_untyped_results_can_be_referenced(form: Any, by_name: bool) -> None:
     kinds = () if form is None else (create_value_context("search", form, __name__),)
     search = CapabilitySpec("search", "S.", provides=("SEARCH",), context_types=kinds)
     book = CapabilitySpec("book", "Books.", parameters=Booking)

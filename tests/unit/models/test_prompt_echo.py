@@ -1,4 +1,4 @@
-"""Marks of a prompt that a model repeats never reach a person."""
+"""Removal of prompt tags that a model repeats."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_marks_are_removed(text: str) -> None:
+def test_prompt_tags_are_removed(text: str) -> None:
     assert remove_echo(text) == TEXTS[text] or not has_prompt_tags(text)
     assert not has_prompt_tags(remove_echo(text))
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("seed", range(8))
-def test_pieces_give_the_same_text_wherever_they_are_cut(text: str, seed: int) -> None:
+def test_result_does_not_depend_on_chunk_boundaries(text: str, seed: int) -> None:
     chance = random.Random(seed)
     pieces, shown, rest = EchoFilter(), "", text
     while rest:
@@ -50,7 +50,7 @@ def test_pieces_give_the_same_text_wherever_they_are_cut(text: str, seed: int) -
     assert (shown + pieces.close()).strip() == TEXTS[text]
 
 
-def test_text_without_marks_is_not_held_back() -> None:
+def test_text_without_tags_is_passed_on_at_once() -> None:
     pieces = EchoFilter()
     assert [pieces.feed(piece) for piece in ("The ", "sensor ", "reads 3.5")] == [
         "The ",

@@ -26,7 +26,7 @@ def test_one_model_serves_every_role_unless_one_is_named() -> None:
     assert all(model is every for role, model in made.items() if role != "answer")
 
 
-def test_a_client_is_made_once_for_equal_settings_and_never_retries() -> None:
+def test_equal_settings_share_a_client_without_retries() -> None:
     made = chat_models({"default": ModelSettings(**KEYED), "planning": dict(KEYED)})
     assert len({id(model) for model in made.values()}) == 1
     model: Any = made["answer"]
@@ -47,7 +47,7 @@ def test_settings_reach_the_client() -> None:
     assert (model.request_timeout, model.max_tokens, model.max_retries) == (7, 99, 1)
 
 
-def test_a_missing_key_names_its_variable_and_its_setting_when_the_graph_is_built() -> None:
+def test_missing_api_key_is_reported_at_build_time() -> None:
     with pytest.raises(ConfigurationError) as caught:
         build_graph(Registry(), model="openai:gpt-test")
     assert "OPENAI_API_KEY" in str(caught.value)
@@ -55,7 +55,7 @@ def test_a_missing_key_names_its_variable_and_its_setting_when_the_graph_is_buil
     assert caught.value.__cause__ is not None
 
 
-def test_a_key_that_the_client_does_not_ask_for_is_missed_all_the_same(
+def test_missing_key_is_found_even_if_the_client_accepts_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Careless(ScriptedModel):
@@ -85,7 +85,7 @@ def test_a_key_that_the_client_does_not_ask_for_is_missed_all_the_same(
         ({"answer": {"model": "openai:x", "temprature": 1}}, "temprature"),
     ],
 )
-def test_what_cannot_be_made_is_a_configuration_error(configured: Any, told: str) -> None:
+def test_invalid_models_are_configuration_errors(configured: Any, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         chat_models(configured)
 
@@ -97,12 +97,14 @@ def test_a_key_in_an_error_is_masked() -> None:
     assert "0123456789abcdef" not in str(caught.value)
 
 
-def test_a_missing_provider_package_is_named_with_its_command() -> None:
+def test_missing_provider_package_is_reported_with_its_install_command() -> None:
     with pytest.raises(MissingExtraError, match="pip install langchain-mistralai"):
         chat_models("mistralai:m")
 
 
-def test_without_the_extra_the_install_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'capgraph\[models\]'"):
         chat_models("openai:gpt-test")
@@ -124,7 +126,7 @@ def test_a_capability_can_have_a_model_in_an_offline_agent() -> None:
     assert chosen["chat_model"]("capability") is model
 
 
-def test_roles_of_the_settings_come_on_top_of_their_one_model() -> None:
+def test_role_settings_override_the_single_model() -> None:
     settings = load_settings(
         model="openai:gpt-a",
         models={
@@ -141,7 +143,7 @@ def test_roles_of_the_settings_come_on_top_of_their_one_model() -> None:
     assert isinstance(other, BaseChatModel)
 
 
-def test_the_lexical_choice_can_be_kept_beside_a_model() -> None:
+def test_lexical_selection_can_be_combined_with_a_model() -> None:
     settings = load_settings(selection={"strategy": "lexical"})
     model = ScriptedModel(responses=[])
     chosen = model_strategies(model, Registry(), settings, LexicalSelector())

@@ -41,7 +41,7 @@ async def test_structured_answers_are_validated(answer: Any) -> None:
     assert found == Point(x=3)
 
 
-async def test_a_wrong_form_is_raised_or_returned_as_asked() -> None:
+async def test_invalid_structured_answer_is_raised_or_returned() -> None:
     model = ScriptedModel(responses=[{"x": "far"}, {"x": "far"}])
     with pytest.raises(ValueError, match="x"):
         await model.with_structured_output(Point).ainvoke("?")
@@ -51,7 +51,7 @@ async def test_a_wrong_form_is_raised_or_returned_as_asked() -> None:
     assert isinstance(both["parsing_error"], ValueError)
 
 
-async def test_tools_are_noted_and_calls_are_streamed() -> None:
+async def test_bound_tools_are_recorded_and_tool_calls_streamed() -> None:
     call = {"name": "Point", "args": {"x": 3}, "id": "1", "type": "tool_call"}
     model = ScriptedModel(responses=[AIMessage("", tool_calls=[call])] * 2)
     bound = model.bind_tools([Point])

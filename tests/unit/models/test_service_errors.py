@@ -1,4 +1,4 @@
-"""What errors of model services mean, for every provider that LangChain knows."""
+"""Classification of errors from model services, for every provider of LangChain."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def midway(code: str) -> openai.APIError:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
 )
-def test_each_error_means_the_same_behind_a_model_error(error: Exception, category: str) -> None:
+def test_each_error_is_classified_the_same_inside_a_model_error(
+    error: Exception, category: str
+) -> None:
     assert diagnose(error).category == category
     wrapped = ModelError("The model failed")
     wrapped.__cause__ = error
@@ -79,7 +81,7 @@ def test_each_error_means_the_same_behind_a_model_error(error: Exception, catego
     assert severity is (ErrorSeverity.RETRIABLE if passing else ErrorSeverity.CRITICAL)
 
 
-def test_a_declared_severity_outweighs_the_cause() -> None:
+def test_declared_severity_overrides_the_cause() -> None:
     wrapped = ModelError("It refused", severity=ErrorSeverity.CRITICAL)
     wrapped.__cause__ = limited()
     assert classify_exception(wrapped, "x").severity is ErrorSeverity.CRITICAL
@@ -100,13 +102,15 @@ def test_a_declared_severity_outweighs_the_cause() -> None:
         ({}, None),
     ],
 )
-def test_the_wait_that_a_service_asks_for(headers: dict[str, Any], seconds: float | None) -> None:
+def test_retry_delay_is_read_from_the_response(
+    headers: dict[str, Any], seconds: float | None
+) -> None:
     assert diagnose(limited(**headers)).retry_after == seconds
     metadata = classify_exception(limited(**headers), "x").metadata or {}
     assert metadata.get("retry_after_seconds") == seconds
 
 
-def test_the_wait_may_stand_in_what_google_writes_and_behind_other_errors() -> None:
+def test_retry_delay_is_read_from_google_errors_and_causes() -> None:
     told = "429 RESOURCE_EXHAUSTED. {'details': [{'retryDelay': '7.5s'}]}"
     wrapped = ModelRateLimitError("x")
     wrapped.__cause__ = openai.RateLimitError(told, response=response(429), body=None)

@@ -49,7 +49,7 @@ def choice(*names: str) -> dict[str, Any]:
     return {"reason": "so", "capabilities": list(names)}
 
 
-async def test_a_first_message_is_its_own_task_and_costs_nothing() -> None:
+async def test_first_message_is_the_task_without_a_call() -> None:
     model = ScriptedModel(responses=[])
     found = await strategies(model)["extractor"].extract(
         [SystemMessage("Be kind"), HumanMessage("  Read it ")]
@@ -58,7 +58,7 @@ async def test_a_first_message_is_its_own_task_and_costs_nothing() -> None:
     assert model.calls == []
 
 
-async def test_extraction_sees_only_text_and_not_all_of_it() -> None:
+async def test_extraction_prompt_contains_bounded_text_only() -> None:
     answer = {"task": "t", "depends_on_chat_history": True, "depends_on_user_memory": True}
     model = ScriptedModel(responses=[answer])
     said = [HumanMessage(f"question {n}") for n in range(30)]
@@ -74,7 +74,7 @@ async def test_extraction_sees_only_text_and_not_all_of_it() -> None:
     assert "And now?" in call.prompt
 
 
-async def test_one_call_chooses_among_all() -> None:
+async def test_selector_chooses_in_one_call() -> None:
     model = ScriptedModel(responses=[choice("weld", "bake", "weld")])
     found = await strategies(model)["selector"].select("weld it", CANDIDATES)
     assert found.names == ("weld", "bake")
@@ -85,7 +85,7 @@ async def test_one_call_chooses_among_all() -> None:
     assert 'needed for: "please bake"' in listing
 
 
-async def test_exclusions_hold() -> None:
+async def test_excluded_capabilities_are_not_chosen() -> None:
     model = ScriptedModel(responses=[choice("paint", "bake"), choice("paint")])
     selector = strategies(model)["selector"]
     assert (await selector.select("x", CANDIDATES)).names == ("paint", "bake")
@@ -95,7 +95,7 @@ async def test_exclusions_hold() -> None:
     assert "- paint" not in model.calls[1].messages[0].text
 
 
-async def test_nobody_is_asked_about_nothing() -> None:
+async def test_no_call_without_candidates() -> None:
     model = ScriptedModel(responses=[])
     selector = strategies(model)["selector"]
     assert not await selector.select("x", [])
@@ -104,7 +104,7 @@ async def test_nobody_is_asked_about_nothing() -> None:
     assert model.calls == []
 
 
-async def test_what_the_model_sees_of_a_thousand_capabilities_is_a_shortlist() -> None:
+async def test_prompt_lists_a_shortlist_of_many_capabilities() -> None:
     many = [Candidate(f"tool_{n}", "Does something.") for n in range(1000)]
     few = ScriptedModel(responses=[choice("tool_3")])
     lots = ScriptedModel(responses=[choice("tool_3")])
@@ -114,7 +114,7 @@ async def test_what_the_model_sees_of_a_thousand_capabilities_is_a_shortlist() -
     assert len(lots.calls[0].prompt) <= 1.5 * len(few.calls[0].prompt)
 
 
-async def test_one_question_for_each_runs_a_few_at_once_and_no_more() -> None:
+async def test_per_capability_questions_are_limited_in_concurrency() -> None:
     under_way, most = 0, 0
 
     class Counting(ScriptedModel):
@@ -135,7 +135,7 @@ async def test_one_question_for_each_runs_a_few_at_once_and_no_more() -> None:
     assert most == 4
 
 
-async def test_a_failing_question_is_an_error_and_never_a_no() -> None:
+async def test_failing_question_is_an_error() -> None:
     def answer(call: ModelCall) -> Any:
         return ConnectionError("gone") if "tool_2" in call.prompt else {"is_match": False}
 
@@ -149,7 +149,7 @@ async def test_a_failing_question_is_an_error_and_never_a_no() -> None:
 
 
 @pytest.mark.parametrize("answer", [{"is_match": "yes"}, {"is_match": 1}, {}, "no idea"])
-async def test_a_yes_or_no_is_a_yes_or_a_no(answer: Any) -> None:
+async def test_per_capability_answers_are_booleans(answer: Any) -> None:
     selector = strategies(
         ScriptedModel(responses=[answer]), selection={"strategy": "per_capability"}
     )["selector"]
@@ -162,7 +162,7 @@ def request(**fields: Any) -> PlanRequest:
     return PlanRequest(**{**given, **fields})
 
 
-async def test_planning_prompts_share_their_beginning() -> None:
+async def test_planning_prompts_share_a_prefix() -> None:
     model = ScriptedModel(responses=[{"steps": []}] * 3)
     planner = strategies(model)["planner"]
     await planner.plan(request(active=("wipe", "add_up"), guides="# GUIDE"))
@@ -180,13 +180,13 @@ async def test_planning_prompts_share_their_beginning() -> None:
     assert "- add_up() -> TOTAL: Adds up readings. Needs READING (many)." in shown
 
 
-def test_the_schema_of_plans_has_only_fields_of_plans() -> None:
+def test_plan_schema_contains_only_plan_fields() -> None:
     item = open_schema([], PLAN_FEATURES)["properties"]["steps"]["items"]
     assert set(item["properties"]) < set(PlannedStep.__annotations__)
     assert item["required"] == ["capability"]
 
 
-def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
+def test_planning_prompt_lists_parameters() -> None:
     class Parameters(BaseModel):
         """Says nothing new."""
 
@@ -203,7 +203,7 @@ def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
     assert "Says nothing new" not in text
 
 
-async def test_what_is_no_plan_comes_back_for_the_check() -> None:
+async def test_invalid_plan_is_returned_for_the_plan_check() -> None:
     model = ScriptedModel(responses=["I would read it.", {"plan": []}, "[]"])
     planner = strategies(model)["planner"]
     assert await planner.plan(request()) == "I would read it."
@@ -219,7 +219,7 @@ async def test_a_failing_call_is_not_a_plan() -> None:
     assert classify_exception(caught.value, "x").severity is ErrorSeverity.RETRIABLE
 
 
-async def test_an_answer_is_one_message_with_what_it_cost() -> None:
+async def test_answer_is_one_message_with_its_usage() -> None:
     model = ScriptedModel(responses=["It is 3.5."])
     result = StepSummary("value", "read", "READING", "3.5 degrees")
     whole = StepSummary("trend", "How warm?", "TREND", "falling")
@@ -242,7 +242,7 @@ async def test_an_answer_is_one_message_with_what_it_cost() -> None:
     assert "plot: no disk" in call.prompt
 
 
-async def test_a_model_that_never_answers_is_given_up() -> None:
+async def test_model_call_times_out() -> None:
     class Hanging(ScriptedModel):
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(30)

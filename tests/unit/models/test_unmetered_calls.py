@@ -1,4 +1,4 @@
-"""Calls that do not inherit the run's callbacks are found in the source."""
+"""Detection of model calls that do not inherit the run's callbacks."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     del sys.modules["chatty_capabilities"]
 
 
-def test_calls_with_callbacks_of_their_own_are_found(module: str) -> None:
+def test_calls_with_own_callbacks_are_found(module: str) -> None:
     assert find_unmetered_calls(module) == [19, 20, 22, 23, 24]
 
 
-def test_a_module_without_source_has_none() -> None:
+def test_module_without_source_has_no_findings() -> None:
     assert find_unmetered_calls("sys") == find_unmetered_calls("no_such_module") == []
 
 
-def test_the_check_names_them(module: str) -> None:
+def test_check_command_reports_unmetered_calls(module: str) -> None:
     findings = check_registry(Settings(modules=[module]), offline=True, url="")
     told = [finding for finding in findings if "callbacks" in finding.text]
     assert [finding.level for finding in told] == ["warning"] * 5

@@ -1,4 +1,4 @@
-"""What stands around a role's calls stands around those that a capability makes by itself too."""
+"""Middleware of a role around the model calls of capabilities."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def said(out: Any) -> str:
     return out["messages"][-1].content
 
 
-async def test_behaviours_of_the_role_are_around_a_capabilitys_own_calls() -> None:
+async def test_role_behaviors_apply_to_calls_of_capabilities() -> None:
     first = ScriptedModel(responses=[ConnectionError("gone"), "Second try."])
     retry = RetryBehavior(max_retries=1, base_delay=0.001, max_delay=0.001)
     out = await ran({"capability": {"model": first, "behaviors": [retry]}})
@@ -67,14 +67,14 @@ async def test_behaviours_of_the_role_are_around_a_capabilitys_own_calls() -> No
     "instead",
     [{"models": [ScriptedModel(responses=["The other one."])]}, {"default": "The other one."}],
 )
-async def test_something_else_takes_its_place(instead: Any) -> None:
+async def test_middleware_can_replace_the_answer(instead: Any) -> None:
     broken = ScriptedModel(responses=[ConnectionError("gone")])
     other = FallbackBehavior(**instead)
     out = await ran({"capability": {"model": broken, "behaviors": [other]}})
     assert "The other one." in said(out)
 
 
-async def test_what_the_graph_puts_around_model_calls_is_around_them() -> None:
+async def test_graph_middleware_applies_to_calls_of_capabilities() -> None:
     passing = Passing()
     await ran({"capability": ScriptedModel(responses=["x"])}, behaviors=[passing])
     assert passing.seen == [("step", "write"), ("model", "capability")]
@@ -104,7 +104,7 @@ class Blocking(Write):
 @pytest.mark.parametrize(
     ("capability", "told"), [(Streamed, "In pieces."), (Blocking, "await model.ainvoke")]
 )
-async def test_other_ways_to_call(capability: Any, told: str) -> None:
+async def test_streaming_and_synchronous_calls(capability: Any, told: str) -> None:
     model = {"model": ScriptedModel(responses=["In pieces."]), "behaviors": [RetryBehavior()]}
     graph = build_graph([capability], model={"capability": model})
     given = {"messages": [("user", "write")], "planning_execution_plan": PLAN}

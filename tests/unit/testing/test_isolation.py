@@ -1,4 +1,4 @@
-"""The hostile defaults of the test suite bite."""
+"""Isolation of the test suite: blocked network access and blocking calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from capgraph.testing.clock import FakeClock
 from tests.support.network import NetworkRefusedError
 
 
-def test_a_foreign_address_is_refused() -> None:
+def test_external_addresses_are_blocked() -> None:
     with pytest.raises(NetworkRefusedError, match=r"192\.0\.2\.1.*Fix:"):
         socket.create_connection(("192.0.2.1", 80), timeout=1)
 
 
-def test_a_name_look_up_is_refused() -> None:
+def test_name_lookup_is_blocked() -> None:
     with pytest.raises(NetworkRefusedError, match=r"api\.openai\.com"):
         socket.getaddrinfo("api.openai.com", 443)
 
@@ -33,7 +33,7 @@ def test_loopback_is_allowed() -> None:
         assert client.getpeername() == server.getsockname()
 
 
-async def test_a_blocking_call_under_the_framework_is_found(tmp_path: Path) -> None:
+async def test_blocking_call_is_detected(tmp_path: Path) -> None:
     @capability_node
     async def nap() -> None:
         """Sleep with the loop."""
@@ -43,7 +43,7 @@ async def test_a_blocking_call_under_the_framework_is_found(tmp_path: Path) -> N
         await run_capability(nap)
 
 
-async def test_fake_sleeps_that_begin_together_overlap() -> None:
+async def test_concurrent_fake_sleeps_overlap() -> None:
     import asyncio
 
     clock = FakeClock(start=0.0)

@@ -1,4 +1,4 @@
-"""The public test kit: what it runs, what it counts, what it says."""
+"""Public testing tools: fault injection, single capabilities, and the pytest plugin."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ async def test_each_form_runs_and_can_be_made_to_fail(form: Any) -> None:
     assert not hasattr(form, "faults")
 
 
-async def test_updates_are_kept_apart_from_contexts() -> None:
+async def test_updates_are_separate_from_contexts() -> None:
     run = await run_capability(FORMS[0])
     assert run.updates == {"ui_agent_context": {"seen": True}}
     assert run.contexts == {"READING": {"value": 1}}
 
 
-async def test_a_key_without_a_place_is_told_as_in_a_graph() -> None:
+async def test_unknown_state_key_is_an_error_as_in_a_graph() -> None:
     class Loses(BaseCapability):
         name = "loses"
         description = "Loses"
@@ -78,7 +78,7 @@ async def test_a_key_without_a_place_is_told_as_in_a_graph() -> None:
         await run_capability(capability_node(Loses))
 
 
-async def test_the_only_output_must_be_the_only_one() -> None:
+async def test_output_requires_exactly_one_output() -> None:
     @capability_node
     async def nothing() -> None:
         """Give nothing."""
@@ -87,7 +87,7 @@ async def test_the_only_output_must_be_the_only_one() -> None:
         (await run_capability(nothing)).output  # noqa: B018
 
 
-async def test_scripts_of_faults_are_followed_in_order() -> None:
+async def test_faults_are_applied_in_order() -> None:
     script = with_faults(function, None, ValueError("two"), 0.001, KeyError)
     outcomes = []
     for _ in range(5):
@@ -102,7 +102,7 @@ async def test_scripts_of_faults_are_followed_in_order() -> None:
             await run_capability(always)
 
 
-def test_the_plugin_gives_its_fixtures_to_any_project(pytester: pytest.Pytester) -> None:
+def test_plugin_provides_fixtures_to_other_projects(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("pytest_plugins = ['capgraph_pytest']")
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(
