@@ -368,7 +368,7 @@ async def test_results_that_are_not_declared_and_errors_that_say_nothing(log: Pa
         out = await run(graph, "3", step("crash"))
         assert out["__interrupt__"][0].value["steps"][0]["kind"] == "unknown_outcome"
         out = await run(graph, "4", step("refuse"))
-        assert "refused a call of 'refuse': bad gateway" in told(out)["error"]
+        assert "rejected the call: bad gateway" in told(out)["error"]
     assert log.read_text() == "readwritecrashrefuse"
 
 
