@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capgraph.behaviors.circuit_breaker import CircuitOpenError as CircuitOpenError
     from capgraph.behaviors.circuit_breaker import CircuitState as CircuitState
     from capgraph.behaviors.fallback import FallbackBehavior as FallbackBehavior
+    from capgraph.behaviors.function_middleware import middleware as middleware
     from capgraph.behaviors.guardrail_behavior import GuardrailBehavior as GuardrailBehavior
     from capgraph.behaviors.guardrails import AllowAllGuardrail as AllowAllGuardrail
     from capgraph.behaviors.guardrails import AsyncGuardrail as AsyncGuardrail
@@ -61,6 +62,7 @@ __getattr__, __dir__ = lazy_exports(
         ),
         "capgraph.behaviors.cache": ("CacheBehavior",),
         "capgraph.behaviors.fallback": ("FallbackBehavior",),
+        "capgraph.behaviors.function_middleware": ("middleware",),
         "capgraph.behaviors.guardrail_behavior": ("GuardrailBehavior",),
         "capgraph.behaviors.text_guardrails": (
             "GuardrailRule",

@@ -440,6 +440,10 @@ class CircuitBreakerBehavior:
                     _emit_change(name, moved.after, moved.failures, self._rules.timeout)
         return result
 
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Protect a model call; see :meth:`wrap_step`."""
+        return await self.wrap_step(attempt, call_next)
+
     async def unavailable_capabilities(self, capabilities: Collection[str]) -> dict[str, str]:
         """Return which capabilities cannot be called now, each with why and until when."""
         clock = self._clock

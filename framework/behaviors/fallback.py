@@ -86,7 +86,7 @@ class FallbackBehavior(BaseBehavior):
             return await maybe_await(self._default(context, error))
         return await maybe_await(self._default)
 
-    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Ask another model, or ask with less, when a model call fails."""
         try:
             return await call_next(attempt)

@@ -136,8 +136,6 @@ class _InputGuards:
         return f"guards before ({', '.join(self._guards.names)})"
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        if attempt.kind == "model":
-            return await call_next(await self._check_prompt(attempt))
         given = _step_arguments(attempt)
         passed = await self._guards.check_input(
             given, tool=attempt.capability, role=_current_role(), supported_actions=REWRITE_OR_ASK
@@ -149,6 +147,9 @@ class _InputGuards:
                 attempt, approval_reasons=(*attempt.approval_reasons, *passed.approval_reasons)
             )
         return await call_next(attempt)
+
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
+        return await call_next(await self._check_prompt(attempt))
 
     async def _check_prompt(self, attempt: Attempt) -> Attempt:
         messages = list(attempt.inputs.get("messages") or ())
@@ -184,8 +185,6 @@ class _OutputGuards:
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         with suppress_message_stream():
-            if attempt.kind == "model":
-                return await self._check_model_answer(attempt, call_next)
             found = await call_next(attempt)
         if not isinstance(found, StepRecord):
             return found
@@ -206,6 +205,10 @@ class _OutputGuards:
             if passed.approval_reasons
             else found
         )
+
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
+        with suppress_message_stream():
+            return await self._check_model_answer(attempt, call_next)
 
     async def _check_failure(self, attempt: Attempt, failure: Failure) -> Failure:
         """Return a failure whose words may be shown and enter a prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langgraph.graph.message import add_messages
@@ -59,7 +59,6 @@ class _MiddlewareAdapter:
     """One agent middleware at the stage ``call`` of model calls."""
 
     stage = "call"
-    applies_to: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(self, middleware: Any) -> None:
         self._middleware = middleware
@@ -67,7 +66,7 @@ class _MiddlewareAdapter:
     def __repr__(self) -> str:
         return f"{type(self._middleware).__name__}()"
 
-    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Run the middleware's methods around one call."""
         from langchain.agents.middleware import ModelRequest, ModelResponse
 

@@ -351,6 +351,10 @@ class RateLimitBehavior:
                 await self._limiter.correct(key, **more)
         return result
 
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Apply the limit to a model call; see :meth:`wrap_step`."""
+        return await self.wrap_step(attempt, call_next)
+
     def _max_wait(self, attempt: Attempt) -> float | None:
         if not self._wait_on_limit:
             return 0.0

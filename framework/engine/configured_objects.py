@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
 
 
-ObjectKind = Literal["behaviour", "policy", "sink", "gate"]
+ObjectKind = Literal["behavior", "policy", "sink", "gate"]
 _SOURCES: Mapping[ObjectKind, tuple[str, str]] = {
-    "behaviour": ("capgraph.behaviors", "Behavior"),
+    "behavior": ("capgraph.behaviors", "Behavior"),
     "policy": ("capgraph.governance", ""),
     "gate": ("capgraph.governance", ""),
     "sink": ("capgraph.telemetry", "Sink"),
@@ -28,7 +28,7 @@ _SOURCES: Mapping[ObjectKind, tuple[str, str]] = {
 _SHIPPED = {"policy": ("InformationFlow", "PolicyEngine", "QualityGate"), "gate": ("QualityGate",)}
 
 
-def build_configured(items: Any, location: str, kind: ObjectKind = "behaviour") -> Sequence[Any]:
+def build_configured(items: Any, location: str, kind: ObjectKind = "behavior") -> Sequence[Any]:
     """Create the objects of a list; an empty list imports nothing.
 
     Args:
@@ -77,7 +77,7 @@ def _build_value(value: Any, location: str, kind: ObjectKind) -> Any:
             suggestion = closest_match(name, parameter_names)
             raise ConfigurationError(
                 f"Unknown argument {name!r} of {value['use']!r} at {location}.",
-                fix=f"Write {suggestion!r}."
+                fix=f"use {suggestion!r}."
                 if suggestion
                 else f"use one of: {', '.join(parameter_names) or 'none'}.",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, messages_from_dict
@@ -222,7 +222,6 @@ class RecordedResultMarker:
 
     stage = "observe"
     order = 0
-    applies_to: ClassVar[tuple[str, ...]] = ("step", "effect")
 
     def __init__(self, script: ReplayScript) -> None:
         self._script = script
@@ -239,7 +238,6 @@ class RecordedResults:
 
     stage = "retry"
     order = 0
-    applies_to: ClassVar[tuple[str, ...]] = ("step", "effect")
 
     def __init__(self, script: ReplayScript) -> None:
         self._script = script

@@ -28,14 +28,13 @@ class ModelCallAdjuster:
 
     stage = "call"
     order = 0
-    applies_to: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(self, models: Sequence[Any] = ()) -> None:
         from capgraph.models.roles import chat_models  # imported only if models are used
 
         self.models: list[BaseChatModel] = [chat_models(model)["answer"] for model in models]
 
-    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Apply the turn's policy actions to the model call."""
         turn = current_turn_budget()
         inputs = dict(attempt.inputs)

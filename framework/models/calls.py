@@ -30,7 +30,7 @@ from capgraph.base.ports import (
     Behavior,
     BehaviorContext,
     Failure,
-    Middleware,
+    ModelCallMiddleware,
     RetryRule,
     TimeLimit,
 )
@@ -165,11 +165,13 @@ def _wrap_stages(role: RoleModel, stages: Sequence[str], call: _CallFunction) ->
     return call
 
 
-async def _call_middleware(middleware: Middleware, call: _CallFunction, attempt: Attempt) -> Any:
+async def _call_middleware(
+    middleware: ModelCallMiddleware, call: _CallFunction, attempt: Attempt
+) -> Any:
     async def call_next(changed: Attempt = attempt) -> Any:
         return await call(changed)
 
-    return await middleware.wrap_step(attempt, call_next)
+    return await middleware.wrap_model_call(attempt, call_next)
 
 
 async def _call_with_hooks(

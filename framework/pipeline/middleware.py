@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -30,7 +31,20 @@ def target_kind(spec: CapabilitySpec) -> TargetKind:
 
 def applicable(behaviors: Iterable[_T], kind: TargetKind) -> list[_T]:
     """Return the behaviors that can wrap a target of this kind."""
-    return [item for item in behaviors if kind in getattr(item, "applies_to", (kind,))]
+    return [item for item in behaviors if can_wrap(item, kind)]
+
+
+def can_wrap(item: Any, kind: TargetKind) -> bool:
+    """Return whether a behavior can wrap a target of this kind.
+
+    Middleware wraps model calls with ``wrap_model_call`` and steps with ``wrap_step``. The attribute
+    ``applies_to`` restricts any behavior further.
+    """
+    if kind not in getattr(item, "applies_to", (kind,)):
+        return False
+    if stage_of(item) is None or is_rule(item):
+        return True
+    return callable(getattr(item, "wrap_model_call" if kind == "model" else "wrap_step", None))
 
 
 def model_middleware(behaviors: Iterable[_T]) -> tuple[_T, ...]:
@@ -84,8 +98,8 @@ def check_node_behaviors(spec: InfrastructureSpec) -> None:
     for item in spec.behaviors:
         if stage_of(item) is not None and not is_rule(item):
             raise ConfigurationError(
-                f"{item!r} in {where} names the stage {stage_of(item)!r}, which a node does not pass.",
-                fix="Give a node hooks (without a stage), RetryBehavior or TimeoutBehavior.",
+                f"{item!r} in {where} has the stage {stage_of(item)!r}: a node has no stages.",
+                fix="use hooks (without a stage), RetryBehavior, or TimeoutBehavior.",
             )
 
 
@@ -102,23 +116,30 @@ def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | Non
             or it cannot wrap this target.
     """
     for item in items:
-        fits = getattr(item, "applies_to", TARGET_KINDS)
-        if kind is not None and kind not in fits and not isinstance(item, type):
+        has_hooks = stage_of(item) is None and isinstance(item, Behavior)
+        if isinstance(item, type) or not (has_hooks or stage_of(item) in STAGES):
             raise ConfigurationError(
-                f"{item!r} in {location} cannot stand around {TARGET_KINDS[kind]}.",
-                fix=f"It is for {' and '.join(TARGET_KINDS[other] for other in fits)}.",
+                f"Invalid behavior {item!r} in {location}: its stage is {stage_of(item)!r}.",
+                fix=f"pass an object (not a class) with a 'stage' of {', '.join(STAGES)}, a function"
+                " with @middleware(stage=…), or an object with the hooks of BaseBehavior.",
             )
-        stage = stage_of(item)
-        if stage is None and isinstance(item, Behavior) and not isinstance(item, type):
-            continue
-        if isinstance(item, type) or stage not in STAGES:
+        if not (has_hooks or is_rule(item)):
+            _check_methods(item, location)
+        if kind is not None and not can_wrap(item, kind):
+            targets = [text for other, text in TARGET_KINDS.items() if can_wrap(item, other)]
             raise ConfigurationError(
-                f"{item!r} in {location} names the stage {stage!r}.",
-                fix=f"Give an object (not a class) whose 'stage' is one of {', '.join(STAGES)}, or one"
-                " with the hooks of BaseBehavior.",
+                f"{item!r} in {location} cannot wrap {TARGET_KINDS[kind]}.",
+                fix=f"use it for {' and '.join(targets)}.",
             )
-        if not (callable(getattr(item, "wrap_step", None)) or is_rule(item)):
-            raise ConfigurationError(
-                f"{item!r} in {location} has no method 'wrap_step'.",
-                fix="Write 'async def wrap_step(self, attempt, call_next)'.",
-            )
+
+
+def _check_methods(item: Any, location: str) -> None:
+    """Check that a middleware has a coroutine method for steps or model calls."""
+    found = [getattr(item, name, None) for name in ("wrap_step", "wrap_model_call")]
+    methods = [method for method in found if callable(method)]
+    if not methods or not all(map(inspect.iscoroutinefunction, methods)):
+        raise ConfigurationError(
+            f"{item!r} in {location} has no coroutine 'wrap_step' or 'wrap_model_call'.",
+            fix="define 'async def wrap_step(self, attempt, call_next)', or 'wrap_model_call' for"
+            " model calls.",
+        )

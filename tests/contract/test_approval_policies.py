@@ -173,7 +173,7 @@ async def test_an_answer_to_a_question_that_lapsed_does_not_count(desk: Any, pat
     it.clock.advance(61)
     out = await it.say("bob")
     assert it.paid == []
-    assert "lapsed after 60 s" in shown(out)
+    assert "expired after 60 s" in shown(out)
     it.clock.advance(59)
     await it.say("bob")
     assert it.paid == [5]

@@ -251,7 +251,7 @@ def test_the_extras_in_the_readme_are_the_real_ones() -> None:
 
 def test_every_room_is_named_in_the_architecture() -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    table = page.split("## Rooms")[1].split("##")[0]
+    table = page.split("## Packages")[1].split("##")[0]
     named_rooms = set(
         re.findall(r"`([\w.]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.M)))
     )
@@ -265,7 +265,7 @@ def test_the_import_order_of_the_architecture_is_the_one_that_is_enforced() -> N
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
     enforced = [{n.strip() for n in row.split("|")} for row in layers]
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    shown = page.split("## Who may import whom")[1].split("An arrow")[0]
+    shown = page.split("## Import rules")[1].split("A package may import")[0]
     documented = [{n.strip() for n in row.split("|")} for row in shown.split("→")]
     assert documented == enforced
 

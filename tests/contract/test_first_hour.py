@@ -231,7 +231,7 @@ async def test_once_inside_a_sync_method_is_refused_and_not_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("act", "told"),
-    [(object, "The part 'sent' of the step was done earlier"), ("send()", "cannot be called")],
+    [(object, "The result of part 'sent'"), ("send()", "not callable")],
 )
 async def test_what_once_cannot_keep_or_call_is_told(act: Any, told: str) -> None:
     @capability_node
@@ -809,9 +809,7 @@ def test_a_langchain_tool_a_graph_and_a_bare_function_are_refused_by_what_they_a
 
 
 def test_a_model_without_a_provider_is_told_so() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"'gpt-5-mini' .* has no provider.*openai:gpt-5"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'gpt-5-mini' .* has no provider.*openai:gpt-5"):
         build_graph([label], model="gpt-5-mini")
 
 

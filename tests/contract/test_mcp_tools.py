@@ -433,7 +433,9 @@ async def test_a_tool_that_became_another_one_asks_a_person(tmp_path: Path) -> N
         out = await run(
             build_graph(tools, checkpointer=InMemorySaver()), "1", step("send", amount=3)
         )
-        assert "changed since it was reviewed" in out["__interrupt__"][0].value["steps"][0]["reason"]
+        assert (
+            "changed since it was reviewed" in out["__interrupt__"][0].value["steps"][0]["reason"]
+        )
         assert tools.pins != kept
     async with await mcp_capabilities(stdio("drifts", flag), pins=tools.pins) as tools:
         out = await run(

@@ -10,7 +10,8 @@ from langgraph.types import interrupt
 
 import capgraph
 from capgraph import BaseCapability, Registry, build_graph, capability_node
-from capgraph.base import CapabilityError, CapgraphError, ErrorSeverity
+from capgraph.base import CapabilityError, CapgraphError, ConfigurationError, ErrorSeverity
+from capgraph.behaviors import middleware
 from capgraph.testing import ScriptedModel
 from tests.support.doors import (
     STAGES,
@@ -47,7 +48,20 @@ class Hollow:
     stage = "observe"
 
 
-@pytest.mark.parametrize("wrong", [Misspelt(), Nameless(), Hollow(), "observe", None])
+class Blocking:
+    stage = "observe"
+
+    def wrap_step(self, attempt: Any, call_next: Any) -> Any:
+        return call_next()
+
+
+async def undecorated(attempt: Any, call_next: Any) -> Any:
+    return await call_next()
+
+
+@pytest.mark.parametrize(
+    "wrong", [Misspelt(), Nameless(), Hollow(), Blocking(), undecorated, "observe", None]
+)
 def test_what_is_no_middleware_is_refused_at_build(wrong: Any) -> None:
     registry = Registry()
     registry.register(Gauge)
@@ -197,6 +211,88 @@ async def test_a_middleware_stands_around_model_calls(agent: Any, step: Any) -> 
     assert status(await it.ask()) == "completed"
     assert len(model.calls) == 1
     assert [attempt.capability for attempt in entered] == ["read", "answer"]
+
+
+async def test_each_method_of_a_middleware_wraps_its_own_kind_of_call(
+    agent: Any, step: Any
+) -> None:
+    entered: list[tuple[str, str]] = []
+
+    class Both:
+        stage = "call"
+
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
+            entered.append(("step", attempt.capability))
+            return await call_next(attempt)
+
+        async def wrap_model_call(self, attempt: Any, call_next: Any) -> Any:
+            entered.append(("model call", attempt.capability))
+            return await call_next(attempt)
+
+    class StepsOnly:
+        stage = "call"
+
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
+            entered.append(("step only", attempt.capability))
+            return await call_next(attempt)
+
+    it = agent(
+        Gauge,
+        read,
+        plans=[[step("a", "read")]],
+        behaviors=[Both(), StepsOnly()],
+        model={"answer": ScriptedModel(responses=["It is four."])},
+    )
+    assert status(await it.ask()) == "completed"
+    assert entered == [("step", "read"), ("step only", "read"), ("model call", "answer")]
+
+
+async def test_a_decorated_function_is_a_middleware(agent: Any, step: Any) -> None:
+    entered: list[str] = []
+
+    @middleware(stage="observe")
+    async def around_steps(attempt: Any, call_next: Any) -> Any:
+        entered.append(f"step {attempt.capability}")
+        return await call_next(attempt)
+
+    @middleware(stage="call", wraps="model_call")
+    async def around_model_calls(attempt: Any, call_next: Any) -> Any:
+        entered.append(f"model {attempt.capability}")
+        return await call_next(attempt)
+
+    it = agent(
+        Gauge,
+        read,
+        plans=[[step("a", "read")]],
+        behaviors=[around_steps, around_model_calls],
+        model={"answer": ScriptedModel(responses=["It is four."])},
+    )
+    assert status(await it.ask()) == "completed"
+    assert entered == ["step read", "model answer"]
+
+
+def test_the_decorator_refuses_an_unknown_stage_and_a_synchronous_function() -> None:
+    with pytest.raises(ConfigurationError, match="observed"):
+        middleware(stage="observed")
+    with pytest.raises(ConfigurationError, match="blocking"):
+
+        @middleware(stage="observe")
+        def blocking(attempt: Any, call_next: Any) -> Any:
+            return call_next(attempt)
+
+
+def test_a_model_call_middleware_is_refused_on_a_capability() -> None:
+    @middleware(stage="call", wraps="model_call")
+    async def around_model_calls(attempt: Any, call_next: Any) -> Any:
+        return await call_next(attempt)
+
+    @capability_node(behaviors=[around_model_calls])
+    async def own() -> Gauge:
+        """Read."""
+        return Gauge(value=1)
+
+    with pytest.raises(ConfigurationError, match="around_model_calls"):
+        build_graph([own])
 
 
 async def test_one_middleware_serves_parallel_steps_and_many_threads(agent: Any, step: Any) -> None:

@@ -81,5 +81,7 @@ async def test_a_plan_that_a_failure_puts_aside_is_told_of(agent: Any, step: Any
     async for event in it.graph.astream(given, stream_mode="custom"):
         events.append(event)
     assert log == ["fails", "c"]
-    [told] = [e["message"] for e in events if e.get("warning") and "Ignored the plan" in e["message"]]
+    [told] = [
+        e["message"] for e in events if e.get("warning") and "Ignored the plan" in e["message"]
+    ]
     assert told == "Ignored the plan of one: the brush broke"

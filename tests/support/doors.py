@@ -85,6 +85,8 @@ class Watch:
         self.going_out.append(seen(result=result))
         return result
 
+    wrap_model_call = wrap_step
+
 
 @dataclass
 class Watches:
@@ -117,6 +119,8 @@ class Instead:
 
     async def wrap_step(self, attempt: Any, call_next: Callable[..., Any]) -> Any:
         return await self.act(attempt, call_next)
+
+    wrap_model_call = wrap_step
 
 
 def status(out: Mapping[str, Any]) -> str:

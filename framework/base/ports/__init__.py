@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capgraph.base.ports.middleware import BehaviorContext as BehaviorContext
     from capgraph.base.ports.middleware import CallNext as CallNext
     from capgraph.base.ports.middleware import Middleware as Middleware
+    from capgraph.base.ports.middleware import ModelCallMiddleware as ModelCallMiddleware
     from capgraph.base.ports.middleware import RetryRule as RetryRule
     from capgraph.base.ports.middleware import TimeLimit as TimeLimit
     from capgraph.base.ports.middleware import TurnGuardrail as TurnGuardrail
@@ -56,6 +57,7 @@ __getattr__, __dir__ = lazy_exports(
             "BehaviorContext",
             "CallNext",
             "Middleware",
+            "ModelCallMiddleware",
             "RetryRule",
             "TimeLimit",
             "TurnGuardrail",

@@ -13,7 +13,7 @@ CallNext = Callable[..., Awaitable[Any]]
 
 @runtime_checkable
 class Middleware(Protocol):
-    """Wrapper of an attempt or a model call in one of the :data:`~capgraph.base.ports.STAGES`.
+    """Wrapper of an attempt in one of the :data:`~capgraph.base.ports.STAGES`.
 
     In the stages ``observe`` to ``finalize``, ``call_next`` returns a ``StepRecord`` or an
     ``ApprovalRequest``. In the stages ``acquire`` to ``call`` it returns the raw result and raises
@@ -26,6 +26,22 @@ class Middleware(Protocol):
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Wrap an attempt: ``await call_next(attempt)`` and return its result."""
+
+
+@runtime_checkable
+class ModelCallMiddleware(Protocol):
+    """Wrapper of a model call in one of the :data:`~capgraph.base.ports.STAGES`.
+
+    One object may be a :class:`Middleware` too. In the stages ``observe`` to ``finalize``,
+    ``call_next`` returns the parsed answer, otherwise the raw one.
+    """
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage."""
+
+    async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Wrap a model call: ``await call_next(attempt)`` and return its result."""
 
 
 @runtime_checkable
@@ -144,5 +160,5 @@ class TurnGuardrail(Protocol):
         """Return one guardrail that combines this one and others."""
 
 
-AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
+AnyBehavior = Middleware | ModelCallMiddleware | Behavior | RetryRule | TimeLimit
 """Types of the entries in a list of behaviors."""

@@ -140,16 +140,16 @@ async def test_a_file_names_behaviours_of_a_role(tmp_path: Any, monkeypatch: Any
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        ({"use": "retri"}, r"behaviors\[0\]: there is no behaviour called 'retri'.*use: retry"),
-        ({"max_retries": 2}, r"behaviors\[0\]: it does not say which"),
-        ({"use": "retry", "max_retrys": 2}, r"'retry' has no argument 'max_retrys'.*'max_retries'"),
+        ({"use": "retri"}, r"behaviors\[0\]: unknown behavior 'retri'.*use: retry"),
+        ({"max_retries": 2}, r"behaviors\[0\]: 'use' is missing"),
+        ({"use": "retry", "max_retrys": 2}, r"'max_retrys' of 'retry'.*'max_retries'"),
         ({"use": "retry", "max_retries": -2}, r"behaviors\[0\]: max_retries is -2"),
         ({"use": "timeout"}, r"behaviors\[0\]: .*seconds"),
         ({"use": "os:nothing"}, r"'os:nothing' cannot be imported"),
-        ({"use": "base"}, r"no behaviour called 'base'"),
+        ({"use": "base"}, r"unknown behavior 'base'"),
         (
             {"use": "guardrail", "rules": [{"use": "GuardrailRul"}]},
-            r"behaviors\[0\]\.rules\[0\]: there is no behaviour called 'GuardrailRul'",
+            r"behaviors\[0\]\.rules\[0\]: unknown behavior 'GuardrailRul'",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_what_would_guard_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"capabilities\.reed\.behaviors.*read"):
         build_graph([reader()], settings=load_settings(capabilities=own))
     paid = {"read": {"behaviors": [{"use": "cache"}]}}
-    with pytest.raises(ConfigurationError, match="cannot stand around steps with an effect"):
+    with pytest.raises(ConfigurationError, match="cannot wrap steps with an effect"):
         build_graph([reader(effect="once")], settings=load_settings(capabilities=paid))
 
 
@@ -225,7 +225,7 @@ async def test_a_role_brings_its_own(how: str) -> None:
 async def test_what_is_about_steps_is_no_matter_of_a_role() -> None:
     model = ScriptedModel(responses=lambda call: AIMessage("Fine."))
     for wrong in (CacheBehavior(), HumanInLoopBehavior()):
-        with pytest.raises(ConfigurationError, match=r"models\.answer\.behaviors cannot stand"):
+        with pytest.raises(ConfigurationError, match=r"models\.answer\.behaviors cannot wrap"):
             build_graph([reader()], model={"answer": {"model": model, "behaviors": [wrong]}})
     # Given to the graph it is left out of model calls.
     out = await run([reader()], model={"answer": model}, behaviors=[CacheBehavior()])
@@ -426,13 +426,13 @@ async def test_a_node_has_the_time_that_is_said() -> None:
     registry.register(Stuck)
     registry.register(reader())
     out = await ask_node(registry)
-    assert "longer than 0.01 s" in message_and_reason(out)
+    assert "time limit of 0.01 s" in message_and_reason(out)
 
 
 @pytest.mark.parametrize("wrong", [CacheBehavior(), HumanInLoopBehavior()])
 def test_what_a_node_cannot_keep_is_refused(wrong: Any) -> None:
     registry, _ = node(around=[wrong])
-    with pytest.raises(ConfigurationError, match=r"look\.behaviors cannot stand around"):
+    with pytest.raises(ConfigurationError, match=r"look\.behaviors cannot wrap"):
         build_graph(registry)
 
 

@@ -117,7 +117,7 @@ async def test_a_default_is_checked_like_the_capabilities_own() -> None:
 
 @pytest.mark.parametrize("behavior", [FallbackBehavior(default={"litres": 0}), CacheBehavior()])
 async def test_nothing_is_made_up_for_an_effect(behavior: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"read\.behaviors cannot stand around steps with"):
+    with pytest.raises(ConfigurationError, match=r"read\.behaviors cannot wrap steps with"):
         graph_of(reader(1, effect="once", behaviors=[behavior]))
     # Given to the graph it is for the others.
     for effect in ("once", "idempotent"):

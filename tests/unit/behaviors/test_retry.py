@@ -323,6 +323,8 @@ async def test_what_cannot_pass_is_asked_once(error: Exception) -> None:
             self.count += 1
             raise error
 
+        wrap_model_call = wrap_step
+
     refuses = Refuses()
     with pytest.raises((LimitError, ModelError)):
         await generate_structured(
@@ -346,9 +348,9 @@ def stuck(**declared: Any) -> Any:
 
 async def test_a_time_limit_takes_the_place_of_the_classes_own() -> None:
     record = await run(stuck(timeout_seconds=3600, max_attempts=1), TimeoutBehavior(0.01))
-    assert "longer than 0.01 s" in record["error"]
+    assert "time limit of 0.01 s" in record["error"]
     own = stuck(behaviors=[TimeoutBehavior(0.01)], max_attempts=1)
-    assert "longer than 0.01 s" in (await run(own, TimeoutBehavior(3600)))["error"]
+    assert "time limit of 0.01 s" in (await run(own, TimeoutBehavior(3600)))["error"]
 
 
 async def test_a_model_call_has_the_time_that_is_said() -> None:

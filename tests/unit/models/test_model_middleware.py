@@ -36,7 +36,7 @@ class Around:
         self._log = log
         self._change = change
 
-    async def wrap_step(self, attempt: Attempt, call_next: Any) -> Any:
+    async def wrap_model_call(self, attempt: Attempt, call_next: Any) -> Any:
         self._log.append(f"{self.stage} {attempt.kind} {attempt.capability}")
         result = await (call_next(self._change(attempt)) if self._change else call_next())
         self._log.append(f"left {self.stage}")
@@ -76,7 +76,7 @@ async def test_waiting_for_a_slot_does_not_count_toward_the_timeout() -> None:
     class Waits:
         stage = "acquire"
 
-        async def wrap_step(self, attempt: Attempt, call_next: Any) -> Any:
+        async def wrap_model_call(self, attempt: Attempt, call_next: Any) -> Any:
             await asyncio.sleep(1.1)
             return await call_next()
 
@@ -92,7 +92,7 @@ async def test_middleware_errors_are_not_wrapped(error: Exception) -> None:
     class Refuses:
         stage = "call"
 
-        async def wrap_step(self, attempt: Attempt, call_next: Any) -> Any:
+        async def wrap_model_call(self, attempt: Attempt, call_next: Any) -> Any:
             raise error
 
     with pytest.raises(type(error)) as caught:

@@ -21,9 +21,11 @@ class Passing:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_model_call(self, attempt: Any, call_next: Any) -> Any:
         self.seen.append((attempt.kind, attempt.capability))
         return await call_next()
+
+    wrap_step = wrap_model_call
 
 
 class Text(CapabilityContext):

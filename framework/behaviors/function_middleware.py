@@ -1,0 +1,68 @@
+"""Middleware from a function, for users who need no class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import STAGES
+
+WrapFunction = Callable[[Any, Any], Any]
+"""Coroutine function of the attempt and ``call_next``."""
+
+
+class FunctionMiddleware:
+    """Middleware that calls a function; see :func:`middleware`.
+
+    Attributes:
+        stage: Name of the stage.
+        order: Position within the stage.
+    """
+
+    def __init__(self, function: WrapFunction, stage: str, wraps: str, order: int) -> None:
+        self.stage: str = stage
+        self.order: int = order
+        self._name = getattr(function, "__name__", repr(function))
+        setattr(self, f"wrap_{wraps}", function)
+
+    def __repr__(self) -> str:
+        return f"middleware {self._name}"
+
+
+def middleware(
+    *, stage: str, wraps: Literal["step", "model_call"] = "step", order: int = 1_000
+) -> Callable[[WrapFunction], FunctionMiddleware]:
+    """Return a decorator that turns a coroutine function into middleware.
+
+    Args:
+        stage: Name of the stage that the function wraps.
+        wraps: Wrapped calls: steps or model calls.
+        order: Position within the stage; lower numbers are further out.
+
+    Raises:
+        ConfigurationError: The stage is unknown, or the function is not a coroutine function.
+
+    >>> @middleware(stage="call")
+    ... async def log_calls(attempt, call_next):
+    ...     print(f"calling {attempt.capability}")
+    ...     return await call_next(attempt)
+    >>> log_calls
+    middleware log_calls
+    """
+    if stage not in STAGES or wraps not in ("step", "model_call"):
+        raise ConfigurationError(
+            f"Invalid middleware: stage={stage!r}, wraps={wraps!r}.",
+            fix=f"use a stage of {', '.join(STAGES)}, and wraps='step' or 'model_call'.",
+        )
+
+    def decorate(function: WrapFunction) -> FunctionMiddleware:
+        if not inspect.iscoroutinefunction(function):
+            raise ConfigurationError(
+                f"Invalid middleware {function!r}: it is not a coroutine function.",
+                fix="define it with 'async def'.",
+            )
+        return FunctionMiddleware(function, stage, wraps, order)
+
+    return decorate
