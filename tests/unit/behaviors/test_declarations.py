@@ -444,5 +444,5 @@ def test_a_middleware_of_a_stage_is_refused_at_a_node() -> None:
             return await call_next(attempt)
 
     registry, _ = node(around=[Reserves()])
-    with pytest.raises(ConfigurationError, match="which a node does not pass"):
+    with pytest.raises(ConfigurationError, match="a node has no stages"):
         build_graph(registry)
