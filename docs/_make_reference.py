@@ -27,7 +27,7 @@ def made(page: str) -> str:
     tables = {
         "names": lambda: table("name", "what it is", names(page)),
         "settings": lambda: table("key, with its default", "meaning", settings()),
-        "state": lambda: StateSchema.of(AgentState).to_markdown(),
+        "state": lambda: StateSchema.from_class(AgentState).to_markdown(),
         "declarations": declarations,
     }
     return MADE.sub(lambda found: f"{found[1]}{tables[found[2]]().strip()}\n{found[3]}", page)

@@ -41,13 +41,13 @@ class ApprovalPolicy:
         return self.approvers > 1 or self.not_requester
 
     @classmethod
-    def of(cls, declared: bool | ApprovalPolicy) -> ApprovalPolicy:
+    def from_declaration(cls, value: bool | ApprovalPolicy) -> ApprovalPolicy:
         """Return the policy for a value of ``requires_approval``.
 
-        >>> ApprovalPolicy.of(True)
+        >>> ApprovalPolicy.from_declaration(True)
         ApprovalPolicy(approvers=1, not_requester=False, expires_seconds=None)
         """
-        return declared if isinstance(declared, ApprovalPolicy) else _ANY_USER
+        return value if isinstance(value, ApprovalPolicy) else _ANY_USER
 
 
 _ANY_USER = ApprovalPolicy()

@@ -334,7 +334,7 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         Raises:
             ValidationError: A declaration is invalid.
         """
-        return CapabilitySpec.of(cls)
+        return CapabilitySpec.from_class(cls)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}>"

@@ -206,7 +206,7 @@ class Declarations:
     sends_externally: bool = False
     undo: Annotated[
         Undo | type[Any] | str | None,
-        _validated_as(Annotated[Undo | None, BeforeValidator(Undo.of)]),
+        _validated_as(Annotated[Undo | None, BeforeValidator(Undo.from_declaration)]),
     ] = None
     removes_labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
     queue: Annotated[str, Field(pattern=QUEUE_PATTERN)] | None = None
@@ -279,7 +279,7 @@ class CapabilitySpec(Declarations):
         removes_labels: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: type[Any]) -> CapabilitySpec:
+    def from_class(cls, target: type[Any]) -> CapabilitySpec:
         """Return the specification of a class.
 
         Raises:

@@ -50,15 +50,15 @@ class Undo:
         return str(self.capability if isinstance(self.capability, str) else self.capability.name)
 
     @classmethod
-    def of(cls, declared: Any) -> Undo | None:
+    def from_declaration(cls, value: Any) -> Undo | None:
         """Return the ``Undo`` for the value of an ``undo`` declaration.
 
         Raises:
             ValueError: The value does not name a capability.
         """
-        if declared is None:
+        if value is None:
             return None
-        undo = declared if isinstance(declared, cls) else cls(declared)
+        undo = value if isinstance(value, cls) else cls(value)
         target = undo.capability
         name = target if isinstance(target, str) else getattr(target, "name", None)
         if not (isinstance(name, str) and name):

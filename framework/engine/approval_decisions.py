@@ -137,7 +137,7 @@ async def record_answer(
         digest = approval_digest(spec.name, preview)
     if kind in {STEP, RESULT, ACTED_BEFORE} and answer.decision in {"approve", "edit"}:
         required = spec.requires_approval if spec is not None and kind != RESULT else False
-        policy = ApprovalPolicy.of(required)
+        policy = ApprovalPolicy.from_declaration(required)
         now = services.clock.now()
         refusal = await ledger.approvals.record_approval(digest, key, policy, approver, now)
     details = {"digest": digest or None, "refused": bool(refusal) or None}

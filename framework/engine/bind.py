@@ -158,7 +158,7 @@ def bind(
         chat_model=chosen.pop("chat_model", lambda _role: None),
         step_policies=step_policies,
         flow=flow,
-        schema=StateSchema.of(options.get("state_schema", AgentState)),
+        schema=StateSchema.from_class(options.get("state_schema", AgentState)),
     )
     runner = StepRunner(
         runner_config,

@@ -166,7 +166,7 @@ def _undoable_effects(view: TurnView, services: Services, turn: str = "") -> lis
     for entry in [entry for name, entry in view.effects.items() if name.startswith(turn)]:
         spec = services.registry.capabilities.get(entry.get("capability") or "")
         # The effect of a nested agent's capability names its undo in the entry.
-        undo = Undo.of(spec.undo if spec is not None else entry.get("undo"))
+        undo = Undo.from_declaration(spec.undo if spec is not None else entry.get("undo"))
         if undo is None:
             continue
         if undo.name not in services.registry.capabilities:

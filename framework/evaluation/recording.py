@@ -37,7 +37,7 @@ from capgraph.stores.records import read_record, thread_config
 from capgraph.stores.waits import find_signal
 from capgraph.telemetry.usage_recorder import usage_totals
 
-_SCHEMA = StateSchema.of(AgentState)
+_SCHEMA = StateSchema.from_class(AgentState)
 
 
 class _StrictModel(BaseModel):

@@ -116,7 +116,7 @@ async def check_threads(
         from capgraph.configs.settings import Settings
 
         settings = Settings()
-    registry, schema = as_registry(registry), StateSchema.of(state_schema)
+    registry, schema = as_registry(registry), StateSchema.from_class(state_schema)
     persistence = Persistence.of(saver)
     persistence.register_graph({name: key.reducer for name, key in schema.keys.items()})
     incompatibilities: list[Incompatibility] = []
@@ -272,7 +272,7 @@ class _SuspendedThread:
                     "approval", text, "Have it answered before, or it is asked anew."
                 )
             elif not is_pending and is_approved:
-                policy = ApprovalPolicy.of(spec.requires_approval)
+                policy = ApprovalPolicy.from_declaration(spec.requires_approval)
                 other_keys = [*self.view.steps_by_key, *self.view.decisions]
                 consent = await ledger.approvals.status(digest, key, other_keys, policy, now)
                 if not consent.is_approved:

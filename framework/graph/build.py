@@ -123,8 +123,8 @@ def build_graph(
         get_logger("framework", "build_graph").warning("%s", text)
     services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
     state_schema = options.get("state_schema", AgentState)
-    schema = StateSchema.of(state_schema)
-    ours = StateSchema.of(AgentState)
+    schema = StateSchema.from_class(state_schema)
+    ours = StateSchema.from_class(AgentState)
     if not schema.names >= ours.names:
         raise ConfigurationError(
             f"The state class {state_schema.__name__} does not have all keys of AgentState.",

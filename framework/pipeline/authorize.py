@@ -186,7 +186,7 @@ async def pending_approval(
         attempt: Attempt that needs the approval.
         question: Request to approve.
     """
-    policy = ApprovalPolicy.of(execution.spec.requires_approval)
+    policy = ApprovalPolicy.from_declaration(execution.spec.requires_approval)
     plan_keys, now = list(execution.context.plan_keys), execution.config.clock.now()
     approvals = execution.context.ledger.approvals
     # A standalone node checks again after the answer. The router has already processed it.
@@ -253,7 +253,7 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
     approvals = settings.approvals
     if approvals.steps == "none":
         return False
-    names_approvers = ApprovalPolicy.of(spec.requires_approval).restricts_approvers
+    names_approvers = ApprovalPolicy.from_declaration(spec.requires_approval).restricts_approvers
     if approvals.callers_may_disable and switches.get("approval_disabled") and not names_approvers:
         return False  # the requester cannot disable an approval with named approvers
     return bool(spec.requires_approval or approvals.steps == "all")

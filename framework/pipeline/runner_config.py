@@ -52,7 +52,7 @@ class RunnerConfig:
         self.chat_model = chat_model
         self.step_policies: tuple[StepPolicy, ...] = tuple(step_policies)
         self.flow = flow
-        self.schema: StateSchema = schema or StateSchema.of(AgentState)
+        self.schema: StateSchema = schema or StateSchema.from_class(AgentState)
         self.dispatcher: StepDispatcher | None = None
 
     @property

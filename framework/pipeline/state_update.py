@@ -18,7 +18,7 @@ _MERGED_BY_KEY = frozenset(
     {"execution_step_results", "control_attempts", "control_labels", "execution_effects"}
 )
 _MERGED_BY_TYPE = frozenset({"capability_context_data", "capability_context_labels"})
-_AGENT_SCHEMA = StateSchema.of(AgentState)
+_AGENT_SCHEMA = StateSchema.from_class(AgentState)
 Writes = list[tuple[str, Any]]
 
 

@@ -210,7 +210,7 @@ class AgentState(TypedDict, total=False):
     ui_agent_context: Annotated[dict[str, Any] | None, _Turn("data from the front end", "any node")]
 
 
-_SCHEMA = StateSchema.of(AgentState)
+_SCHEMA = StateSchema.from_class(AgentState)
 STATE_KEYS = _SCHEMA.names
 
 

@@ -101,7 +101,7 @@ class StateSchema:
         ConfigurationError: An annotation is invalid.
 
     >>> from capgraph.state import AgentState
-    >>> schema = StateSchema.of(AgentState)
+    >>> schema = StateSchema.from_class(AgentState)
     >>> sorted(schema.caller_keys)
     ['agent_control', 'capability_context_data', 'messages', 'planning_execution_plan']
     >>> schema.reset({"messages": ["kept"], "task_current_task": "Sing", "planning_history": [{}]})
@@ -115,7 +115,7 @@ class StateSchema:
         }
 
     @classmethod
-    def of(cls, state: type[Any]) -> StateSchema:
+    def from_class(cls, state: type[Any]) -> StateSchema:
         """Return the schema of a state class. The result is cached."""
         schema = _SCHEMAS.get(state)
         if schema is None:

@@ -84,7 +84,7 @@ async def test_two_other_people_have_to_agree(desk: Any, path: str) -> None:
     out = await it.say("bob")
     assert it.paid == []
     assert question(out)["steps"][0]["approvals"]["agreed"] == ["bob"]
-    assert "so far bob" in shown(out)
+    assert "so far: bob" in shown(out)
     out = await it.say("bob")
     assert "has already approved" in shown(out)
     out = await it.say(None)
@@ -245,7 +245,7 @@ async def test_no_standing_rule_stands_for_a_person(desk: Any, path: str) -> Non
     key = question(out)["steps"][0]["context_key"]
     remember = {"decision": "approve", "remember": {"scope": "everywhere"}}
     out = await it.say("bob", {key: remember})
-    assert "nothing can be remembered" in shown(out)
+    assert "cannot be remembered" in shown(out)
     assert it.paid == []
 
 

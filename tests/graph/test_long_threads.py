@@ -115,7 +115,7 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     await made.graph.aupdate_state(old.config, {"messages": [("user", "Another way")]})
     await made.ask("Go on from there")
     place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
-    reducers = {name: StateSchema.of(AgentState).keys[name].reducer for name in DELTAS}
+    reducers = {name: StateSchema.from_class(AgentState).keys[name].reducer for name in DELTAS}
 
     async def is_same(item: Any) -> bool:
         names = [name for name in DELTAS if name not in item.checkpoint["channel_values"]]

@@ -84,7 +84,7 @@ async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
 
 
 def test_what_survives_is_what_the_design_says() -> None:
-    kept = StateSchema.of(AgentState).thread_keys
+    kept = StateSchema.from_class(AgentState).thread_keys
     assert {"messages", "capability_context_data"} <= kept
     for key in kept - {"messages", "capability_context_data"}:
         known = {"agent_control", "control_begun", "control_turn", "runtime_info"}

@@ -30,7 +30,7 @@ class Reading(CapabilityContext):
 
 
 TYPES = {"READING": Reading}
-SCHEMA = StateSchema.of(AgentState)
+SCHEMA = StateSchema.from_class(AgentState)
 
 
 def merge_context(current: Any, update: Any) -> Any:

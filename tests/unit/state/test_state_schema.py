@@ -38,12 +38,12 @@ class MyState(AgentState, total=False):
 
 
 def test_custom_keys_are_read_together_with_the_others() -> None:
-    schema, base = StateSchema.of(MyState), StateSchema.of(AgentState)
+    schema, base = StateSchema.from_class(MyState), StateSchema.from_class(AgentState)
     assert schema.names - base.names == {"tenant", "notes", "visits", "seen"}
     assert schema.caller_keys - base.caller_keys == {"tenant"}
     assert schema.reduced_keys - base.reduced_keys == {"notes"}
     assert schema.thread_keys - base.thread_keys == {"tenant", "seen"}
-    assert StateSchema.of(MyState) is schema
+    assert StateSchema.from_class(MyState) is schema
 
 
 def test_langgraph_reads_a_custom_state_class_in_the_same_way() -> None:
@@ -55,15 +55,15 @@ def test_langgraph_reads_a_custom_state_class_in_the_same_way() -> None:
     )
     assert (out["tenant"], out["notes"], out["visits"]) == ("north", ["a", "b"], 1)
     assert out["messages"][0].content == "Hello"
-    assert set(builder.channels) == StateSchema.of(MyState).names
+    assert set(builder.channels) == StateSchema.from_class(MyState).names
 
 
 def test_only_turn_scoped_keys_are_reset_and_only_once() -> None:
     left = {"tenant": "a", "notes": ["x"], "visits": 3, "seen": {"a": 1}, "control_has_error": True}
-    update = StateSchema.of(MyState).reset(left)
+    update = StateSchema.from_class(MyState).reset(left)
     assert update == {"notes": Overwrite([]), "visits": 0, "control_has_error": Overwrite(False)}
     empty = {**left, "notes": [], "visits": 0, "control_has_error": False}
-    assert StateSchema.of(MyState).reset(empty) == {}
+    assert StateSchema.from_class(MyState).reset(empty) == {}
 
 
 def test_the_reset_does_not_read_thread_scoped_keys() -> None:
@@ -71,7 +71,7 @@ def test_the_reset_does_not_read_thread_scoped_keys() -> None:
         def __bool__(self) -> bool:
             raise AssertionError
 
-    assert StateSchema.of(MyState).reset({"messages": Kept(), "seen": Kept()}) == {}
+    assert StateSchema.from_class(MyState).reset({"messages": Kept(), "seen": Kept()}) == {}
 
 
 def test_a_reducer_that_langgraph_would_ignore_is_refused() -> None:
@@ -79,11 +79,11 @@ def test_a_reducer_that_langgraph_would_ignore_is_refused() -> None:
         notes: Annotated[list[str], append_entries, CallerInput]
 
     with pytest.raises(ConfigurationError, match=r"Wrong\.notes is not the last annotation"):
-        StateSchema.of(Wrong)
+        StateSchema.from_class(Wrong)
 
 
 def test_the_table_has_every_key() -> None:
-    schema = StateSchema.of(AgentState)
+    schema = StateSchema.from_class(AgentState)
     lines = schema.to_markdown().splitlines()[2:]
     assert len(lines) == len(schema.keys)
     for name, key in schema.keys.items():
@@ -93,7 +93,7 @@ def test_the_table_has_every_key() -> None:
 
 
 def test_keys_that_grow_with_a_thread_are_saved_as_deltas() -> None:
-    schema = StateSchema.of(AgentState)
+    schema = StateSchema.from_class(AgentState)
     for name in ("messages", "capability_context_data"):
         assert isinstance(schema.keys[name].reducer, DeltaChannel)
 
