@@ -138,7 +138,7 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     held = set()
     for item, _ in reversed(items):
         await is_same(item)
-        held |= {one.checkpoint for one in saver.persistence.history_cache.values()}
+        held |= {one.checkpoint_id for one in saver.persistence.history_cache.values()}
     assert len(held) > 2
 
 
@@ -261,7 +261,7 @@ async def test_threads_are_listed_page_by_page(made: Any, saver: Any) -> None:
         found += [item.thread_id for item in page]
         after = page[-1].thread_id
     assert found == ["b", "e", "d", "c", "a"]
-    with pytest.raises(PersistenceError, match="There is no thread"):
+    with pytest.raises(PersistenceError, match="does not exist"):
         await list_threads(saver, after="zz")
 
 
@@ -359,7 +359,7 @@ async def test_a_history_that_cannot_be_cut_is_told_of(
     plan = [[step("a", "measure")]]
     made = agent(Reading, measure, plans=plan, checkpointer=InMemorySaver(), settings=kept)
     await turns(made, 2)
-    assert "InMemorySaver can neither copy nor drop the history of a thread" in caplog.text
+    assert "InMemorySaver cannot copy or prune the history of a thread" in caplog.text
 
 
 async def test_a_copy_of_a_thread_that_waits_inside_a_step_goes_on_there(
