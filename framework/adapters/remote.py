@@ -210,12 +210,12 @@ def _read_output(values: Any, subject: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {"output": values}
     if values.get("success") is False:
-        raise remote_failure(f"{subject} did not do its task", str(values.get("error") or ""))
+        raise remote_failure(f"{subject} failed", str(values.get("error") or ""))
     outcome = values.get("execution_outcome") or {}
     last_text = (values.get("messages") or [{}])[-1].get("content")
     if outcome.get("status", "completed") != "completed":
         raise remote_failure(
-            f"{subject} did not do its task", str(outcome.get("reason") or last_text)
+            f"{subject} failed", str(outcome.get("reason") or last_text)
         )
     for output in (values.get("output"), values.get("structured_response"), last_text):
         if output is not None:

@@ -210,7 +210,7 @@ async def record(
                 visit.node == "begin_turn" for visit in recording.visits
             ):
                 raise PersistenceError(
-                    f"The thread {thread_id!r} does not belong to a graph of build_graph.",
+                    f"The thread {thread_id!r} was not created by a graph of build_graph.",
                     fix="Record a thread of an agent. For other graphs, use LangGraph's history.",
                 )
             return recording

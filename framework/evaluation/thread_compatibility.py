@@ -138,7 +138,9 @@ async def check_threads(
             incompatibilities.append(Incompatibility(thread, "state", exc.message, exc.fix or ""))
     for rule in await list_rules(store, include_expired=False) if store is not None else ():
         if rule.capability not in registry.capabilities:
-            problem = f"The standing rule {rule.id!r} is for {rule.capability!r}, which is gone."
+            problem = (
+                f"The standing rule {rule.id!r} is for {rule.capability!r}, which does not exist."
+            )
             fix = f"Revoke it: capgraph approvals revoke {rule.id}."
             incompatibilities.append(Incompatibility(rule.thread_id or "", "rule", problem, fix))
     return CompatibilityReport(count, tuple(incompatibilities))
@@ -176,19 +178,19 @@ class _SuspendedThread:
         fix = "Finish or prune the thread with the code that wrote it before you deploy this code."
         newer = [q.get("version", 0) for q in self.questions if isinstance(q, Mapping)]
         if self.version > LATEST_VERSION or max(newer, default=0) > REQUEST_VERSION:
-            yield self._incompatibility("state", "It was saved by a newer version.", fix)
+            yield self._incompatibility("state", "The thread was saved by a newer version.", fix)
         nodes = {*self.registry.infrastructure, *self.registry.capabilities}
         for gone in sorted({*next_nodes(self.view.state)} - nodes):
-            yield self._incompatibility(
-                "state", f"It goes on with the node {gone!r}, which is gone.", fix
-            )
+            yield self._incompatibility("state", f"The next node {gone!r} does not exist.", fix)
         for name, value in self.view.state.items():
             if is_state_key(name) and name not in schema.names:
-                text = f"Its key {name!r} is none of the state: a newer version wrote it, or the"
-                yield self._incompatibility("state", f"{text} state's class has lost it.", fix)
+                text = (
+                    f"The key {name!r} is not part of the state schema: it was removed, or a newer"
+                )
+                yield self._incompatibility("state", f"{text} version wrote it.", fix)
             else:
                 try:
-                    check_state_value(name, value, "the code before")
+                    check_state_value(name, value, "the previous code")
                 except ValidationError as exc:
                     yield self._incompatibility("state", exc.message, fix)
 
@@ -200,15 +202,15 @@ class _SuspendedThread:
                     load_context(context_type, key, data, self.registry.context_types)
                 except ValidationError as exc:
                     yield self._incompatibility(
-                        "context", exc.message, "Give new fields of a type defaults."
+                        "context", exc.message, "Give new fields of a context type defaults."
                     )
 
     def check_plan_steps(self) -> Iterator[Incompatibility]:
         """Yield the problems of the plan's remaining steps."""
         accepted = self.view.state.get("planning_accepted")
         if accepted and accepted != plan_digest(self.view.plan):
-            text = "The plan's digest is not the one that was accepted; it would be checked anew."
-            yield self._incompatibility("plan", text, "Look at the plan; then go on.")
+            text = "The plan's digest differs from the accepted one, so it would be checked again."
+            yield self._incompatibility("plan", text, "Review the plan, then continue.")
         remaining_steps = [
             step for step in self.view.steps if step["context_key"] not in self._finished_keys
         ]
@@ -267,18 +269,22 @@ class _SuspendedThread:
                 continue  # reported by the other checks
             digest = approval_digest(spec.name, approval_preview(resolved_attempt, self.view.plan))
             if is_pending and request is not None and request.get("digest") != digest:
-                text = f"What is asked about the step {key!r} ({spec.name}) is not what would run."
+                text = f"The approval request for the step {key!r} ({spec.name}) shows other values"
                 yield self._incompatibility(
-                    "approval", text, "Have it answered before, or it is asked anew."
+                    "approval",
+                    f"{text} than those that would run.",
+                    "Answer it before the deployment. Otherwise it is requested again.",
                 )
             elif not is_pending and is_approved:
                 policy = ApprovalPolicy.from_declaration(spec.requires_approval)
                 other_keys = [*self.view.steps_by_key, *self.view.decisions]
                 consent = await ledger.approvals.status(digest, key, other_keys, policy, now)
                 if not consent.is_approved:
-                    text = f"What was agreed to of the step {key!r} ({spec.name}) is not what would"
+                    text = f"The approval of the step {key!r} ({spec.name}) is for other values"
                     yield self._incompatibility(
-                        "approval", f"{text} run.", "It would be asked about anew."
+                        "approval",
+                        f"{text} than those that would run.",
+                        "No action is needed. The approval is requested again.",
                     )
 
     @property

@@ -457,7 +457,7 @@ async def test_a_thread_of_another_graph_is_none_of_ours(saver: Any) -> None:
     builder.add_node("measure", bind([measure]).node(measure))
     builder.add_edge(START, "measure")
     await builder.compile(checkpointer=saver).ainvoke(said("Go"), config())
-    with pytest.raises(PersistenceError, match="does not belong to"):
+    with pytest.raises(PersistenceError, match="was not created by"):
         await record(saver, "t")
 
 

@@ -148,7 +148,7 @@ async def test_approval_of_other_values_is_reported(saver: Any) -> None:
         pass
     assert await told(saver, registry(measure, add, pay)) == []
     [(part, text)] = await told(saver, registry(measure, add, payer(Parameters=Tipped)))
-    assert (part, "agreed to" in text) == ("approval", True)
+    assert (part, "is for other values" in text) == ("approval", True)
 
 
 async def test_removed_node_and_key_are_reported(saver: Any) -> None:
@@ -170,8 +170,8 @@ async def test_removed_node_and_key_are_reported(saver: Any) -> None:
     await graph.ainvoke(said("measure it"), config(thread="2"), interrupt_before=["note"])
     assert await told(saver, registry(measure, Note), **options) == []
     found = await told(saver, registry(measure))
-    assert any("'mine' is none of the state" in text for _, text in found)
-    assert any("the node 'note', which is gone" in text for _, text in found)
+    assert any("'mine' is not part of the state schema" in text for _, text in found)
+    assert any("The next node 'note' does not exist" in text for _, text in found)
 
 
 async def test_newer_version_invalid_value_and_digest_are_reported(waiting: Any) -> None:
@@ -199,7 +199,7 @@ async def test_encryption_key_and_rule_of_removed_capability_are_reported(
     async with open_store(url) as store:
         await add_rule(store, StandingRule(capability="mail"))
         [(part, text)] = await told(waiting, registry(measure, add, pay), store=store)
-    assert (part, "'mail', which is gone" in text) == ("rule", True)
+    assert (part, "'mail', which does not exist" in text) == ("rule", True)
 
 
 async def test_an_unfinished_turn(saver: Any) -> None:
@@ -235,7 +235,7 @@ async def test_approvals_of_single_elements_are_checked(saver: Any) -> None:
     async for _ in run:
         pass
     assert await told(saver, registry(measure, add, several, pay)) == []
-    assert ["agreed to" in text for _, text in await told(saver, odd)] == [True, True]
+    assert ["is for other values" in text for _, text in await told(saver, odd)] == [True, True]
 
 
 class Doubled(BaseModel):
