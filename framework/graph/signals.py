@@ -105,7 +105,7 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
-        thread: ID of the thread, for example from :func:`capgraph.stores.due`.
+        thread: ID of the thread, for example from :func:`capgraph.stores.list_suspended_threads`.
 
     Raises:
         PersistenceError: The thread does not exist.

@@ -45,7 +45,7 @@ async def test_releasing_gives_everything_back_once() -> None:
     assert await budget.remaining() == {"tokens": 100}
 
 
-async def test_what_is_not_named_was_used_as_reserved() -> None:
+async def test_unnamed_amounts_settle_as_reserved() -> None:
     budget = Budget(requests=3, tokens=100)
     taken = await budget.reserve(requests=1, tokens=80)
     await taken.settle(tokens=10)
@@ -87,7 +87,7 @@ async def test_each_has_a_budget_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("store", [None, "file"])
-async def test_a_window_begins_anew_and_keeps_what_was_reserved_in_it(
+async def test_a_window_resets_and_keeps_its_reservations(
     store: str | None, tmp_path: Path
 ) -> None:
     clock = FakeClock(start=1_700_000_000)
@@ -140,7 +140,7 @@ async def test_unknown_words_are_refused() -> None:
         Budget(store="mysql://somewhere")
 
 
-async def test_what_a_dead_process_held_goes_back_once_even_if_it_was_not_dead(
+async def test_a_replaced_reservation_is_released_only_once(
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/shared.db"
@@ -154,7 +154,7 @@ async def test_what_a_dead_process_held_goes_back_once_even_if_it_was_not_dead(
     assert await other.remaining() == {"steps": 6}
 
 
-async def test_a_part_draws_on_what_the_whole_reserved_and_never_counts_twice() -> None:
+async def test_a_draw_uses_the_reservation_and_counts_once() -> None:
     budget = Budget(tokens=100, requests=10)
     step = await budget.reserve(tokens=50)
     call = await step.draw(tokens=40, requests=1)
@@ -181,7 +181,7 @@ async def test_a_part_that_needed_less_gives_the_rest_back() -> None:
     assert await budget.remaining() == {"tokens": 95}
 
 
-async def test_who_is_cancelled_while_taking_holds_nothing(tmp_path: Path) -> None:
+async def test_cancellation_during_a_reservation_releases_it(tmp_path: Path) -> None:
     budget = Budget(tokens=100, store=f"sqlite:///{tmp_path}/b.db")  # in memory nothing waits
     for _ in range(20):
         task = asyncio.create_task(budget.reserve(tokens=5))
@@ -192,7 +192,7 @@ async def test_who_is_cancelled_while_taking_holds_nothing(tmp_path: Path) -> No
     assert await budget.remaining() == {"tokens": 100}
 
 
-async def test_what_a_dead_process_had_reserved_for_the_same_goes_first(tmp_path: Path) -> None:
+async def test_a_resumed_reservation_replaces_that_of_a_dead_process(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/b.db"
     died = Budget(steps=2, tokens=100, store=url)
     step = await died.reserve("t", steps=1, tokens=60, resume_key="turn/a")

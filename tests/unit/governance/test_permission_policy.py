@@ -55,7 +55,7 @@ def test_the_deny_list_comes_first_then_the_mode_then_the_allow_list() -> None:
     assert found == PermissionOutcome(True, None, "FULL_ACCESS", "WORKSPACE_WRITE")
 
 
-def test_a_role_that_is_not_configured_may_nothing() -> None:
+def test_an_unconfigured_role_may_use_nothing() -> None:
     for role in ("stranger", "", None, "Clerk"):
         assert not policy().authorize(role, "look").allowed
     assert not PermissionPolicy().authorize("clerk", "look").allowed
@@ -98,7 +98,7 @@ def test_a_tenant_has_its_own_entry_in_place_of_the_common_one() -> None:
         assert not asked.authorize("auditor", "look", tenant=tenant).allowed
 
 
-def test_nobody_changes_a_policy_by_changing_what_it_was_made_of() -> None:
+def test_a_policy_copies_its_configuration() -> None:
     denied, requirements = ["pay"], {"drop": FULL}
     config = RolePermissionConfig("clerk", READ, None, denied)
     made = PermissionPolicy([config], requirements)
@@ -110,7 +110,7 @@ def test_nobody_changes_a_policy_by_changing_what_it_was_made_of() -> None:
     assert not made.authorize("clerk", "drop").allowed
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_entries_are_rejected() -> None:
     with pytest.raises(ValueError, match="two entries"):
         PermissionPolicy([RolePermissionConfig("a", READ), RolePermissionConfig("a", FULL)])
     with pytest.raises(ValueError, match="key 'b'"):
@@ -137,7 +137,7 @@ def test_the_enforcer_knows_names_functions_and_tools() -> None:
     assert asked.check("clerk", "drop").active_mode == "READ_ONLY"
 
 
-def test_the_error_says_what_was_decided_also_in_another_process() -> None:
+def test_the_error_carries_the_outcome_through_pickle() -> None:
     outcome = policy(READ, None, ["drop"]).authorize("clerk", "drop")
     error = pickle.loads(pickle.dumps(PermissionDeniedError(outcome)))
     assert isinstance(error, PolicyError)

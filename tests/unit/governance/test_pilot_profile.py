@@ -14,7 +14,7 @@ def pilot(**more: Any) -> Any:
     return build_pilot_profile(**{**given, **more})
 
 
-def test_what_is_not_allowed_is_denied() -> None:
+def test_capabilities_are_denied_by_default() -> None:
     asked = pilot(denied_tools=["pay"]).permissions
     found = [asked.is_allowed("clerk", name) for name in ("look", "LOOK", "pay", "drop")]
     assert found == [True, False, False, False]

@@ -126,7 +126,7 @@ async def test_asynchronous_conditions_also_inside_others(caplog: Any) -> None:
 @given(
     st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(1, 3)), max_size=12),
 )
-def test_all_that_match_apply_by_priority_and_in_their_order(
+def test_matching_rules_apply_by_priority(
     given_rules: list[tuple[int, bool, int]],
 ) -> None:
     rules = [
@@ -151,7 +151,7 @@ def test_all_that_match_apply_by_priority_and_in_their_order(
     assert found == expected
 
 
-def test_nobody_changes_a_rule_from_outside() -> None:
+def test_a_rule_copies_its_parameters() -> None:
     params = {"list": [1]}
     rule = PolicyRule("a", YES, [PolicyActionData("notify", params)])
     engine = PolicyEngine([rule])
@@ -164,7 +164,7 @@ def test_nobody_changes_a_rule_from_outside() -> None:
     assert engine.rules == [rule]
 
 
-def test_there_are_nine_actions_and_nonsense_is_refused() -> None:
+def test_there_are_nine_actions_and_invalid_rules_are_rejected() -> None:
     assert len(PolicyAction) == 9
     with pytest.raises(ValueError):
         PolicyActionData("dance")  # type: ignore[arg-type]

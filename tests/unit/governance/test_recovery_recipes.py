@@ -57,7 +57,7 @@ def test_nothing_to_run_is_not_recovered() -> None:
         assert "no action" in found.reason
 
 
-def test_what_ran_is_what_is_told() -> None:
+def test_the_result_lists_the_steps_that_ran() -> None:
     ran: list[str] = []
     whole = {
         STEP.RETRY_WITH_BACKOFF: lambda: ran.append("b"),

@@ -34,7 +34,7 @@ def _tracker(**used: int) -> UsageTracker:
         ("tool_calls_max", {"tool_calls": 11}),
     ],
 )
-def test_more_than_a_limit_is_past_it(limit: str, used: dict[str, int]) -> None:
+def test_usage_above_a_limit_raises(limit: str, used: dict[str, int]) -> None:
     limits = UsageLimits(**{limit: 10})  # type: ignore[arg-type]
     with pytest.raises(UsageLimitExceededError, match=f"11, but {limit} is 10") as told:
         _tracker(**used).check_limits(limits)
@@ -42,7 +42,7 @@ def test_more_than_a_limit_is_past_it(limit: str, used: dict[str, int]) -> None:
     UsageLimits(**{limit: 11}).check(_tracker(**used))  # type: ignore[arg-type]
 
 
-def test_a_cost_that_nobody_knows_is_past_every_limit() -> None:
+def test_an_unknown_cost_exceeds_every_limit() -> None:
     tracker = _tracker()
     UsageLimits(cost_usd_max=1.0).check(tracker)
     tracker.record_turn("nobody-knows", UsageSnapshot(input_tokens=1))

@@ -22,7 +22,7 @@ def _look(value: Any, now: float) -> tuple[Any, float, Any]:
     return value, FOREVER, value
 
 
-async def test_what_another_process_wrote_is_seen(tmp_path: Path) -> None:
+async def test_changes_of_another_process_are_visible(tmp_path: Path) -> None:
     ours, theirs = (TableValues(SqliteFile(str(tmp_path / "cells.db"))) for _ in range(2))
     clock = SystemClock()
     for number in range(5):

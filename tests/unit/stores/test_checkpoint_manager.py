@@ -65,7 +65,7 @@ def manager(store: Any) -> CheckpointManager:
     return CheckpointManager(store)
 
 
-async def test_what_a_stranger_calls(manager: CheckpointManager) -> None:
+async def test_the_methods_of_a_manager(manager: CheckpointManager) -> None:
     first = await manager.save("pilot", {"n": 1}, execution_id="run 1")
     second = await manager.save("pilot", {"n": 2}, execution_id="run 1", metadata={"by": "hand"})
     other = await manager.save("other", {"n": 3}, execution_id="run/1.x")
@@ -90,7 +90,7 @@ async def test_what_a_stranger_calls(manager: CheckpointManager) -> None:
     assert latest.checkpoint_id == first
 
 
-async def test_nothing_is_none(manager: CheckpointManager) -> None:
+async def test_loading_a_missing_snapshot_returns_none(manager: CheckpointManager) -> None:
     assert await manager.load("unknown") is None
     assert await manager.load("unknown@thread") is None
     assert await manager.list("nobody") == []
@@ -108,7 +108,7 @@ async def test_saves_at_once_lose_nothing(manager: CheckpointManager) -> None:
     assert [c.checkpoint_id for c in await manager.list_by_execution("run")] == left
 
 
-async def test_names_that_begin_alike_are_told_apart(manager: CheckpointManager) -> None:
+async def test_names_with_a_common_prefix_are_distinct(manager: CheckpointManager) -> None:
     for agent in ("a", "a/b", "ab", "A", "a%", "ä.b"):
         await manager.save(agent, {"agent": agent}, agent)
     for agent in ("a", "a/b", "ab", "A", "a%", "ä.b"):
@@ -116,7 +116,9 @@ async def test_names_that_begin_alike_are_told_apart(manager: CheckpointManager)
         assert [c.state["agent"] for c in await manager.list_by_execution(agent)] == [agent]
 
 
-async def test_what_is_no_plain_data_is_refused_with_its_place(manager: CheckpointManager) -> None:
+async def test_state_that_is_not_plain_data_is_rejected_with_its_path(
+    manager: CheckpointManager,
+) -> None:
     with pytest.raises(ValidationError, match=r"state\.at\[0\]"):
         await manager.save("pilot", {"at": [datetime.datetime(2026, 1, 1)]})
     with pytest.raises(ValidationError, match=r"metadata\.pair"):
@@ -185,7 +187,7 @@ async def test_the_newest_is_found_without_loading_the_others() -> None:
     assert (latest.state, len(loaded)) == ({"n": 19}, 1)
 
 
-def test_what_keeps_nothing_is_refused() -> None:
+def test_an_unsupported_store_is_rejected() -> None:
     wrong: Any = {}
     with pytest.raises(ConfigurationError):
         CheckpointManager(wrong)
@@ -216,9 +218,7 @@ def _graph(saver: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_of_a_saver_the_snapshots_are_what_a_graph_saves_by_itself(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_with_a_saver_snapshots_are_the_graphs_checkpoints(kind: str, tmp_path: Path) -> None:
     from langgraph.types import Command
 
     RUNS.clear()
@@ -250,7 +250,7 @@ async def test_of_a_saver_the_snapshots_are_what_a_graph_saves_by_itself(
             await manager.delete(latest.checkpoint_id, "pilot")
 
 
-async def test_what_is_saved_by_hand_goes_with_its_thread_and_is_none_by_itself(
+async def test_a_manual_snapshot_is_deleted_with_its_thread(
     tmp_path: Path,
 ) -> None:
     async with open_saver(f"sqlite:///{tmp_path}/kept.db") as saver:

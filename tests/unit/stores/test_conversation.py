@@ -23,7 +23,7 @@ async def test_a_conversation_goes_through_a_store_and_back() -> None:
     assert ConversationState.from_dict(await store.get("7")) == state
 
 
-def test_a_dictionary_shares_nothing_and_what_is_none_is_refused() -> None:
+def test_from_dict_copies_and_rejects_invalid_data() -> None:
     state = ConversationState("7", [ConversationMessage("user", "Hello")])
     plain: dict[str, Any] = state.to_dict()
     plain["messages"][0]["content"] = "changed"
@@ -38,7 +38,7 @@ def test_a_dictionary_shares_nothing_and_what_is_none_is_refused() -> None:
         ConversationState.from_dict({"messages": []})
 
 
-async def test_what_has_no_plain_form_in_it_is_found_by_the_store() -> None:
+async def test_the_store_rejects_metadata_that_is_not_plain_data() -> None:
     state = ConversationState("7")
     state.add_message("user", "Hello", at=datetime.date(2026, 1, 1))
     with pytest.raises(ValidationError, match=r"messages\[0\]\.metadata\.at"):

@@ -43,7 +43,7 @@ async def saver(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Any
             yield opened
 
 
-async def test_a_record_is_what_was_written_last(saver: Any, path: Path) -> None:
+async def test_reading_returns_the_latest_record(saver: Any, path: Path) -> None:
     assert await read_record(saver, "1", "a/b") == {}
     await write_record(saver, "1", "a/b", {"status": "started", "word": "treasure"})
     await write_record(saver, "1", "a/b", {"status": "finished", "word": "treasure", "n": 1})
@@ -64,7 +64,7 @@ async def test_a_record_is_encrypted_with_the_key_of_its_saver(path: Path) -> No
             await read_record(other, "1", "a")
 
 
-async def test_what_cannot_be_saved_is_refused(path: Path) -> None:
+async def test_a_value_that_cannot_be_serialized_is_rejected(path: Path) -> None:
     async with open_saver(f"sqlite:///{path}") as saver:
         with pytest.raises(PersistenceError, match="cannot be serialized"):
             await write_record(saver, "1", "a", {"what": object()})

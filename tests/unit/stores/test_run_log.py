@@ -57,7 +57,7 @@ async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -
         log.close()
 
 
-async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
+async def test_events_are_numbered_and_read_by_all_listeners(saver: Any) -> None:
     log = Persistence.of(saver).open_run_log()
     await log.create(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
     early = asyncio.create_task(followed(log, "r"))
@@ -82,7 +82,7 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     log.close()
 
 
-async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
+async def test_events_in_quick_succession_share_a_row(tmp_path: Path) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         log, rows = Persistence.of(saver).open_run_log(), Persistence.of(saver).tables
         assert rows is not None
@@ -99,7 +99,7 @@ async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
         log.close()
 
 
-async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
+async def test_a_listener_that_sees_the_end_finds_the_run_ended(saver: Any) -> None:
     log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
     await log.create(LoggedRun("r", "t", "ann"))
     readers = [log] if isinstance(saver, InMemorySaver) else [log, other]
@@ -122,7 +122,7 @@ async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
         one.close()
 
 
-async def test_what_somebody_listens_to_is_not_gathered(
+async def test_events_with_a_listener_are_written_immediately(
     saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "_BATCH_SECONDS", 3600.0)
@@ -137,7 +137,7 @@ async def test_what_somebody_listens_to_is_not_gathered(
     log.close()
 
 
-async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
+async def test_a_slow_listener_reads_old_events_from_the_database(saver: Any) -> None:
     log = Persistence.of(saver).open_run_log()
     await log.create(LoggedRun("r", "t", "ann"))
     slow = log.follow("r")
@@ -153,7 +153,7 @@ async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     log.close()
 
 
-async def test_who_lost_the_thread_tells_nothing_more(tmp_path: Path) -> None:
+async def test_a_process_that_lost_the_thread_writes_no_events(tmp_path: Path) -> None:
     url, run = f"sqlite:///{tmp_path / 't.db'}", LoggedRun("r", "t", "ann")
     async with open_saver(url) as saver, open_saver(url) as another:
         logs = Persistence.of(saver).open_run_log(), Persistence.of(another).open_run_log()
@@ -217,7 +217,7 @@ async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> N
     log.close()
 
 
-async def test_nothing_is_told_that_is_not_written(
+async def test_events_are_delivered_only_after_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "_POLL_SECONDS", 0.01)
@@ -244,7 +244,7 @@ async def test_nothing_is_told_that_is_not_written(
         log.close()
 
 
-async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> None:
+async def test_the_log_is_encrypted_if_threads_are(tmp_path: Path) -> None:
     file = tmp_path / "t.db"
     async with open_saver(f"sqlite:///{file}", encryption_key=KEY) as saver:
         log = Persistence.of(saver).open_run_log()
@@ -261,7 +261,7 @@ async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> No
     assert all("aes" in kind for kind, _, _ in kept)
 
 
-async def test_what_is_open_is_found_without_reading_what_has_ended(
+async def test_finding_open_runs_reads_no_ended_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each worker asks each second, and runs are kept for a month."""

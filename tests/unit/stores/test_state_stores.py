@@ -66,7 +66,7 @@ def exactly(value: Any) -> str:
 # --- the contract ---------------------------------------------------------------------------------
 
 
-async def test_what_a_stranger_calls(store: Any) -> None:
+async def test_the_operations_of_a_store(store: Any) -> None:
     async with store:
         assert await store.get("k") is None
         await store.set("k", {"a": 1}, ttl=60)
@@ -108,7 +108,7 @@ def test_the_base_is_abstract_and_the_factory_knows_four() -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=JSON)
-async def test_a_value_comes_back_as_exactly_what_was_given(store: Any, value: Any) -> None:
+async def test_a_value_is_returned_as_it_was_stored(store: Any, value: Any) -> None:
     await store.set("k", value)
     assert exactly(await store.get("k", "nothing")) == exactly(value)
     assert await store.compare_and_set("k", value, "other")
@@ -144,7 +144,7 @@ ODD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "place"), ODD)
-async def test_what_json_would_change_is_refused_with_its_place(
+async def test_a_value_that_json_would_change_is_rejected_with_its_path(
     store: Any, value: Any, place: str
 ) -> None:
     for change in (store.set, store.append):
@@ -154,7 +154,7 @@ async def test_what_json_would_change_is_refused_with_its_place(
     assert not await store.exists("k")
 
 
-async def test_what_holds_itself_is_refused(store: Any) -> None:
+async def test_a_recursive_value_is_rejected(store: Any) -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(ValidationError, match="contains itself"):
@@ -170,7 +170,7 @@ async def test_copies_are_given_and_taken(store: Any) -> None:
     assert await store.get("k") == {"items": [1]}
 
 
-async def test_none_is_told_from_nothing(store: Any) -> None:
+async def test_none_differs_from_a_missing_key(store: Any) -> None:
     assert not await store.exists("k")
     assert await store.get("k", "nothing") == "nothing"
     await store.set("k", None)
@@ -184,7 +184,7 @@ async def test_none_is_told_from_nothing(store: Any) -> None:
     assert not await store.exists("fourth")
 
 
-async def test_what_is_no_list_becomes_the_first_of_one_and_what_is_no_number_is_refused(
+async def test_append_creates_a_list_and_increment_rejects_other_types(
     store: Any,
 ) -> None:
     await store.set("k", "a")
@@ -223,7 +223,7 @@ async def test_any_other_text_is_a_key(store: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, -1, -0.5])
-async def test_after_no_time_it_is_gone_at_once(store: Any, ttl: float) -> None:
+async def test_a_ttl_of_zero_expires_immediately(store: Any, ttl: float) -> None:
     await store.set("k", "before")
     await store.set("k", 1, ttl=ttl)
     assert not await store.exists("k")
@@ -231,7 +231,7 @@ async def test_after_no_time_it_is_gone_at_once(store: Any, ttl: float) -> None:
 
 
 @pytest.mark.parametrize("ttl", [math.nan, math.inf, "60", True])
-async def test_a_time_that_is_none_is_refused(store: Any, ttl: Any) -> None:
+async def test_an_invalid_ttl_is_rejected(store: Any, ttl: Any) -> None:
     with pytest.raises(ValidationError, match="ttl"):
         await store.set("k", 1, ttl=ttl)
 
@@ -269,7 +269,7 @@ async def test_the_clock_of_the_place_counts_too(store: Any) -> None:
     assert await store.exists("k")
 
 
-async def test_what_nobody_reads_goes_when_its_time_is_over() -> None:
+async def test_unread_values_expire_in_memory() -> None:
     hand = Hand()
     store = InMemoryStateStore(clock=hand)
     for number in range(3000):
@@ -282,7 +282,7 @@ async def test_what_nobody_reads_goes_when_its_time_is_over() -> None:
     assert not any(name.startswith("state:old") for name in vars(cells)["_values"])
 
 
-async def test_what_nobody_reads_leaves_a_table_too(
+async def test_unread_values_expire_in_a_table(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("capgraph.stores.atomic_values._SWEEP_SHARE", 1)
@@ -297,7 +297,7 @@ async def test_what_nobody_reads_leaves_a_table_too(
         assert conn.execute("SELECT name FROM capgraph_cells").fetchall() == [("state:new",)]
 
 
-async def test_redis_lets_go_of_what_expires(redis_url: str) -> None:
+async def test_redis_expires_keys(redis_url: str) -> None:
     import redis
 
     store = RedisStateStore(redis_url, key_prefix="app:")
@@ -313,7 +313,7 @@ async def test_redis_lets_go_of_what_expires(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["app:", "a*:", "[ab]?\\", "a_", "A%"])
-async def test_clearing_takes_only_what_is_its_own(open_store: Any, prefix: str) -> None:
+async def test_clear_deletes_only_the_stores_own_keys(open_store: Any, prefix: str) -> None:
     ours = open_store(key_prefix=prefix)
     others = [open_store(key_prefix=other) for other in ("b:", "axx:", "aPP:", "APP:", "a1", "AB")]
     for number, store in enumerate([ours, *others]):
@@ -377,7 +377,7 @@ async def test_changes_at_once_lose_nothing(store: Any) -> None:
     assert sum(await asyncio.gather(*(swap() for _ in range(10)))) == 1
 
 
-def test_threads_with_loops_of_their_own_lose_nothing(store: Any) -> None:
+def test_threads_with_their_own_loops_lose_no_updates(store: Any) -> None:
     async def work() -> None:
         for number in range(25):
             await store.increment("n")
@@ -431,7 +431,7 @@ def test_four_processes_lose_nothing(shared: Where) -> None:
     assert (len(set(items)), len(items), count) == (100, 100, 100)
 
 
-async def test_who_is_cancelled_leaves_the_store_whole(store: Any) -> None:
+async def test_cancellation_leaves_the_store_consistent(store: Any) -> None:
     async def add() -> None:
         await store.append("list", 1)
 

@@ -36,7 +36,7 @@ def test_the_names_statuses_and_failure_classes() -> None:
     }
 
 
-def test_what_the_caller_changes_later_is_not_seen() -> None:
+def test_an_event_copies_its_data() -> None:
     data = {"steps": [1]}
     event = AgentEvent.started("writer", "draft").with_data(data)
     data["steps"].append(2)
@@ -87,7 +87,7 @@ def test_a_failed_agent_says_why() -> None:
         AgentEvent(AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED)
 
 
-def test_there_and_back() -> None:
+def test_events_round_trip_through_dictionaries_and_json() -> None:
     event = AgentEvent.failed("writer", "draft", "llm_timeout").with_data({"n": 1})
     assert AgentEvent.from_dict(event.to_dict()) == event
     assert AgentEvent.from_json(event.to_json()) == event
@@ -106,7 +106,7 @@ def test_there_and_back() -> None:
         {"event": "agent.failed", "status": "failed", "failure_class": "bad luck"},
     ],
 )
-def test_what_is_unknown_is_refused(wrong: dict[str, str]) -> None:
+def test_unknown_names_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         AgentEvent.from_dict(wrong)
 
@@ -146,7 +146,9 @@ def test_attributes_hold_no_content_unless_asked() -> None:
         ),
     ],
 )
-def test_our_events_under_their_names(ours: dict[str, object], name: str, failure: str) -> None:
+def test_graph_events_convert_to_agent_events(
+    ours: dict[str, object], name: str, failure: str
+) -> None:
     seen = to_agent_event({**ours, "run_id": "r"})
     assert seen is not None
     assert seen.event.value == name
@@ -154,5 +156,5 @@ def test_our_events_under_their_names(ours: dict[str, object], name: str, failur
     assert seen.data == {**ours, "run_id": "r"}
 
 
-def test_what_has_no_name_there_is_no_event() -> None:
+def test_events_without_a_counterpart_are_not_converted() -> None:
     assert to_agent_event({"event_type": "answer_token", "text": "x"}) is None

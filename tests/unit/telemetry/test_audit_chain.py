@@ -93,7 +93,7 @@ def test_any_byte_of_the_file_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2, 3])
-def test_a_record_that_is_gone_shows(tmp_path: Path, gone: int) -> None:
+def test_a_missing_record_is_detected(tmp_path: Path, gone: int) -> None:
     log = written(tmp_path / "a.jsonl", 4)
     lines = log.path.read_bytes().splitlines(keepends=True)
     log.path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
@@ -106,7 +106,7 @@ def test_records_in_another_order_show() -> None:
     assert not checked([LINES[0], LINES[0], *LINES[1:]])
 
 
-def test_the_anchor_shows_what_the_chain_cannot(tmp_path: Path) -> None:
+def test_the_anchor_detects_a_truncated_chain(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", 3)
     anchor = log.verify().head
     log.path.unlink()
@@ -128,7 +128,7 @@ def test_without_the_key_nobody_writes_a_record_that_holds(tmp_path: Path) -> No
     assert not checked(LINES, b"key")
 
 
-def test_what_has_no_plain_form_is_refused_and_leaves_the_chain(tmp_path: Path) -> None:
+def test_data_that_is_not_plain_is_rejected_and_keeps_the_chain_valid(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", 2)
     with pytest.raises(ValidationError):
         log.append("effect", {"what": object()})
@@ -141,7 +141,7 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         AuditLog(tmp_path / "no" / "such" / "folder.jsonl").append("effect", {})
 
 
-def test_what_a_lost_machine_left_half_written_is_taken_off(tmp_path: Path) -> None:
+def test_a_partial_record_is_truncated(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", 3)
     with log.path.open("ab") as file:
         file.write(b'{"at":"2026-01-0')

@@ -38,7 +38,7 @@ def test_noop_takes_everything() -> None:
     sink.close()
 
 
-def test_a_ring_drops_the_oldest() -> None:
+def test_a_ring_buffer_drops_the_oldest_event() -> None:
     sink = RingBufferSink()
     for number in range(1200):
         sink.emit(event(number))
@@ -49,7 +49,7 @@ def test_a_ring_drops_the_oldest() -> None:
         RingBufferSink(0)
 
 
-async def test_a_ring_is_told_at_once_and_by_attributes() -> None:
+async def test_a_ring_buffer_receives_events_synchronously() -> None:
     sink = RingBufferSink()
     await stream(EventDispatcher([sink]), "a", "b", run_id="r", thread_id="t", plan_id="p")
     first, second = sink.events  # no flush: it is told on the run's own path
@@ -127,7 +127,7 @@ async def test_events_are_replayed_in_their_order(tmp_path: Path) -> None:
     assert SqliteEventSink(tmp_path / "none.db").replay() == []
 
 
-def test_what_waited_is_handed_over_together(tmp_path: Path) -> None:
+def test_queued_events_are_delivered_as_a_batch(tmp_path: Path) -> None:
     gate, batches = threading.Event(), []
 
     class Slow(SqliteEventSink):
@@ -144,7 +144,7 @@ def test_what_waited_is_handed_over_together(tmp_path: Path) -> None:
     assert len(batches) <= 3
 
 
-async def test_a_fan_tries_all_and_raises_the_first() -> None:
+async def test_fanout_tries_all_sinks_and_raises_the_first_error() -> None:
     class Broken:
         def __init__(self, text: str) -> None:
             self.text = text
@@ -170,7 +170,7 @@ async def test_a_fan_tries_all_and_raises_the_first() -> None:
     fan.close()
 
 
-async def test_a_filter_takes_only_what_it_names() -> None:
+async def test_a_subscription_receives_only_its_event_types() -> None:
     from capgraph.telemetry import Reclassify
 
     named, typed, other = RingBufferSink(), RingBufferSink(), RingBufferSink()
@@ -186,7 +186,7 @@ async def test_a_filter_takes_only_what_it_names() -> None:
     assert other.events == []
 
 
-def test_what_a_file_does_not_take_is_counted(tmp_path: Path) -> None:
+def test_events_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
     sink = JsonLinesSink(tmp_path / "no" / "folder" / "e.jsonl")
     with pytest.raises(OSError):
         sink.emit(event(1))

@@ -48,7 +48,7 @@ async def stream(dispatcher: EventDispatcher, *reasons: str, **ids: str) -> list
 
 
 @pytest.mark.parametrize("kind", [Collect, CollectLater])
-async def test_a_sink_gets_what_the_stream_gets(kind: type[Collect]) -> None:
+async def test_a_sink_receives_the_events_of_the_stream(kind: type[Collect]) -> None:
     first, second = kind(), Collect()
     dispatcher = EventDispatcher([first, second])
     events = await stream(dispatcher, "a", "b", "c", run_id="r", thread_id="t")
@@ -88,7 +88,7 @@ async def test_a_run_inside_another_goes_on_counting() -> None:
     assert [e["seq"] for e in inner_sink.events] == [2, 3]
 
 
-async def test_a_sink_of_both_runs_is_told_once() -> None:
+async def test_a_sink_of_nested_runs_receives_each_event_once() -> None:
     class Ends(Collect):
         def run_ended(self, event: dict[str, Any]) -> None:
             self.events.append(event)
@@ -115,7 +115,7 @@ async def test_a_sink_of_both_runs_is_told_once() -> None:
     assert sink.events[-1]["error"] == "ValueError"
 
 
-async def test_a_slow_sink_loses_events_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_sink_misses_events_and_is_notified(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     began = threading.Event()
 
@@ -164,7 +164,7 @@ async def test_events_leave_without_secrets() -> None:
     assert event["reason"] == sink.events[0]["reason"] == "postgresql://me:***@host is away"
 
 
-def test_what_is_no_sink_is_refused() -> None:
+def test_an_object_without_emit_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="emit"):
         EventDispatcher([object()])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="colour"), event_context(colour="red"):

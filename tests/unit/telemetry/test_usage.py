@@ -142,7 +142,7 @@ def test_a_summary_has_the_names_of_its_source() -> None:
     assert (told["total_cost_usd"], told["formatted_cost"]) == (2.0, "$2.00")
 
 
-def test_usage_goes_there_and_back() -> None:
+def test_usage_round_trips_through_dictionaries_and_json() -> None:
     used = UsageSnapshot(input_tokens=1, tool_calls=2)
     assert UsageSnapshot.from_json(used.to_json()) == used
     used = UsageSnapshot(1, 2, 3, 4, "5m", 5)
@@ -175,7 +175,7 @@ def test_a_tracker_may_be_read_while_others_write() -> None:
     assert tracker.total_input_tokens == 2000
 
 
-def test_a_ring_keeps_the_last() -> None:
+def test_a_ring_buffer_keeps_the_latest_calls() -> None:
     sink = RingBufferUsageSink(capacity=2)
     for name in "abc":
         sink.record(name, CALL, 0.1)
@@ -217,14 +217,14 @@ async def test_a_file_of_usage_is_written_off_the_loop(tmp_path: Path) -> None:
     await asyncio.to_thread(again.close)
 
 
-def test_a_sink_that_is_full_counts_what_it_loses(tmp_path: Path) -> None:
+def test_a_full_sink_counts_dropped_calls(tmp_path: Path) -> None:
     sink = SqliteUsageSink(tmp_path / "usage.db", capacity=0)
     sink.record("a", CALL, 0.5)
     assert sink.lost == 1
     sink.close()
 
 
-def test_a_file_that_cannot_be_written_breaks_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_file_raises_no_error(tmp_path: Path) -> None:
     sink = SqliteUsageSink(tmp_path / "no" / "usage.db")
     sink.record("a", CALL, 0.5)
     sink.flush()

@@ -115,7 +115,7 @@ async def test_a_call_is_counted_and_reported_once(caller: Any) -> None:
     assert (usage[0]["input_tokens"], usage[0]["output_tokens"]) == (5, 2)
 
 
-async def test_the_frameworks_own_calls_say_what_they_are_for() -> None:
+async def test_the_frameworks_calls_report_their_role() -> None:
     budget, usage = await turn(lambda: by_role(talker('{"text": "x"}')))
     assert budget.model_calls == 2
     assert [event["role"] for event in usage] == ["planning", "answer"]

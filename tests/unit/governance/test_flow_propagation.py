@@ -145,7 +145,7 @@ def test_a_plan_is_refused_for_what_a_path_leads_to_and_for_nothing_else(
 
 @given(plans())
 @settings(max_examples=25, deadline=None)
-def test_what_runs_leaves_the_labels_that_the_model_says(nodes: list[Node]) -> None:
+def test_executed_steps_record_the_labels_of_the_model(nodes: list[Node]) -> None:
     harmless = [
         Node(n.reads, n.of_type, n.of_capability, n.removes, False, False, n.input) for n in nodes
     ]
