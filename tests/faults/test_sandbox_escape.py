@@ -546,7 +546,7 @@ async def test_threads_that_run_on_do_not_hold_the_run_up(level):
 
 
 BAD_RESULTS = {
-    "huge": ("result = 'x' * 3_000_000", "more than the 1048576 allowed"),
+    "huge": ("result = 'x' * 3_000_000", "more than the limit of 1048576"),
     "deep": ("result = []\nfor _ in range(100): result = [result]", "nested too deeply"),
     "endless": ("result = []\nresult.append(result)", "nested too deeply"),
     "nan": ("result = {'rows': [1.0, float('nan')]}", "result['rows'][1] is nan"),

@@ -378,7 +378,7 @@ async def test_a_caller_reads_no_file_outside_of_the_folders(graph, tmp_path: Pa
 
     text = await answer(graph, "total pay", [secret])
 
-    assert "outside of the folders" in text
+    assert "outside the folders" in text
     assert "900" not in text
     assert str(tmp_path) not in text
 
