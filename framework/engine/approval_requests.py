@@ -30,9 +30,9 @@ def answer_reader(
 ) -> AnswerReader:
     """Return a function that parses an answer into decisions by key and a list of problems."""
 
-    def read(given: Any) -> tuple[dict[str, ApprovalDecision], list[str]]:
+    def read(answer_input: Any) -> tuple[dict[str, ApprovalDecision], list[str]]:
         answers, problems = parse_decisions(
-            given, question, services.registry, services.limits, view
+            answer_input, question, services.registry, services.limits, view
         )
         messages = [problem.message for problem in problems]
         if store is None and any(answer.remember for answer in answers.values()):

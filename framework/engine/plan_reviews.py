@@ -36,13 +36,13 @@ def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
     return plan, text, (always or look is True) and limit > 0
 
 
-def with_final_review(checked: CheckedPlan) -> CheckedPlan:
+def with_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
     """Return a plan in which the planner reviews all results before the answer."""
-    *work, last = checked.plan["steps"]
+    *work, last = checked_plan.plan["steps"]
     if not work or last["capability"] != RESPOND:
-        return checked
+        return checked_plan
     steps = [*work, PlannedStep(**{**last, "look_again": True})]
-    return replace(checked, plan=ExecutionPlan(**{**checked.plan, "steps": steps}))
+    return replace(checked_plan, plan=ExecutionPlan(**{**checked_plan.plan, "steps": steps}))
 
 
 def finished_steps(view: TurnView) -> list[PlannedStep]:

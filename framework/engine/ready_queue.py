@@ -314,15 +314,15 @@ class PlanRun:
             budget=self.budget,
         )
 
-    def _should_stop(self, begun: bool) -> bool:
-        return self._stopping or self._waits_for_review(begun)
+    def _should_stop(self, has_started: bool) -> bool:
+        return self._stopping or self._waits_for_review(has_started)
 
-    def _waits_for_review(self, begun: bool = False) -> bool:
+    def _waits_for_review(self, has_started: bool = False) -> bool:
         """Return whether a step must wait because the planner reviews the rest of the plan first.
 
         A step that has received a person's answer has already started.
         """
-        return self._review_due and not begun and not count_available_answers()
+        return self._review_due and not has_started and not count_available_answers()
 
     def _envelope(self, result: StepResult, attempt: Attempt) -> Envelope | None:
         if result is None:

@@ -95,17 +95,19 @@ async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> Asy
         await leases.release(lease)
 
 
-async def _check_open_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
+async def _check_open_question(
+    saver: BaseCheckpointSaver[Any], configurable: Mapping[str, Any]
+) -> None:
     # A question of an earlier checkpoint can be answered again, which forks the thread.
-    checkpoint_id = asked.get("checkpoint_id") or None
+    checkpoint_id = configurable.get("checkpoint_id") or None
     saved = await saver.aget_tuple(
-        thread_config(str(asked["thread_id"]), checkpoint_id=checkpoint_id)
+        thread_config(str(configurable["thread_id"]), checkpoint_id=checkpoint_id)
     )
     is_fork = checkpoint_id is not None
     open_ = [] if saved is None else open_interrupts(saved.pending_writes, include_answered=is_fork)
     if all(is_wait_interrupt(item.value) for item in open_):
         raise ValidationError(
-            f"Thread {asked['thread_id']!r} has no open question to answer.",
+            f"Thread {configurable['thread_id']!r} has no open question to answer.",
             fix="check the thread ID and whether the question was already answered. Resume a step"
             " that waits for an event with a signal.",
         )

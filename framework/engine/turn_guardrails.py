@@ -165,9 +165,9 @@ class AnswerGuard:
         fields["messages"] = messages
         return replace(update, update=fields) if isinstance(update, Command) else fields
 
-    async def _save_draft(self, found: Mapping[str, Any], messages: Sequence[BaseMessage]) -> None:
+    async def _save_draft(self, fields: Mapping[str, Any], messages: Sequence[BaseMessage]) -> None:
         assert self._services is not None
-        draft = {**found, "messages": messages_to_dict(messages)} if messages else {}
+        draft = {**fields, "messages": messages_to_dict(messages)} if messages else {}
         await self._services.journal().write(self._draft, draft)
 
     async def _guard_text(self, text: str, guard: TurnGuardrail) -> str:

@@ -123,7 +123,7 @@ async def _ungrounded_reasons(
     """Return the reason to approve ungrounded parameters, if any.
 
     Raises:
-        PolicyError: The settings refuse ungrounded parameters, and nobody approved them.
+        PolicyError: The settings refuse ungrounded parameters, and they are not approved.
     """
     setting = execution.config.settings.approvals.ungrounded
     if not ungrounded or setting == "allow":

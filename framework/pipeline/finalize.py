@@ -91,14 +91,14 @@ async def finalize(
 
 
 async def _gated_record(
-    execution: StepExecution, attempt: Attempt, found: NormalizedResult
+    execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> StepRecord:
     """Return the record of a successful attempt, with the result checked by the gate."""
     # The gate checked a replayed result when it was created.
     if execution.spec.gate is None or attempt.is_replayed:
-        return _succeeded_record(execution, attempt, found)
-    gate_result = await run_gate(execution, attempt, found)
-    record = _succeeded_record(execution, attempt, found)
+        return _succeeded_record(execution, attempt, normalized)
+    gate_result = await run_gate(execution, attempt, normalized)
+    record = _succeeded_record(execution, attempt, normalized)
     return replace(
         record,
         quality=gate_result.level,
@@ -149,15 +149,15 @@ def _warn_unregistered(execution: StepExecution, context_class: type[CapabilityC
 
 
 def _succeeded_record(
-    execution: StepExecution, attempt: Attempt, found: NormalizedResult
+    execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> StepRecord:
     record = _record(
         execution,
         attempt,
         success=True,
-        contexts=found.contexts,
-        updates=found.updates,
-        plan=found.plan,
+        contexts=normalized.contexts,
+        updates=normalized.updates,
+        plan=normalized.plan,
     )
     emit_attempt_started(execution, attempt)
     execution.attempt_state.contexts = record.contexts
@@ -203,59 +203,63 @@ async def finish_record(
         )
 
 
-async def _emit_record(execution: StepExecution, attempt: Attempt, found: StepRecord) -> StepResult:
+async def _emit_record(
+    execution: StepExecution, attempt: Attempt, record: StepRecord
+) -> StepResult:
     """Emit the end of the attempt and return its record, or the approval request for its result."""
     if execution.effect_done:
-        await _update_ledger(execution, found)
-    if not found.success:
-        if found.error is not None:
-            emit_attempt_failed(execution, attempt, found.error)
-        return found
+        await _update_ledger(execution, record)
+    if not record.success:
+        if record.error is not None:
+            emit_attempt_failed(execution, attempt, record.error)
+        return record
     if (
-        found.approval_reasons
-        and (question := await _result_question(execution, attempt, found)) is not None
+        record.approval_reasons
+        and (question := await _result_question(execution, attempt, record)) is not None
     ):
         return question
     if has_listener() and not (attempt.short_circuit and attempt.short_circuit.is_emitted):
-        duration = found.execution_time
+        duration = record.execution_time
         telemetry.emit(
             telemetry.StepFinished(
-                duration=duration, outputs=found.outputs, **attempt.event_fields()
+                duration=duration, outputs=record.outputs, **attempt.event_fields()
             )
         )
-    return found
+    return record
 
 
-async def _update_ledger(execution: StepExecution, found: StepRecord) -> None:
+async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
     """Replace the result in the ledger by the final one.
 
     The ledger must not contain data that a guardrail removed.
     """
-    if found.success and found.contexts is not execution.attempt_state.contexts:
-        outputs: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
-        outputs += [found.updates] if found.updates else []
-        outputs += [] if found.plan is None else [{PLAN_KEY: found.plan}]
+    if record.success and record.contexts is not execution.attempt_state.contexts:
+        outputs: list[Any] = [{kind: of[record.key]} for kind, of in record.contexts.items()]
+        outputs += [record.updates] if record.updates else []
+        outputs += [] if record.plan is None else [{PLAN_KEY: record.plan}]
         await execution.context.ledger.update_effect(
             str(execution.attempt_state.effect), result=outputs
         )
-    elif found.error is not None and found.error.metadata.get("code") == REFUSED_BY_GUARDS:
+    elif record.error is not None and record.error.metadata.get("code") == REFUSED_BY_GUARDS:
         await execution.context.ledger.update_effect(
             str(execution.attempt_state.effect), result=[], withheld=True
         )
 
 
-async def _revalidated(execution: StepExecution, attempt: Attempt, found: StepResult) -> StepResult:
+async def _revalidated(
+    execution: StepExecution, attempt: Attempt, record: StepResult
+) -> StepResult:
     """Return a record whose contexts are validated again if middleware changed them."""
     if (
-        isinstance(found, StepRecord)
-        and found.success
-        and found.contexts is not execution.attempt_state.contexts
+        isinstance(record, StepRecord)
+        and record.success
+        and record.contexts is not execution.attempt_state.contexts
     ):
         try:
-            return replace(found, contexts=_validate_contexts(execution, found.contexts))
+            return replace(record, contexts=_validate_contexts(execution, record.contexts))
         except ValidationError as exc:
             return await failed_record(execution, attempt, exc, emits=False)
-    return found
+    return record
 
 
 def _validate_contexts(

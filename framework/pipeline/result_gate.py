@@ -11,7 +11,7 @@ from capgraph.state import load_context
 
 
 async def run_gate(
-    execution: StepExecution, attempt: Attempt, found: NormalizedResult
+    execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> GateResult:
     """Evaluate a result with the gate of its capability.
 
@@ -20,12 +20,12 @@ async def run_gate(
     """
     subject = f"the result of {attempt.key!r} ({attempt.capability})"
     gate_result: GateResult = await execution.spec.gate.evaluate_result(
-        _value(execution, attempt, found), subject
+        _value(execution, attempt, normalized), subject
     )
     return gate_result
 
 
-def _value(execution: StepExecution, attempt: Attempt, found: NormalizedResult) -> Any:
+def _value(execution: StepExecution, attempt: Attempt, normalized: NormalizedResult) -> Any:
     """Return the value of a result: as returned, or its context objects."""
     short_circuit = attempt.short_circuit
     if short_circuit is not None and (short_circuit.is_emitted or short_circuit.source != "cache"):
@@ -36,7 +36,9 @@ def _value(execution: StepExecution, attempt: Attempt, found: NormalizedResult) 
     types = execution.config.registry.context_types
     objects = {
         kind: load_context(kind, key, data, types)
-        for kind, entries in found.contexts.items()
+        for kind, entries in normalized.contexts.items()
         for key, data in entries.items()
     }
-    return next(iter(objects.values())) if len(objects) == 1 else objects or dict(found.updates)
+    return (
+        next(iter(objects.values())) if len(objects) == 1 else objects or dict(normalized.updates)
+    )

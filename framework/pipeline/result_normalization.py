@@ -86,7 +86,7 @@ def normalize_result(
     rest: dict[str, Any] = {}
     plan: Any = None
 
-    def put(kind: str, value: Any) -> None:
+    def add_context(kind: str, value: Any) -> None:
         if kind not in spec.provides:
             raise CapabilityError(
                 f"{spec.name!r} returned an undeclared type {kind}: 'provides' is"
@@ -103,7 +103,7 @@ def normalize_result(
     for raw_value in _result_values(result, spec):
         value = read_command(raw_value, spec, state_keys, types)
         if isinstance(value, CapabilityContext):
-            put(value.CONTEXT_TYPE, value)
+            add_context(value.CONTEXT_TYPE, value)
             continue
         for name, item in value.items():
             if name == PLAN_KEY:
@@ -111,13 +111,13 @@ def normalize_result(
             elif name in state_keys:
                 updates[name] = _channel_value(name, item, spec)
             elif name in spec.provides:
-                put(name, item)
+                add_context(name, item)
             else:
                 rest[name] = item
     for context in stored:
-        put(context.CONTEXT_TYPE, context)
+        add_context(context.CONTEXT_TYPE, context)
     if rest:
-        put(_output_type(rest, spec, step, contexts), rest)
+        add_context(_output_type(rest, spec, step, contexts), rest)
     _check_expected_output(step, key, spec, updates, contexts)
     return NormalizedResult(updates, contexts, plan)
 

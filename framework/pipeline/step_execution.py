@@ -35,7 +35,7 @@ STOPPED: Any = object()
 """Result of a step that did not start because another step failed permanently."""
 
 
-def _never(_begun: bool = False) -> bool:
+def _never(_has_started: bool = False) -> bool:
     return False
 
 

@@ -105,9 +105,13 @@ async def list_elements(execution: StepExecution, attempt: Attempt) -> list[Any]
         value = resolve_reference(reference, execution.view.contexts, types)
         if isinstance(value, list) and len(value) <= max_elements:
             return value
-        cause = f"it has {len(value):,} elements" if isinstance(value, list) else "it is not a list"
+        cause = (
+            f"has {len(value):,} elements"
+            if isinstance(value, list)
+            else f"is {value!r:.80}, not a list"
+        )
         raise ValidationError(
-            f"Invalid 'for_each' of step {attempt.key!r}: {reference} is {value!r:.80}, and {cause}.",
+            f"Invalid 'for_each' of step {attempt.key!r}: {reference} {cause}.",
             fix=f"use a list of at most {max_elements:,} elements (limits.max_elements).",
             severity=ErrorSeverity.REPLANNING,
         )

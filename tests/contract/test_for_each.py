@@ -172,7 +172,7 @@ async def test_a_list_that_is_too_long_is_refused_before_any_copy_runs(world: Wo
     graph = build_graph(registered(*world.capabilities()))
     out = await graph.ainvoke(planned(*plan(100_000)))
     assert (status(out), world.runs) == ("failed", [])
-    assert "a list of 100,000" in said(out)
+    assert "has 100,000 elements" in said(out)
     assert "limits.max_elements" in said(out)
 
 
@@ -214,7 +214,7 @@ async def test_nothing_collected_is_a_failure(world: World) -> None:
     graph = build_graph(registered(*world.capabilities()))
     out = await graph.ainvoke(planned(*plan(2, for_each=each(on_failure="collect"))))
     assert status(out) == "failed"
-    assert "None of 2 elements gave a result" in said(out)
+    assert "None of 2 elements has a result" in said(out)
 
 
 async def test_an_optional_step_over_a_list_leaves_the_plan_going(world: World) -> None:
@@ -524,7 +524,7 @@ async def test_a_value_that_turns_out_to_be_no_list_is_a_failure_that_says_so() 
     steps[0] = {"context_key": "b", "capability": "anything"}
     out = await graph.ainvoke(planned(*steps))
     assert (status(out), world.runs) == ("failed", [])
-    assert "which is 5, no list" in said(out)
+    assert "is 5, not a list" in said(out)
 
 
 async def test_labels_of_the_list_and_of_all_else_reach_each_copy() -> None:
