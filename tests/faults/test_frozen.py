@@ -319,7 +319,7 @@ async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: st
 def _asleep(saver: Any) -> Any:
     leases = Persistence.of(saver).leases
     leases.ttl_seconds, leases.heartbeat_seconds = 0.3, 0.1
-    leases._keep_beating = lambda: None  # type: ignore[method-assign]
+    leases._start_heartbeats = lambda: None  # type: ignore[method-assign]
     return leases
 
 

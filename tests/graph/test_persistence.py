@@ -437,7 +437,7 @@ async def test_a_fork_goes_on_by_itself_and_repeats_nothing(
     assert log == ["a", "asked", "asked"]
     with pytest.raises(PersistenceError, match="'2' already exists"):
         await fork_thread(saver, "1", "2")
-    with pytest.raises(PersistenceError, match="no thread"):
+    with pytest.raises(PersistenceError, match="does not exist"):
         await fork_thread(saver, "zz", "3")
 
 

@@ -45,23 +45,23 @@ def test_a_seed_is_the_same_again() -> None:
 
 
 class AlwaysGranted(SimLeases):
-    """Gives a lease to whoever asks."""
+    """Leases that are always granted."""
 
-    async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
+    async def _is_expired(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
         return True
 
 
 class NotLookedTwice(SimLeases):
-    """Takes a late lease at once."""
+    """Leases that are taken over as soon as they are late."""
 
-    async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
-        return await super()._is_gone(holder, claim) is not False
+    async def _is_expired(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
+        return await super()._is_expired(holder, claim) is not False
 
 
 class NeverConfirmed(SimLeases):
-    """Trusts for ever that it has what it had."""
+    """Leases that are never confirmed."""
 
-    def _is_sure(self, lease: Lease) -> bool:
+    def _is_fresh(self, lease: Lease) -> bool:
         return True
 
     async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
@@ -88,11 +88,11 @@ def test_a_mistake_in_the_ledger_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_turn_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was never told to go on with what another one left."""
+    """No worker takes over the thread of a worker that ended."""
     monkeypatch.setattr("tests.simulation.world.LAST", 300.0)
 
     class Forever(SimLeases):
-        async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
+        async def _is_expired(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
             return False
 
     assert "turns were lost" in _found(leases=Forever)
