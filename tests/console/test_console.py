@@ -22,7 +22,7 @@ pytestmark = pytest.mark.may_block
 
 ASK = "read the level of the tank, get the forecast and open the valve"
 ROOT = Path(__file__).parents[2]
-PARTS = ["Plan", "Timeline", "Inbox", "Ledger", "Usage", "History", "Agent"]
+PARTS = ["Plan", "Timeline", "Inbox", "Activity", "Usage", "History", "Agent"]
 
 
 def ask(page: Any, text: str = ASK) -> None:
@@ -76,10 +76,10 @@ def test_ask_edit_refused_then_accepted(page: Any, served: Any) -> None:
     page.get_by_test_id("answer").wait_for()
     status(page, "open_valve", "done")
     assert page.get_by_test_id("question").count() == 0
-    page.get_by_role("tab", name="Ledger").click()
+    page.get_by_role("tab", name="Activity").click()
     page.get_by_test_id("ledger").get_by_text("open_valve").first.wait_for()
     page.get_by_role("button", name="Verify").click()
-    page.get_by_text("The chain is whole.").wait_for()
+    page.get_by_text("The audit log is valid.").wait_for()
     page.get_by_role("tab", name="Usage").click()
     page.get_by_test_id("usage").wait_for()
     page.get_by_role("tab", name="Timeline").click()
@@ -260,7 +260,7 @@ def test_threads_are_made_renamed_forked_searched_and_deleted(page: Any, served:
     page.wait_for_function("url => !location.href.startsWith(url)", arg=first)
     page.get_by_test_id("answer").wait_for()
     page.get_by_test_id("new-thread").click()
-    page.get_by_text("What should be done?").wait_for()
+    page.get_by_text("How can I help?").wait_for()
     page.get_by_label("Search").fill("November")
     page.wait_for_function(
         "() => [...document.querySelectorAll('[data-testid=thread]')]"
@@ -269,8 +269,8 @@ def test_threads_are_made_renamed_forked_searched_and_deleted(page: Any, served:
     page.get_by_test_id("thread").first.click()
     page.get_by_text("Actions").click()
     page.get_by_role("button", name="Delete", exact=True).click()
-    page.get_by_role("button", name="Delete for good").click()
-    page.get_by_text("What should be done?").wait_for()
+    page.get_by_role("button", name="Delete permanently").click()
+    page.get_by_text("How can I help?").wait_for()
 
 
 def test_a_message_is_edited_in_a_fork(page: Any) -> None:
@@ -343,7 +343,7 @@ def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> N
     page.goto(served.url)
     ask(page)
     page.get_by_test_id("question").wait_for()
-    for part in ["Talk", "Threads", *PARTS]:
+    for part in ["Chat", "Threads", *PARTS]:
         tab = page.get_by_role("tab", name=part)
         if tab.is_visible():
             tab.click()
@@ -446,7 +446,7 @@ def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> No
         page.get_by_role("tab", name=part).click()
         look(part)
     page.set_viewport_size({"width": 360, "height": 740})
-    for part in ["Talk", "Threads", *PARTS]:
+    for part in ["Chat", "Threads", *PARTS]:
         page.get_by_role("tab", name=part).click()
         look(f"narrow {part}")
     context.close()
@@ -459,14 +459,14 @@ def test_where_nobody_brings_files_a_short_one_is_text(page: Any) -> None:
     for name, size in {"short.txt": 10, "long.txt": 300_000}.items():
         file = {"name": name, "mimeType": "text/plain", "buffer": b"x" * size}
         page.get_by_test_id("file-input").set_input_files([file])
-    page.get_by_text("long.txt is too long for a message").wait_for()
+    page.get_by_text("long.txt is too large for a message").wait_for()
     assert "xxxxxxxxxx\n" in page.get_by_test_id("message-input").input_value()
 
 
 def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()
-    page.get_by_role("tab", name="Ledger").click()
+    page.get_by_role("tab", name="Activity").click()
     budgets = page.get_by_test_id("budgets").get_by_role("row")
     row = budgets.filter(has_text="steps").filter(has_text="user")
     row.get_by_text("100,000").wait_for()
@@ -478,7 +478,7 @@ def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
 @pytest.mark.parametrize(
     ("tab", "path", "place", "item"),
     [
-        ("Ledger", "**/api/limits?*", "limits", {"kind": "{}", "name": "steps"}),
+        ("Activity", "**/api/limits?*", "limits", {"kind": "{}", "name": "steps"}),
         ("History", "**/history?*", "history", {"checkpoint_id": "{}", "next": ["{}"]}),
     ],
 )
@@ -526,8 +526,8 @@ def test_the_agent_page_holds_graph_findings_and_evaluations(page: Any, served: 
     page.get_by_test_id("findings").get_by_text("has no examples").first.wait_for()
     runs = page.get_by_test_id("evaluations")
     runs.get_by_text("1 of 1 passed").wait_for()
-    runs.get_by_role("checkbox", name="Mark monday").check()
-    runs.get_by_role("checkbox", name="Mark tuesday").check()
+    runs.get_by_role("checkbox", name="Select monday").check()
+    runs.get_by_role("checkbox", name="Select tuesday").check()
     told = page.get_by_test_id("evaluation-difference")
     told.get_by_text("monday · old → tuesday · new").wait_for()
     assert told.get_by_role("row").filter(has_text="passed").inner_text().split() == [

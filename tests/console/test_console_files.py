@@ -51,16 +51,16 @@ def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
     uploads.and_(page.locator("[data-status=done]")).get_by_text("load.csv").wait_for()
     failed = uploads.and_(page.locator("[data-status=failed]"))
     assert "not taken" in failed.get_by_role("alert").inner_text()
-    failed.get_by_role("button", name="Leave out no.exe").click()
+    failed.get_by_role("button", name="Remove no.exe").click()
     ask(page, "Plot the average load by month")
-    page.get_by_text("With load.csv").wait_for()
+    page.get_by_text("Attached: load.csv").wait_for()
     picture = page.get_by_test_id("plot").get_by_role("img")
     picture.wait_for()
     page.wait_for_function("() => document.querySelector('figure img').naturalWidth > 100")
     rows = page.get_by_test_id("table")
-    rows.get_by_text("1 to 10 of 12").wait_for()
-    rows.get_by_role("button", name="Rows after").click()
-    rows.get_by_text("11 to 12 of 12").wait_for()
+    rows.get_by_text("1–10 of 12").wait_for()
+    rows.get_by_role("button", name="Next rows").click()
+    rows.get_by_text("11–12 of 12").wait_for()
     assert rows.get_by_role("row").count() == 3
     for kind, start in {"table": b"month,", "plot": b"\x89PNG"}.items():
         with page.expect_download() as download:
@@ -71,17 +71,17 @@ def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
     detail.get_by_text("plotting", exact=True).wait_for()
     page.reload()
     page.get_by_test_id("plot").wait_for()
-    page.get_by_text("With load.csv").wait_for()
+    page.get_by_text("Attached: load.csv").wait_for()
     # Asked again, it goes along again: below, and in place of what has been asked since.
-    page.get_by_role("button", name="Ask again").last.click()
+    page.get_by_role("button", name="Retry").last.click()
     said = page.get_by_test_id("message")
     expect(said).to_have_count(4)
-    said.nth(2).get_by_text("With load.csv").wait_for()
+    said.nth(2).get_by_text("Attached: load.csv").wait_for()
     page.reload()
     expect(said).to_have_count(4)
-    page.get_by_role("button", name="Ask again").first.click()
+    page.get_by_role("button", name="Retry").first.click()
     expect(said).to_have_count(2)
-    page.get_by_text("With load.csv").wait_for()
+    page.get_by_text("Attached: load.csv").wait_for()
     page.get_by_test_id("plot").wait_for()
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_cut(browser: Any, served: Served, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ask(page, "Plot the average load by month")
     page.get_by_test_id("plot").wait_for()
-    page.get_by_test_id("table").get_by_text("1 to 10 of 12").wait_for()
+    page.get_by_test_id("table").get_by_text("1–10 of 12").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (
         page.evaluate("(n => n.scrollWidth - n.clientWidth)(document.querySelector('.log'))") <= 1
@@ -130,7 +130,7 @@ def test_axe_finds_nothing_serious(browser: Any, served: Served) -> None:
     page.add_script_tag(path=rules)
     found = page.evaluate("() => axe.run()")["violations"]
     ask(page, "Plot the average load by month")
-    page.get_by_test_id("table").get_by_text("1 to 10 of 12").wait_for()
+    page.get_by_test_id("table").get_by_text("1–10 of 12").wait_for()
     found += page.evaluate("() => axe.run()")["violations"]
     context.close()
     serious = [one["id"] for one in found if one["impact"] in {"serious", "critical"}]

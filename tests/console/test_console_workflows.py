@@ -105,7 +105,7 @@ def test_copies_conditions_and_looks_are_marked(page: Any, served: Served) -> No
     assert "each" in each.get_attribute("class")
     assert "if" in status(page, "first", "skipped").get_attribute("class")
     status(page, "weather", "done").click()
-    page.get_by_test_id("plan").get_by_text("Looks again").wait_for()
+    page.get_by_test_id("plan").get_by_text("Reviews plan after step").wait_for()
 
 
 LAUNCH = {"context_key": "go", "capability": "launch", "parameters": {"amount": 3}}
@@ -114,7 +114,7 @@ LAUNCH = {"context_key": "go", "capability": "launch", "parameters": {"amount": 
 def test_a_step_is_allowed_for_the_thread_from_now_on(page: Any, served: Served) -> None:
     Path(os.environ["LAUNCHED"]).touch()
     thread = opened(page, served, LAUNCH)
-    page.get_by_label("Allow for this thread from now on").check()
+    page.get_by_label("Always allow in this thread").check()
     page.get_by_test_id("approve").click()
     status(page, "go", "done")
     page.get_by_test_id("stop").wait_for(state="hidden")
@@ -129,7 +129,7 @@ def test_a_step_is_allowed_for_the_thread_from_now_on(page: Any, served: Served)
 def test_an_answer_instead_ends_the_question(page: Any, served: Served) -> None:
     thread = opened(page, served, LAUNCH)
     page.get_by_test_id("reason").fill("do it yourself")
-    page.get_by_role("button", name="Answer instead").click()
+    page.get_by_role("button", name="Respond instead").click()
     page.get_by_test_id("question").wait_for(state="detached")
     page.get_by_test_id("answer").get_by_text("do it yourself").wait_for()
     assert served.call(f"/api/threads/{thread}")["outcome"] != "waiting"
@@ -145,10 +145,10 @@ def test_what_nobody_knows_is_asked_with_what_is_known(page: Any, served: Served
     served.begin()
     served.logged_in(page.context)
     page.goto(f"{served.url}/?thread={thread}")
-    page.get_by_text("Nobody knows whether this happened.").wait_for(timeout=90_000)
+    page.get_by_text("It is unknown whether this effect happened.").wait_for(timeout=90_000)
     question = page.get_by_test_id("question")
-    assert "The outside knows it by the key" in question.inner_text()
-    question.get_by_role("button", name="It happened").click()
+    assert "Idempotency key sent to the external system:" in question.inner_text()
+    question.get_by_role("button", name="Mark as done").click()
     status(page, "go", "done")
 
 
@@ -156,7 +156,7 @@ def test_a_message_is_asked_again(page: Any) -> None:
     page.get_by_test_id("message-input").fill("Make the first report")
     page.get_by_test_id("send").click()
     page.get_by_test_id("answer").wait_for()
-    again = page.get_by_role("button", name="Ask again").first
+    again = page.get_by_role("button", name="Retry").first
     again.wait_for()
     again.click()
     page.get_by_test_id("answer").nth(1).wait_for()
@@ -173,15 +173,15 @@ def test_an_earlier_message_is_asked_again_in_a_fork(page: Any) -> None:
         page.get_by_test_id("answer").nth(number).wait_for()
         page.locator(".working[data-on]").wait_for(state="detached")
     first = page.get_by_test_id("message").nth(1)
-    first.get_by_role("button", name="What it came from").click()
+    first.get_by_role("button", name="Sources").click()
     first.locator(".sources").get_by_role("button", name="report").click()
     plan = page.get_by_test_id("plan")
     plan.get_by_text('"text": "first"').wait_for()
     assert plan.get_by_test_id("step").first.inner_text().startswith("report")
-    plan.get_by_role("button", name="Back to the plan of the last turn").click()
+    plan.get_by_role("button", name="Back to the current plan").click()
     plan.locator('[data-key^="weather"]').first.wait_for()
     before = page.url
-    first.get_by_role("button", name="Ask again").click()
+    first.get_by_role("button", name="Retry").click()
     page.wait_for_function("url => location.href !== url", arg=before)
     page.get_by_test_id("answer").wait_for()
     page.locator(".working[data-on]").wait_for(state="detached")
@@ -224,13 +224,15 @@ def test_two_people_agree_and_are_notified(browser: Any, tmp_path: Path) -> None
         ann.get_by_test_id("message-input").fill("Pay")
         ann.get_by_test_id("send").click()
         ann.get_by_test_id("question").get_by_text(
-            "2 people have to agree; so far nobody"
+            "2 approvals required; approved by: nobody"
         ).wait_for()
         ann.get_by_test_id("approve").click()
-        ann.get_by_test_id("question").get_by_text("2 people have to agree; so far ann.").wait_for()
+        ann.get_by_test_id("question").get_by_text(
+            "2 approvals required; approved by: ann."
+        ).wait_for()
         bob.get_by_role("tab", name="Inbox").click()
         question = bob.get_by_test_id("inbox").get_by_test_id("question")
-        question.get_by_text("2 people have to agree; so far ann.").wait_for()
+        question.get_by_text("2 approvals required; approved by: ann.").wait_for()
         assert bob.title().startswith("(1)")
         question.get_by_test_id("approve").click()
         question.wait_for(state="detached")
@@ -259,7 +261,7 @@ def test_who_agreed_is_notified_by_the_system(page: Any, served: Served) -> None
             break
         page.clock.fast_forward(30_000)
         time.sleep(0.1)
-    assert page.evaluate("window.told[0]") == ["capgraph asks", "Launch."]
+    assert page.evaluate("window.told[0]") == ["capgraph needs an answer", "Launch."]
     assert page.title().startswith("(")
     [question] = served.call(f"/api/questions?thread_id={thread}")["items"]
     served.call(f"/api/questions/{question['question_id']}", {"answer": "reject"})

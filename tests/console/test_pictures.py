@@ -43,7 +43,7 @@ def answered(page: Any) -> None:
 def sourced(page: Any) -> None:
     answered(page)
     page.get_by_test_id("answer").get_by_role("button", name="36.5").click()
-    page.get_by_text("What it left").wait_for()
+    page.get_by_text("Step record").wait_for()
 
 
 def part(name: str) -> Callable[[Any], None]:
@@ -71,7 +71,7 @@ STATES: dict[str, tuple[Callable[[Any], None], dict[str, int], str]] = {
     "3_refused_dark": (refused, WIDE, "dark"),
     "4_figure": (sourced, WIDE, "light"),
     "5_timeline_dark": (part("Timeline"), WIDE, "dark"),
-    "6_ledger": (part("Ledger"), WIDE, "light"),
+    "6_ledger": (part("Activity"), WIDE, "light"),
     "7_inbox_narrow": (inbox, NARROW, "light"),
     "8_plan_narrow_dark": (plan, NARROW, "dark"),
 }

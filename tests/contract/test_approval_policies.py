@@ -114,7 +114,10 @@ async def test_who_began_the_turn_pays_whoever_agrees(desk: Any, path: str) -> N
     await it.ask("alice")
     await it.say("bob")
     assert it.paid == [5]
-    assert [await budget.remaining(user) for user in ("alice", "bob")] == [{"steps": 1}, {"steps": 2}]
+    assert [await budget.remaining(user) for user in ("alice", "bob")] == [
+        {"steps": 1},
+        {"steps": 2},
+    ]
     await it.run({"messages": [("user", "Pay")]}, "bob", "2")
     await it.run(Command(resume="approve"), "alice", "2")
     assert it.paid == [5, 5]  # the limit of alice is used up, that of bob was not

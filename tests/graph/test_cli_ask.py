@@ -85,7 +85,7 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ask"], "There is no question"),
+        (["ask"], "The question is missing"),
         (["ask", "x", "--config", "no.yml"], "'no.yml' cannot be read"),
         (["ask", "x", "--data", "no.csv"], "'no.csv' does not exist"),
         (["ask", "x", "--data", "toys.py"], "no provided context type"),
@@ -95,13 +95,13 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
         (["ask", "x", "--db", "no/folder/x.db"], "no/folder/x.db"),
         (["ask", "/never"], "'/never' is unknown"),
         (["graph", "--thread", "none"], "'none' has no plan"),
-        (["graph", "--thread", "a", "--plan", "b"], "cannot be drawn at once"),
-        (["threads", "show", "none"], "There is no thread 'none'"),
-        (["threads", "prune"], "not said which threads"),
-        (["threads", "fork", "none"], "There is no thread 'none'"),
+        (["graph", "--thread", "a", "--plan", "b"], "--plan cannot be combined with --thread"),
+        (["threads", "show", "none"], "'none' does not exist"),
+        (["threads", "prune"], "No threads are selected"),
+        (["threads", "fork", "none"], "'none' does not exist"),
         (["approvals", "revoke", "none"], "standing rule 'none'"),
         (["approvals", "allow", "none"], "The capability 'none' is not registered"),
-        (["new", "project", "x y"], "no name that Python can use"),
+        (["new", "project", "x y"], "Invalid name 'x y'"),
     ],
 )
 def test_every_mistake_is_one_clean_message(capgraph, arguments, words):
@@ -337,7 +337,7 @@ def test_two_people_agree_from_two_terminals(capgraph, monkeypatch, log):
     assert capgraph("ask", question, "--thread", "t1", "--as", "ann")[0] == 4
     _, out, _ = capgraph("approvals", "waiting")
     assert "t1" in out
-    assert "2 people, not whoever asked" in out
+    assert "2 people, not the requester" in out
     assert capgraph("ask", "--thread", "t1", "--yes", "--as", "ann")[0] == 4
     assert capgraph("ask", "--thread", "t1", "--yes", "--as", "bob")[0] == 4
     _, out, _ = capgraph("approvals", "waiting")

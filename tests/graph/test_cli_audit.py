@@ -95,7 +95,7 @@ def test_a_thread_is_shown_without_content(asked):
     for content in ("Miller", "secret", "dear"):
         assert content not in out
     _, out, told = asked("audit", "show", "other", "--db", "t.db")
-    assert (out, "nothing of the thread 'other'" in told) == ("", True)
+    assert (out, "no records of thread 'other'" in told) == ("", True)
     assert asked("stop", "t1", "--db", "t.db")[0] == 0
     assert asked("ask", "Send, please", "--db", "t.db", "--thread", "t1", "-q")[0] != 0
     assert "code=CG-STOPPED" in asked("audit", "show", "t1", "--db", "t.db")[1]
@@ -118,7 +118,7 @@ def test_no_database_is_made_where_one_is_read(capgraph, db):
         "signal t k",
     ):
         code, out, err = capgraph(*words.split(), "--db", db)
-        assert (code, "There is no database" in out + err) == (2, True), words
+        assert (code, "does not exist" in out + err) == (2, True), words
     code, out, err = capgraph("check", "--db", db)
-    assert (code, "There is no database" in out + err) == (0, True)
+    assert (code, "does not exist" in out + err) == (0, True)
     assert not Path("typo.db").exists()

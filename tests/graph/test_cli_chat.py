@@ -210,12 +210,12 @@ def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal
     chat.expect("Mixing")
     chat.interrupt()
     chat.expect("outcome: interrupted")
-    chat.expect("Go on with it? [Y/n]")
+    chat.expect("Resume it? [Y/n]")
     chat.interrupt_until("resume with: capgraph chat --thread t1")
     assert chat.end() == 130
 
     again = terminal("chat", "--thread", "t1")
-    again.expect("Go on with it? [Y/n]")
+    again.expect("Resume it? [Y/n]")
     again.type("")
     again.expect("file: /pictures/sky-10.png")
     again.expect("you> ")

@@ -106,7 +106,7 @@ def test_capabilities_belong_to_a_project(folder, new):
     (folder / "capgraph.yml").write_text("modules: [json]")
     code, _, err = new("capability", "wind")
     assert code == 2
-    assert "is a package beside it" in err
+    assert "no package of the same folder" in " ".join(err.split())
 
 
 def test_a_second_node_stands_beside_the_first(folder, new):
@@ -117,7 +117,7 @@ def test_a_second_node_stands_beside_the_first(folder, new):
         assert (code, err) == (0, "")
     code, _, err = new("node", "fourth", "--role", "clarify", "--in", "station")
     assert code == 2
-    assert "third.py' takes the place of 'clarify' already" in " ".join(err.split())
+    assert "The node 'clarify' is already replaced by" in " ".join(err.split())
     done = in_project(folder / "station", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -128,7 +128,7 @@ def test_a_node_that_nothing_would_find_is_not_written(folder, new):
     config.write_text(config.read_text().replace("  - station.nodes\n", ""))
     code, _, err = new("node", "brief", "--in", "station")
     assert code == 2
-    assert "station.nodes does not stand under 'infrastructure'" in " ".join(err.split())
+    assert "station.nodes is not listed under 'infrastructure'" in " ".join(err.split())
     assert not (folder / "station" / "station" / "nodes" / "brief.py").exists()
 
 

@@ -127,7 +127,7 @@ def test_check_says_what_new_code_could_not_take_over(capgraph: Command) -> None
     assert found.exit_code == 4, found.output
     found = capgraph("check", "--db", "t.db")
     assert found.exit_code == 0, found.output
-    assert "ok threads: 1 waiting or unfinished, can be taken over" in found.output
+    assert "ok threads: 1 waiting or unfinished, can be resumed" in found.output
     change("width: int = 10", "width: int = 12")
     before = {path: Path(path).read_bytes() for path in ("t.db", "ran.txt")}
     found = capgraph("check", "--db", "t.db", "--json")
@@ -189,7 +189,7 @@ def test_a_set_of_turns_is_replayed(asked: Command) -> None:
 def test_the_thread_that_was_saved_last(asked: Command) -> None:
     assert json.loads(asked("record", "--db", "t.db").output)["thread"] == "one"
     Path("empty.db").touch()
-    with pytest.raises(Exception, match="There are no threads"):
+    with pytest.raises(Exception, match="has no threads"):
         asked("record", "--db", "empty.db")
 
 

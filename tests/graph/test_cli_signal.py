@@ -45,7 +45,7 @@ def test_a_turn_waits_is_listed_and_woken(capgraph: Run) -> None:
     code, out = capgraph("ask", "Ship it when it is paid", "--plan", "plan.json", "--thread", "t")
     assert code == 4, out
     assert "step parcel waits for 'paid', at the latest until " in out
-    assert "outcome: waiting for an event or a moment" in out
+    assert "outcome: waiting for an event or a time" in out
     assert "\twaiting\t" in capgraph("threads", "list")[1]
     assert "parcel waits for 'paid'" in capgraph("threads", "show", "t")[1]
     assert capgraph("approvals", "waiting")[1] == ""
@@ -54,20 +54,20 @@ def test_a_turn_waits_is_listed_and_woken(capgraph: Run) -> None:
     code, out = capgraph("ask", "What else?", "--thread", "t")
     assert code == 2
     assert "unfinished turn" in out
-    assert capgraph("signal", "t", "other")[1] == "No step waits for it now; it is kept.\n"
+    assert capgraph("signal", "t", "other")[1] == "Stored: no step waits for it yet.\n"
     code, out = capgraph("signal", "t", "paid", '{"amount": 30}')
     assert code == 0, out
-    assert "step parcel goes on: 'paid' came" in out
+    assert "step parcel resumes: received 'paid'" in out
     assert "Shipped for 30.0." in out
     code, out = capgraph("signal", "t", "paid", "again")
-    assert (code, out) == (0, "No step waits for it now; it is kept.\n")
+    assert (code, out) == (0, "Stored: no step waits for it yet.\n")
     assert capgraph("signal", "nowhere", "paid")[0] == 2
 
 
 def test_a_signal_may_be_left_to_whoever_serves_the_thread(capgraph: Run) -> None:
     capgraph("ask", "Ship it", "--plan", "plan.json", "--thread", "t")
     out = capgraph("signal", "t", "paid", '{"amount": 2}', "--later")[1]
-    assert out == "A step waits for it.\n"
+    assert out == "The waiting step can continue.\n"
     code, out = capgraph("ask", "--thread", "t")
     assert code == 0
     assert "Shipped for 2.0." in out

@@ -76,7 +76,7 @@ def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
     ):
         crew.run("worker", *wrong, code=2, engine=False)
     crew.url, url = f"{crew.url}&port=1", crew.url
-    assert "cannot be reached" in crew.run("worker", code=1)
+    assert "is unavailable" in crew.run("worker", code=1)
     crew.url = str(tmp_path / "threads.db")
     assert "PostgreSQL" in crew.run("ask", "--submit", "Hello?", code=2)
     crew.url = url
