@@ -91,7 +91,7 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
         (["ask", "x", "--data", "toys.py"], "no provided context type"),
         (["ask", "x", "--plan", "no.json"], "'no.json' cannot be read"),
         (["ask", "x", "--thread", "a\nb"], "thread id"),
-        (["ask", "x", "--db", "mysql://h/x"], "names no database"),
+        (["ask", "x", "--db", "mysql://h/x"], "'mysql://h/x'"),
         (["ask", "x", "--db", "no/folder/x.db"], "no/folder/x.db"),
         (["ask", "/never"], "'/never' is unknown"),
         (["graph", "--thread", "none"], "'none' has no plan"),
@@ -342,7 +342,7 @@ def test_two_people_agree_from_two_terminals(capgraph, monkeypatch, log):
     assert capgraph("ask", "--thread", "t1", "--yes", "--as", "bob")[0] == 4
     _, out, _ = capgraph("approvals", "waiting")
     assert "bob" in out
-    assert "1 person, not whoever asked" in out
+    assert "1 person, not the requester" in out
     assert "paint began" not in log()
     assert capgraph("ask", "--thread", "t1", "--yes", "--as", "carol")[0] == 0
     assert "paint began" in log()

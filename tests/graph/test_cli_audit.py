@@ -44,7 +44,7 @@ def asked(capgraph):
 def test_a_chain_that_holds(asked):
     code, out, _ = asked("audit", "verify", "--db", "t.db")
     assert code == 0
-    assert "hold" in out
+    assert "valid" in out
     code, head, _ = asked("audit", "anchor", "--db", "t.db")
     assert code == 0
     assert len(head.strip()) == 64
@@ -69,7 +69,7 @@ def test_a_chain_that_was_changed(asked, statement, tmp_path):
     conn.close()
     code, out, _ = asked("audit", "verify", "--db", "t.db")
     assert code == 1
-    assert "does not hold" in out
+    assert "is invalid" in out
     assert asked("audit", "anchor", "--db", "t.db")[0] == 1
 
 
