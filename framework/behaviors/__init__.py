@@ -1,4 +1,4 @@
-"""What can be put around a step or a model call, declared once."""
+"""Middleware for steps, nodes, agents and model calls."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Log lines of what begins, ends and fails."""
+"""Behavior that logs the start, end and failure of steps."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _STARTED_AT = "audit_began"
 
 
 class AuditBehavior(BaseBehavior):
-    """Writes a log line when something begins, ends and fails.
+    """Behavior that writes a log line when a step starts, ends or fails.
 
-    Of the task nothing is written, and of a result its beginning, with secrets masked. It is for
-    reading along; what proves later on what happened is ``build_graph(…, audit=…)``.
+    Tasks are not logged. Of a result, the beginning is logged with secrets masked. Use
+    ``build_graph(…, audit=…)`` for a tamper-evident audit log.
 
     Args:
-        logger: Where to; ``capgraph.behavior.audit`` when not given.
-        metrics: Takes figures too: an object with ``increment(name, **labels)`` and
+        logger: The logger. Defaults to ``capgraph.behavior.audit``.
+        metrics: Receiver of metrics: an object with ``increment(name, **labels)`` and
             ``histogram(name, value, **labels)``.
-        preview: How many characters of a result are written.
-        clock: Gives seconds, for durations.
+        preview: Maximum number of logged characters of a result.
+        clock: Function that returns seconds, for durations.
 
     >>> AuditBehavior(preview=0).before_execute(BehaviorContext("read", "read the level"))
     """
@@ -47,40 +47,40 @@ class AuditBehavior(BaseBehavior):
         self._clock = clock
 
     def before_execute(self, context: BehaviorContext) -> None:
-        """Write that something begins."""
+        """Log the start of a step."""
         context.metadata[_STARTED_AT] = self._clock()
-        self._logger.info("%s began", self._describe(context))
+        self._logger.info("%s started", self._describe(context))
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.invocations", agent_id=context.agent_id)
 
     def after_execute(self, context: BehaviorContext, result: Any) -> None:
-        """Write that it ended, and how its result begins."""
-        spent = self._elapsed_ms(context)
-        shown = (
+        """Log the end of a step and the beginning of its result."""
+        elapsed = self._elapsed_ms(context)
+        preview = (
             escape_control_characters(mask_secrets(str(result), self._preview))
             if self._preview
             else ""
         )
-        self._logger.info("%s ended after %d ms: %s", self._describe(context), spent, shown)
+        self._logger.info("%s ended after %d ms: %s", self._describe(context), elapsed, preview)
         if self._metrics is not None:
             name = "behavior.audit.duration_ms"
-            self._metrics.histogram(name, spent, agent_id=context.agent_id)
+            self._metrics.histogram(name, elapsed, agent_id=context.agent_id)
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
-        """Write that it failed, and why."""
-        told = escape_control_characters(
+        """Log the failure of a step."""
+        message = escape_control_characters(
             mask_secrets(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
         )
         self._logger.error(
-            "%s failed after %d ms: %s", self._describe(context), self._elapsed_ms(context), told
+            "%s failed after %d ms: %s", self._describe(context), self._elapsed_ms(context), message
         )
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.errors", agent_id=context.agent_id)
 
     def _elapsed_ms(self, context: BehaviorContext) -> int:
-        began = context.metadata.get(_STARTED_AT)
-        return 0 if began is None else round((self._clock() - began) * 1000)
+        started_at = context.metadata.get(_STARTED_AT)
+        return 0 if started_at is None else round((self._clock() - started_at) * 1000)
 
     def _describe(self, context: BehaviorContext) -> str:
         step = f" ({context.execution_id})" if context.execution_id else ""
-        return f"{context.agent_id}{step}, try {context.attempt}"
+        return f"{context.agent_id}{step}, attempt {context.attempt}"

@@ -1,4 +1,4 @@
-"""What every behaviour is: hooks before and after a step, and when it fails."""
+"""Base class of behaviors: hooks before and after a step, and on its failure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["BaseBehavior", "BehaviorContext"]
 
 
 class BaseBehavior:
-    """Something that is declared once and holds around every step.
+    """Middleware with hooks around a step.
 
-    A subclass overrides what it needs; each method may be a coroutine function. Without ``stage`` it
-    stands just inside ``observe``, once a step: before all tries and after them, at the first run, on
-    resume and for a result that was there already. Keep nothing of a run on it: what is about one
-    step goes into ``context.metadata``, which its hooks share.
+    A subclass overrides the hooks it needs; each may be a coroutine function. Without a ``stage``,
+    the hooks run just inside ``observe``, once per step: before its first attempt and after its
+    last, on the first run, on resume and for a cached result. Do not store data of a step on the
+    behavior. Use ``context.metadata``, which the hooks of one step share.
 
     >>> class Shout(BaseBehavior):
     ...     def after_execute(self, context, result):
@@ -25,20 +25,20 @@ class BaseBehavior:
     """
 
     def before_execute(self, context: BehaviorContext) -> Any:
-        """Look at a step before it begins; what is raised here is a failure of the step."""
+        """Run before a step. An exception here fails the step."""
 
     def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Look at what the capability returned.
+        """Run after a step with the result of its capability.
 
         Returns:
-            What stands in its place, in any form that the capability could have returned; ``None``
-            to keep it. It is checked like the capability's own.
+            A result that replaces it, in any form the capability may return, or ``None`` to keep
+            it. The replacement is validated like the capability's own result.
         """
 
     def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Look at why a step failed, once nothing is left to try.
+        """Run after a step has failed and no attempt is left.
 
         Returns:
-            A result that stands in; the first one that is not ``None`` does. The record says
-            ``fallback``.
+            A fallback result, or ``None``. The first result that is not ``None`` is used, and its
+            record has the source ``fallback``.
         """

@@ -1,4 +1,4 @@
-"""Results that are there already: the same step for the same person gives the same."""
+"""Behavior that caches results of equal steps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from capgraph.pipeline.run_config import current_caller
 
 
 class CacheBehavior:
-    """Gives the result of an earlier step that was the same, without running it again.
+    """In-memory cache of step results.
 
-    The same is: capability, validated parameters, values of the inputs (of a step without
-    parameters its objective), user and tenant. What it gives has been permitted and is checked like
-    any other; the record says ``cache``. A capability with an effect is never given from it, nor
-    are failures and what another behaviour put in place. It is kept in this object, in memory:
-    give each graph its own.
+    Two steps are equal if they have the same capability, validated parameters and input values, the
+    same user and tenant and, for a step without parameters, the same objective. A cached result
+    passes permissions and validation, and its record has the source ``cache``. Steps with an
+    effect, failures and fallback results are not cached. Use a separate object for each graph.
 
     Args:
-        max_entries: How many results are kept; the one that was not asked for longest goes first.
-        seconds: How long a result is good for; ``None`` for as long as it is kept.
-        shared: Whether one person's results are given to others; only for what is the same for all.
-        clock: Gives seconds, or is a ``Clock``; the graph's when not given.
+        max_entries: Maximum number of results. The least recently used one is evicted first.
+        seconds: Lifetime of a result; ``None`` for no expiry.
+        shared: True to share results between users. Use it only for results that are equal for all
+            users.
+        clock: A ``Clock`` or a function that returns seconds. Defaults to the graph's clock.
 
     Raises:
-        ValueError: A number is not above 0.
+        ValueError: A number is not positive.
 
     >>> CacheBehavior(seconds=60)
     CacheBehavior(0 of 1000)
@@ -51,8 +51,8 @@ class CacheBehavior:
     ) -> None:
         if max_entries < 1 or (seconds is not None and not seconds > 0):
             raise ValueError(
-                f"CacheBehavior got max_entries={max_entries!r}, seconds={seconds!r}."
-                " Fix: give more than 0."
+                f"Invalid CacheBehavior(max_entries={max_entries!r}, seconds={seconds!r}): both"
+                " must be positive. Fix: pass more than 0."
             )
         self._seconds = seconds
         self._shared = shared
@@ -64,20 +64,20 @@ class CacheBehavior:
         return f"CacheBehavior({len(self._entries)} of {self._entries.max_entries})"
 
     def clear(self) -> None:
-        """Forget all results."""
+        """Remove all results."""
         with self._lock:
             self._entries.clear()
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Give an earlier result, or keep what the step gives."""
+        """Return a cached result, or run the step and cache its result."""
         key = self._key(attempt)
-        found = self._lookup(key)
-        if found is not None:
-            given = ShortCircuit(deepcopy(found), "cache")
-            record = await call_next(replace(attempt, short_circuit=given))
+        cached = self._lookup(key)
+        if cached is not None:
+            short_circuit = ShortCircuit(deepcopy(cached), "cache")
+            record = await call_next(replace(attempt, short_circuit=short_circuit))
             if not isinstance(record, StepRecord) or record.success:
                 return record
-            # It no longer passes the checks; what is made anew may.
+            # The cached result no longer passes the checks. A new one may.
             with self._lock:
                 self._entries.pop(key, None)
         record = await call_next(attempt)
@@ -87,11 +87,11 @@ class CacheBehavior:
 
     def _key(self, attempt: Attempt) -> str:
         caller = current_caller()
-        for_whom = None if self._shared else [caller.user_id, caller.tenant]
+        owner = None if self._shared else [caller.user_id, caller.tenant]
         values = dict(attempt.values)
         objective = None if values else " ".join(attempt.objective.lower().split())
         return compute_digest(
-            [attempt.capability, values, serialize_inputs(attempt.inputs), objective, for_whom]
+            [attempt.capability, values, serialize_inputs(attempt.inputs), objective, owner]
         )
 
     def _now(self) -> float:
@@ -102,11 +102,11 @@ class CacheBehavior:
             entry = self._entries.get(key)
             if entry is None:
                 return None
-            kept_at, value = entry
-            if self._seconds is not None and self._now() - kept_at >= self._seconds:
+            stored_at, value = entry
+            if self._seconds is not None and self._now() - stored_at >= self._seconds:
                 del self._entries[key]
                 return None
-            self._entries[key] = entry  # the last one used is the last to go
+            self._entries[key] = entry  # moves it to the end of the eviction order
             return value
 
     def _store(self, key: str, record: StepRecord) -> None:

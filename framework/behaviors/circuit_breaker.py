@@ -1,4 +1,4 @@
-"""Circuit breakers: what fails again and again is left alone for a while, then probed."""
+"""Circuit breakers, which refuse calls to a failing dependency for a while and then probe it."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ T = TypeVar("T")
 
 
 class CircuitState(StrEnum):
-    """What a breaker does with calls."""
+    """State of a circuit."""
 
     CLOSED = "closed"
-    """They pass."""
+    """Calls pass."""
     OPEN = "open"
-    """They are refused."""
+    """Calls are refused."""
     HALF_OPEN = "half_open"
-    """A few pass, to find out whether the dependency is back."""
+    """A few probe calls pass, to find out if the dependency has recovered."""
 
 
 class CircuitOpenError(LimitError):
-    """A call was refused, because what it needs failed again and again.
+    """Error raised when a circuit refuses a call, because its dependency failed repeatedly.
 
     Attributes:
-        name: What is out of reach.
-        retry_after: For how many seconds; ``None`` while others find out whether it is back.
+        name: Name of the dependency.
+        retry_after: Seconds until the next probe; ``None`` while other calls probe the dependency.
     """
 
     code = "CG-CIRCUIT-OPEN"
@@ -61,20 +61,20 @@ class CircuitOpenError(LimitError):
 
 
 class _Ticket(NamedTuple):
-    """What a call was admitted with: how often the circuit had changed, and the probe's place."""
+    """Admission of a call: the circuit's era, and the ID of the probe."""
 
     era: int
     probe: str = ""
 
 
 class _Rejection(NamedTuple):
-    """How long a call is refused for; ``None`` while the places of probes are taken."""
+    """Seconds until calls are admitted again; ``None`` while all probes are in use."""
 
     seconds: float | None
 
 
 class _Transition(NamedTuple):
-    """The state before a change and after it."""
+    """State of a circuit before and after a change."""
 
     before: CircuitState
     after: CircuitState
@@ -83,24 +83,24 @@ class _Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _BreakerRules:
-    """The whole of a breaker as changes of a plain value.
+    """Rules of a breaker, as changes of a plain value.
 
-    The value holds ``failures`` (in a row), ``opened`` (when, or ``None``), ``era`` (how often the
-    circuit opened or closed) and ``probes`` (when each began). A call that began in an earlier era
-    says nothing about this one.
+    The value contains ``failures`` (consecutive), ``opened`` (time, or ``None``), ``era`` (number
+    of changes between open and closed) and ``probes`` (start times). The result of a call that
+    began in an earlier era is ignored.
     """
 
     threshold: int
     timeout: float
     probes: int
     lease: float = math.inf
-    """How long a probe keeps its place; processes that share a breaker may die."""
+    """Seconds after which a probe is considered lost, because its process may have died."""
 
     def __post_init__(self) -> None:
         counts = {"failure_threshold": self.threshold, "half_open_max_probes": self.probes}
         for name, count in counts.items():
             check_number(name, count, minimum=1, integer=True, error=ConfigurationError)
-        check_number("The recovery time-out", self.timeout, error=ConfigurationError)
+        check_number("recovery_timeout", self.timeout, error=ConfigurationError)
 
     def state(self, value: dict[str, Any], now: float) -> CircuitState:
         if value["opened"] is None:
@@ -109,69 +109,75 @@ class _BreakerRules:
         return CircuitState.HALF_OPEN if due else CircuitState.OPEN
 
     def inspect(self, value: Any, now: float) -> tuple[Any, float, tuple[CircuitState, float]]:
-        """Tell the state, and how many seconds it stays open."""
-        found = _read_value(value)
-        state = self.state(found, now)
-        left = found["opened"] + self.timeout - now if state is CircuitState.OPEN else 0.0
-        return value, FOREVER, (state, left)
+        """Return the state, and the seconds until an open circuit is probed."""
+        circuit = _read_value(value)
+        state = self.state(circuit, now)
+        remaining = circuit["opened"] + self.timeout - now if state is CircuitState.OPEN else 0.0
+        return value, FOREVER, (state, remaining)
 
     def admit(self, value: Any, now: float) -> tuple[Any, float, tuple[_Ticket | _Rejection, bool]]:
-        """Let a call in or refuse it; tell whether it is the first probe of a half-open circuit."""
-        found = _read_value(value)
-        state = self.state(found, now)
+        """Admit or reject a call; also return True for the first probe of a half-open circuit."""
+        circuit = _read_value(value)
+        state = self.state(circuit, now)
         if state is CircuitState.CLOSED:
-            return value, FOREVER, (_Ticket(found["era"]), False)
+            return value, FOREVER, (_Ticket(circuit["era"]), False)
         if state is CircuitState.OPEN:
-            left = found["opened"] + self.timeout - now
-            return value, FOREVER, (_Rejection(left), False)
-        probes = {name: at for name, at in found["probes"].items() if now - at < self.lease}
+            remaining = circuit["opened"] + self.timeout - now
+            return value, FOREVER, (_Rejection(remaining), False)
+        probes = {name: at for name, at in circuit["probes"].items() if now - at < self.lease}
         if len(probes) >= self.probes:
             return value, FOREVER, (_Rejection(None), False)
-        first = not found["probed"]
+        first = not circuit["probed"]
         name = uuid.uuid4().hex
-        new = {**found, "probes": {**probes, name: now}, "probed": True}
-        return new, FOREVER, (_Ticket(found["era"], name), first)
+        new = {**circuit, "probes": {**probes, name: now}, "probed": True}
+        return new, FOREVER, (_Ticket(circuit["era"], name), first)
 
     def complete(
         self, ticket: _Ticket | None, succeeded: bool | None
     ) -> ChangeFunction[_Transition]:
-        """Make the change at the end of a call.
+        """Return the change that records the end of a call.
 
         Args:
-            ticket: With what it was admitted; ``None`` for a call that nobody asked about.
-            succeeded: ``None`` for one that says nothing about the dependency.
+            ticket: Admission of the call; ``None`` for a call that was not admitted by the breaker.
+            succeeded: True or False; ``None`` if the call says nothing about the dependency.
         """
 
         def change(value: Any, now: float) -> tuple[Any, float, _Transition]:
-            found = _read_value(value)
-            before = self.state(found, now)
-            if ticket is not None and ticket.era != found["era"]:
-                return value, FOREVER, _Transition(before, before, found["failures"])
-            probes = {n: at for n, at in found["probes"].items() if not ticket or n != ticket.probe}
-            new = {**found, "probes": probes}
-            if succeeded is None or before is CircuitState.OPEN:
+            circuit = _read_value(value)
+            old_state = self.state(circuit, now)
+            if ticket is not None and ticket.era != circuit["era"]:
+                return value, FOREVER, _Transition(old_state, old_state, circuit["failures"])
+            probes = {
+                n: at for n, at in circuit["probes"].items() if not ticket or n != ticket.probe
+            }
+            new = {**circuit, "probes": probes}
+            if succeeded is None or old_state is CircuitState.OPEN:
                 pass
             elif succeeded:
-                closed = before is CircuitState.HALF_OPEN
-                new |= _closed_value(found["era"] + 1) if closed else {"failures": 0}
+                has_recovered = old_state is CircuitState.HALF_OPEN
+                new |= _closed_value(circuit["era"] + 1) if has_recovered else {"failures": 0}
             else:
                 new["failures"] += 1
-                if before is CircuitState.HALF_OPEN or new["failures"] >= self.threshold:
-                    era = found["era"] + 1
+                if old_state is CircuitState.HALF_OPEN or new["failures"] >= self.threshold:
+                    era = circuit["era"] + 1
                     new |= {"opened": now, "era": era, "probes": {}, "probed": False}
-            moved = _Transition(before, self.state(new, now), new["failures"])
-            return value if new == found else new, FOREVER, moved
+            transition = _Transition(old_state, self.state(new, now), new["failures"])
+            return value if new == circuit else new, FOREVER, transition
 
         return change
 
     def reset(self, value: Any, now: float) -> tuple[Any, float, _Transition]:
-        """Close the circuit, whatever it was."""
-        found = _read_value(value)
-        before = self.state(found, now)
-        return _closed_value(found["era"] + 1), FOREVER, _Transition(before, CircuitState.CLOSED, 0)
+        """Close the circuit."""
+        circuit = _read_value(value)
+        old_state = self.state(circuit, now)
+        return (
+            _closed_value(circuit["era"] + 1),
+            FOREVER,
+            _Transition(old_state, CircuitState.CLOSED, 0),
+        )
 
     def release(self, admission: tuple[_Ticket | _Rejection, bool]) -> ChangeFunction[_Transition]:
-        """Make the change that frees the place of a call that never began."""
+        """Return the change that releases the admission of a call that never started."""
         ticket = admission[0]
         return self.complete(ticket if isinstance(ticket, _Ticket) else _Ticket(-1), None)
 
@@ -186,11 +192,12 @@ def _closed_value(era: int) -> dict[str, Any]:
 
 def _open_error(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError:
     if seconds is None:
-        told = f"{name!r} is being probed after failures, and no more calls are let in meanwhile."
+        message = f"{name!r} is unavailable: its circuit is being probed after failures."
     else:
-        told = f"{name!r} is out of reach until {_format_time(clock, seconds)}: it failed again and again."
-    fix = "Try again then, or take another way."
-    return CircuitOpenError(told, fix=fix, name=name, retry_after=seconds)
+        until = _format_time(clock, seconds)
+        message = f"{name!r} is unavailable until {until}: it failed repeatedly."
+    fix = "Try again later, or use another capability."
+    return CircuitOpenError(message, fix=fix, name=name, retry_after=seconds)
 
 
 def _format_time(clock: Clock, seconds: float) -> str:
@@ -199,7 +206,7 @@ def _format_time(clock: Clock, seconds: float) -> str:
 
 
 class _BaseBreaker:
-    """What both breakers are made of."""
+    """Common part of the synchronous and the asynchronous breaker."""
 
     def __init__(
         self,
@@ -220,15 +227,15 @@ class _BaseBreaker:
         self._key = f"breaker/{name}"
 
     async def acall(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and await what it gives.
+        """Call a function and await its result.
 
         Raises:
-            CircuitOpenError: It is not called, because the circuit is open.
+            CircuitOpenError: The circuit is open, so the function was not called.
         """
-        admitted = await self._values.achange(
+        admission = await self._values.achange(
             self._key, self._rules.admit, self._clock, self._rules.release
         )
-        ticket = self._ticket(admitted)
+        ticket = self._ticket(admission)
         try:
             result = await maybe_await(fn(*args, **kwargs))
         except BaseException as exc:
@@ -248,33 +255,33 @@ class _BaseBreaker:
 
 
 def _build_rules(threshold: int, timeout: float, probes: int, store: Any) -> _BreakerRules:
-    made = _BreakerRules(threshold, timeout, probes)
-    return made if store is None else replace(made, lease=max(timeout, 60.0))
+    rules = _BreakerRules(threshold, timeout, probes)
+    return rules if store is None else replace(rules, lease=max(timeout, 60.0))
 
 
 def _exception_outcome(exc: BaseException) -> bool | None:
-    """Say what an exception of a call means: a cancellation or a question to a person, nothing."""
+    """Return False for a failure, and None for a cancellation or an interrupt."""
     return None if isinstance(exc, GraphBubbleUp) or not isinstance(exc, Exception) else False
 
 
 class CircuitBreaker(_BaseBreaker):
-    """Stands in front of calls to something that may be down.
+    """Circuit breaker for calls to a dependency that may fail.
 
-    So many failures in a row open it: calls are refused at once. After a while a few probes are let
-    in; one that works closes it, one that fails opens it again. A call that was cancelled says
-    nothing and gives its place back, and so does one that began before the circuit changed.
+    It opens after consecutive failures and then refuses calls at once. After a timeout it admits a
+    few probes: a successful probe closes it, a failed one opens it again. Cancelled calls, and
+    calls that began before the circuit last changed, are ignored.
 
     Args:
-        name: What is called.
-        failure_threshold: How many failures in a row open it.
-        recovery_timeout_seconds: How long it stays open.
-        half_open_max_probes: How many probes may be under way.
-        clock: Source of time: a clock, or a function that returns seconds.
-        store: Where the state lies, for processes that share it: ``sqlite:///file.db``,
+        name: Name of the dependency.
+        failure_threshold: Number of consecutive failures that opens the circuit.
+        recovery_timeout_seconds: Seconds until an open circuit is probed.
+        half_open_max_probes: Maximum number of concurrent probes.
+        clock: A ``Clock`` or a function that returns seconds.
+        store: Database for the state, shared by processes: ``sqlite:///file.db``,
             ``postgresql://…`` or ``redis://…``.
 
     Raises:
-        ConfigurationError: A number is nonsense; it is a ``ValueError``.
+        ConfigurationError: A number is invalid. The error is a ``ValueError``.
 
     >>> breaker = CircuitBreaker("mail", failure_threshold=1)
     >>> breaker.record_failure()
@@ -286,7 +293,7 @@ class CircuitBreaker(_BaseBreaker):
         """Call a function.
 
         Raises:
-            CircuitOpenError: It is not called, because the circuit is open.
+            CircuitOpenError: The circuit is open, so the function was not called.
         """
         ticket = self._ticket(self._values.change(self._key, self._rules.admit, self._clock))
         try:
@@ -298,23 +305,23 @@ class CircuitBreaker(_BaseBreaker):
         return result
 
     def state(self) -> CircuitState:
-        """Return what it does with calls now."""
+        """Return the current state."""
         return self._values.change(self._key, self._rules.inspect, self._clock)[0]
 
     def is_open(self) -> bool:
-        """Tell whether calls are refused."""
+        """Return True if calls are refused."""
         return self.state() is CircuitState.OPEN
 
     def record_success(self) -> None:
-        """Take up a call that was made elsewhere and worked."""
+        """Record the success of a call made elsewhere."""
         self._complete(None, True)
 
     def record_failure(self) -> None:
-        """Take up a call that was made elsewhere and failed."""
+        """Record the failure of a call made elsewhere."""
         self._complete(None, False)
 
     def reset(self) -> None:
-        """Close it."""
+        """Close the circuit."""
         self._values.change(self._key, self._rules.reset, self._clock)
 
     def _complete(self, ticket: _Ticket | None, succeeded: bool | None) -> None:
@@ -322,7 +329,7 @@ class CircuitBreaker(_BaseBreaker):
 
 
 class AsyncCircuitBreaker(_BaseBreaker):
-    """A :class:`CircuitBreaker` for coroutine functions; every method is one.
+    """:class:`CircuitBreaker` whose methods are coroutine functions.
 
     >>> import asyncio
     >>> async def main():
@@ -334,49 +341,50 @@ class AsyncCircuitBreaker(_BaseBreaker):
     """
 
     async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function, as :meth:`acall` does."""
+        """Call a function; see :meth:`acall`."""
         return await self.acall(fn, *args, **kwargs)
 
     async def state(self) -> CircuitState:
-        """Return what it does with calls now."""
+        """Return the current state."""
         return (await self._values.achange(self._key, self._rules.inspect, self._clock))[0]
 
     async def is_open(self) -> bool:
-        """Tell whether calls are refused."""
+        """Return True if calls are refused."""
         return await self.state() is CircuitState.OPEN
 
     async def record_success(self) -> None:
-        """Take up a call that was made elsewhere and worked."""
+        """Record the success of a call made elsewhere."""
         await self._acomplete(None, True)
 
     async def record_failure(self) -> None:
-        """Take up a call that was made elsewhere and failed."""
+        """Record the failure of a call made elsewhere."""
         await self._acomplete(None, False)
 
     async def reset(self) -> None:
-        """Close it."""
+        """Close the circuit."""
         await self._values.achange(self._key, self._rules.reset, self._clock)
 
 
 class CircuitBreakerBehavior:
-    """Leaves a capability or a model alone for a while that failed again and again.
+    """Behavior with a circuit breaker for each capability and each model role.
 
-    Each capability and each model role has a circuit of its own. Every try passes it, whatever the
-    order of the list. Only failures of what is called count: not a value that the author refused,
-    not a question, not a limit of ours. While a circuit is open, plans are made without the
-    capability; a step that meets it is replanned once.
+    Every attempt passes the breaker. Only failures of the called code count, not refused values,
+    interrupts or limits of the framework. While a circuit is open, plans do not use the capability.
+    A step that reaches an open circuit is replanned once.
 
     Args:
-        failure_threshold: How many failures in a row open it.
-        recovery_timeout: For how many seconds.
-        half_open_max_probes: How many probes may be under way then.
-        dependency: A name for what all that it stands around depends on, and share one circuit for.
-        clock: Source of time; the graph's own when not given.
-        store: Where the state lies, for processes that share it: ``sqlite:///file.db``,
-            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's saver.
+        failure_threshold: Number of consecutive failures that opens the circuit.
+        recovery_timeout: Seconds until an open circuit is probed.
+        half_open_max_probes: Maximum number of concurrent probes.
+        dependency: Name of a dependency. All capabilities with this behavior then share one
+            circuit.
+        clock: Source of time. Defaults to the graph's clock.
+        store: Database for the state, shared by processes: ``sqlite:///file.db``,
+            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's
+            checkpointer.
 
     Raises:
-        ConfigurationError: A number is nonsense; it is a ``ValueError``.
+        ConfigurationError: A number is invalid. The error is a ``ValueError``.
 
     >>> from capgraph import build_graph, capability_node
     >>> @capability_node(behaviors=[CircuitBreakerBehavior(failure_threshold=3)])
@@ -400,7 +408,7 @@ class CircuitBreakerBehavior:
         store: str | SqlTables | None = None,
     ) -> None:
         self._rules = _build_rules(failure_threshold, recovery_timeout, half_open_max_probes, store)
-        # Objects that share a database and not their numbers have circuits of their own.
+        # Behaviors that share a database but have different numbers have separate circuits.
         numbers = (failure_threshold, recovery_timeout, half_open_max_probes)
         self._prefix = f"breaker/{':'.join(f'{number:g}' for number in numbers)}/"
         self._dependency = dependency
@@ -408,36 +416,36 @@ class CircuitBreakerBehavior:
         self._values = open_values(store)
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Let a try in or refuse it, and take up how it ended.
+        """Admit or refuse an attempt, and record its outcome.
 
         Raises:
             CircuitOpenError: The circuit is open.
         """
         job = current_execution() if attempt.kind == "step" else None
         name = self._name(attempt.capability, attempt.kind)
-        cell, clock = self._prefix + name, self._clock
-        ticket, first = await self._values.achange(
-            cell, self._rules.admit, clock, self._rules.release
+        key, clock = self._prefix + name, self._clock
+        ticket, is_first_probe = await self._values.achange(
+            key, self._rules.admit, clock, self._rules.release
         )
         if isinstance(ticket, _Rejection):
             raise _set_severity(_open_error(name, ticket.seconds, clock), attempt, job)
-        if first:
+        if is_first_probe:
             _emit_change(name, CircuitState.HALF_OPEN, 0, 0.0)
-        worked: bool | None = None
+        succeeded: bool | None = None
         try:
             result = await call_next(attempt)
-            worked = _result_outcome(attempt, job)
+            succeeded = _result_outcome(attempt, job)
         except Exception as exc:
-            worked = False if _is_dependency_failure(exc, attempt, job) else None
+            succeeded = False if _is_dependency_failure(exc, attempt, job) else None
             raise
         finally:
-            # What was done is done, whether or not it can be written down.
-            with log_and_suppress(f"How a call of {name!r} ended"):
-                moved = await self._values.achange(
-                    cell, self._rules.complete(ticket, worked), clock
+            # The call has happened, so a failure to record it must not fail the step.
+            with log_and_suppress(f"The outcome of a call of {name!r}"):
+                transition = await self._values.achange(
+                    key, self._rules.complete(ticket, succeeded), clock
                 )
-                if moved.before is not moved.after:
-                    _emit_change(name, moved.after, moved.failures, self._rules.timeout)
+                if transition.before is not transition.after:
+                    _emit_change(name, transition.after, transition.failures, self._rules.timeout)
         return result
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
@@ -445,17 +453,17 @@ class CircuitBreakerBehavior:
         return await self.wrap_step(attempt, call_next)
 
     async def unavailable_capabilities(self, capabilities: Collection[str]) -> dict[str, str]:
-        """Return which capabilities cannot be called now, each with why and until when."""
+        """Return the capabilities with an open circuit, each with the reason and the end time."""
         clock = self._clock
         values, now = await self._values.aread(self._prefix, clock)
-        told = {}
+        reasons = {}
         for capability in capabilities:
             name = self._name(capability, "step")
-            _, _, (state, left) = self._rules.inspect(values.get(self._prefix + name), now)
+            _, _, (state, remaining) = self._rules.inspect(values.get(self._prefix + name), now)
             if state is CircuitState.OPEN:
-                until = _format_time(clock, left)
-                told[capability] = f"out of reach until {until}: {name} failed again and again"
-        return told
+                until = _format_time(clock, remaining)
+                reasons[capability] = f"out of reach until {until}: {name} failed again and again"
+        return reasons
 
     @property
     def _clock(self) -> Clock:
@@ -468,43 +476,46 @@ class CircuitBreakerBehavior:
 def _set_severity(
     error: CircuitOpenError, attempt: Attempt, job: StepExecution | None
 ) -> CircuitOpenError:
-    """Say what is to be done: another plan, once; of a model there is no other."""
+    """Set the severity of an open circuit: REPLANNING once for a step, else CRITICAL."""
     error.severity = ErrorSeverity.CRITICAL
     if job is None:
         return error
-    last = job.view.last_failure
-    known = (last.get("classification") or {}).get("metadata") or {}
-    again = last.get("capability_name") == attempt.capability and known.get("code") == error.code
+    last_failure = job.view.last_failure
+    metadata = (last_failure.get("classification") or {}).get("metadata") or {}
+    is_repeated = (
+        last_failure.get("capability_name") == attempt.capability
+        and metadata.get("code") == error.code
+    )
     if error.retry_after is None:
-        error.severity = ErrorSeverity.RETRIABLE  # the probe will soon have ended
-    elif not again:
+        error.severity = ErrorSeverity.RETRIABLE  # the probe ends soon
+    elif not is_repeated:
         error.severity = ErrorSeverity.REPLANNING
     return error
 
 
 def _result_outcome(attempt: Attempt, job: StepExecution | None) -> bool | None:
-    """Say what a result means: one from the ledger, or a question, says nothing by itself."""
+    """Return True for a run step, and None for a recorded result or a pending approval."""
     if job is None or job.attempt_state.body_result is not None:
         return True
-    failed = job.attempt_state.failure[0] if job.attempt_state.failure is not None else None
-    # A failure whose effect may have happened is a question or a step passed over.
-    is_one = isinstance(failed, Exception) and _is_dependency_failure(failed, attempt, job)
-    return False if is_one else None
+    error = job.attempt_state.failure[0] if job.attempt_state.failure is not None else None
+    # A failure whose effect may have happened becomes an approval request or a skipped step.
+    is_failure = isinstance(error, Exception) and _is_dependency_failure(error, attempt, job)
+    return False if is_failure else None
 
 
 def _is_dependency_failure(exc: Exception, attempt: Attempt, job: StepExecution | None) -> bool:
-    """Tell whether a failure is one of what was called, and not of the request or of the code."""
+    """Return True if the dependency failed, and not the request or the code."""
     if isinstance(exc, GraphBubbleUp):
         return False
-    found = diagnose(exc)
-    if found.category == "declared":
-        told = isinstance(found.cause, (CapabilityError, ModelError))
-        if not told or isinstance(found.cause, (AskAgain, MalformedAnswerError)):
+    diagnosis = diagnose(exc)
+    if diagnosis.category == "declared":
+        is_declared_failure = isinstance(diagnosis.cause, (CapabilityError, ModelError))
+        if not is_declared_failure or isinstance(diagnosis.cause, (AskAgain, MalformedAnswerError)):
             return False
-    elif found.category in ("programming_error", "context_too_long"):
+    elif diagnosis.category in ("programming_error", "context_too_long"):
         return False
-    elif found.category == "bad_input" and not isinstance(found.cause, ValueError):
-        return False  # a service that says so is there
+    elif diagnosis.category == "bad_input" and not isinstance(diagnosis.cause, ValueError):
+        return False  # a service that rejects its input is available
     if job is None:
         return True
     severity = classify_step_failure(job, attempt, exc).severity
@@ -512,5 +523,5 @@ def _is_dependency_failure(exc: Exception, attempt: Attempt, job: StepExecution 
 
 
 def _emit_change(name: str, state: CircuitState, failures: int, seconds: float) -> None:
-    left = seconds if state is CircuitState.OPEN else None
-    emit(CircuitChanged(name=name, state=state.value, failures=failures, retry_after=left))
+    retry_after = seconds if state is CircuitState.OPEN else None
+    emit(CircuitChanged(name=name, state=state.value, failures=failures, retry_after=retry_after))

@@ -1,4 +1,4 @@
-"""What stands in when something fails: a default, another model, a shorter conversation."""
+"""Behavior with fallbacks for failures: a default result, another model or a shorter prompt."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ _UNSET: Any = object()
 
 
 class FallbackBehavior(BaseBehavior):
-    """Gives something else when a step, a node or a model call failed for good.
+    """Behavior with a fallback for a step, a node or a model call that failed for good.
 
-    One of these:
+    Pass one of these:
 
-    - ``default``: a result, or a function of ``(context, error)``, sync or async, that gives one
-      (``None`` lets the failure stand). It is checked like the capability's own, and the record
-      says ``fallback``. Never for what has an effect: a default would say that something happened.
-    - ``models``: of a model call, the models that are asked one after the other when the role's
-      own fails. ``router`` chooses among them by name, in place of their order.
-    - ``keep_messages``: of a model call, when its prompt is too long, it is sent again with the
-      system messages and the last so many others.
+    - ``default``: a result, or a function of ``(context, error)``, sync or async, that returns one,
+      or ``None`` to let the failure stand. The default is validated like the capability's own
+      result, and its record has the source ``fallback``. Steps with an effect get no default,
+      because it would report an effect that did not happen.
+    - ``models``: models to call, one after another, when the model of a role fails. ``router``
+      chooses among them by name instead of by order.
+    - ``keep_messages``: number of messages to keep, besides system messages, when a prompt is too
+      long. The call is then repeated with the shorter prompt.
 
     Args:
-        default: See above.
-        models: Chat models or ``"provider:name"``; or name to one of these.
-        router: Has ``select(*, scenario, attempt, current, exclude)``, such as
+        default: Default result, as above.
+        models: Chat models or ``"provider:name"``, or a mapping from names to these.
+        router: Router with ``select(*, scenario, attempt, current, exclude)``, such as
             ``RoundRobinProviderRouter``.
-        keep_messages: See above.
+        keep_messages: Number of messages to keep, as above.
 
     Raises:
-        ConfigurationError: Not exactly one is given, or a model cannot be made.
+        ConfigurationError: Not exactly one of them is passed, or a model cannot be created.
 
     >>> FallbackBehavior(default={"litres": 0})
     FallbackBehavior(default)
@@ -52,20 +53,20 @@ class FallbackBehavior(BaseBehavior):
         router: Any = None,
         keep_messages: int | None = None,
     ) -> None:
-        ways = {
+        strategies = {
             "default": default is not _UNSET and default is not None,
             "models": bool(models),
             "keep_messages": keep_messages is not None and keep_messages > 0,
         }
-        given = [name for name, used in ways.items() if used]
-        if len(given) != 1 or (router is not None and not models):
+        selected = [name for name, used in strategies.items() if used]
+        if len(selected) != 1 or (router is not None and not models):
             raise ConfigurationError(
-                f"FallbackBehavior got {', '.join(given) or 'nothing'} to fall back on"
-                f"{' and a router' if router is not None else ''}.",
-                fix="Give one of default=…, models=[…] (with a router, if you like) and"
+                f"Invalid FallbackBehavior with {', '.join(selected) or 'no fallback'}"
+                f"{' and a router' if router is not None else ''}: expected one fallback.",
+                fix="Pass one of default=…, models=[…] (optionally with a router) and"
                 " keep_messages=….",
             )
-        self._strategy = given[0]
+        self._strategy = selected[0]
         self._default = default
         self._keep_messages = keep_messages or 0
         self._router = router
@@ -79,7 +80,7 @@ class FallbackBehavior(BaseBehavior):
         return f"FallbackBehavior({getattr(self, '_strategy', '')})"
 
     async def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Give the default."""
+        """Return the default result."""
         if self._strategy != "default":
             return None
         if callable(self._default):
@@ -87,7 +88,7 @@ class FallbackBehavior(BaseBehavior):
         return await maybe_await(self._default)
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Ask another model, or ask with less, when a model call fails."""
+        """Call another model, or repeat the call with a shorter prompt, when a model call fails."""
         try:
             return await call_next(attempt)
         except ModelError as exc:
@@ -99,31 +100,31 @@ class FallbackBehavior(BaseBehavior):
             return await call_next(_replace_inputs(attempt, messages=shorter))
         from capgraph.models.roles import without_streaming
 
-        tried: list[str] = []
-        while (name := self._choose_model(attempt, tried)) is not None:
-            tried.append(name)
+        failed: list[str] = []
+        while (name := self._choose_model(attempt, failed)) is not None:
+            failed.append(name)
             model = self._models[name]
-            whole = without_streaming(model, attempt.capability)
+            unstreamed_model = without_streaming(model, attempt.capability)
             try:
-                return await call_next(_replace_inputs(attempt, model=whole))
+                return await call_next(_replace_inputs(attempt, model=unstreamed_model))
             except ModelError as exc:
-                exc.add_note(f"Before it failed: {error}")
+                exc.add_note(f"An earlier model failed: {error}")
                 error = exc
         raise error
 
-    def _choose_model(self, attempt: Attempt, tried: Sequence[str]) -> str | None:
+    def _choose_model(self, attempt: Attempt, failed: Sequence[str]) -> str | None:
         from capgraph.models.roles import model_name
 
-        left = [name for name in self._models if name not in tried]
-        if self._router is None or not left:
-            return left[0] if left else None
+        remaining = [name for name in self._models if name not in failed]
+        if self._router is None or not remaining:
+            return remaining[0] if remaining else None
         chosen = self._router.select(
             scenario="provider_failure",
-            attempt=len(tried) + 1,
-            current=tried[-1] if tried else model_name(attempt.inputs["model"]),
-            exclude=tuple(tried),
+            attempt=len(failed) + 1,
+            current=failed[-1] if failed else model_name(attempt.inputs["model"]),
+            exclude=tuple(failed),
         )
-        return chosen if chosen in left else None
+        return chosen if chosen in remaining else None
 
     def _truncate(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
         system = [message for message in messages if isinstance(message, SystemMessage)]
@@ -146,10 +147,10 @@ def _models_by_name(models: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]
 
     if isinstance(models, Mapping):
         return {name: chat_models(model)["answer"] for name, model in models.items()}
-    made = [chat_models(model)["answer"] for model in models]
-    names = [model_name(model) for model in made]
-    # Models of one name, such as two accounts of one provider, are told apart by their place.
+    chat_models_list = [chat_models(model)["answer"] for model in models]
+    names = [model_name(model) for model in chat_models_list]
+    # Models of the same name, such as two accounts of one provider, are numbered.
     return {
-        name if names.count(name) == 1 else f"{name}#{place + 1}": model
-        for place, (name, model) in enumerate(zip(names, made, strict=True))
+        name if names.count(name) == 1 else f"{name}#{index + 1}": model
+        for index, (name, model) in enumerate(zip(names, chat_models_list, strict=True))
     }

@@ -1,4 +1,4 @@
-"""The behaviour that puts guards around steps, model calls, messages and answers."""
+"""Behavior that applies guardrails to steps, model calls, messages and answers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ _PLAN_KEY = "planning_execution_plan"
 
 
 class GuardrailBehavior(BaseBehavior):
-    """Guards around steps: their parameters and inputs, their results, what failures say.
+    """Behavior that checks the data and the failure messages of steps with guardrails.
 
-    Given to the graph, they look besides at what a person writes, before anything is planned, at
-    data that a caller brings, and at the message that ends the turn; no word of it is streamed
-    before. Given to a role's model, they look at what it is told and what it answers. All of them
-    are asked, and the error names everyone that objects. One that wants a person asked about a
-    message or brought data has the turn's plan shown before anything of it runs; about an answer or
-    what a model is told, those words are shown before they go on. About what a model says it
-    refuses, for another time it would say something else.
+    On each step it checks parameters, inputs and results. On a graph, it also checks the user's
+    messages and the caller's context data before planning, and the message that ends the turn,
+    which is not streamed before it has passed. On the model of a role, it checks prompts and
+    answers.
+
+    All guardrails run, and the error names each that objects. If one asks for approval of a message
+    or of context data, the plan of the turn is shown before it runs. For an answer or a prompt, the
+    text itself is shown. For the answer of a role's model, asking counts as a refusal, because a
+    repeated call would return another answer.
 
     Args:
         rules: Rules about texts.
-        guardrails: Guards, asked in this order after the rules.
+        guardrails: Guardrails that run after the rules, in this order.
 
     Raises:
-        ConfigurationError: One of them cannot be asked.
+        ConfigurationError: An item is not a guardrail.
 
     >>> GuardrailBehavior(rules=[GuardrailRule("polite", blocked_words=["damn"])])
     GuardrailBehavior(polite)
@@ -57,77 +59,78 @@ class GuardrailBehavior(BaseBehavior):
 
     @cached_property
     def parts(self) -> tuple[Any, ...]:
-        """What stands at the stages ``validate`` and ``finalize`` for it."""
+        """Middleware for the stages ``validate`` and ``finalize``."""
         return _InputGuards(self.guards), _OutputGuards(self.guards)
 
     async def before_execute(self, context: BehaviorContext) -> None:
-        """Look at what a step is for, where hooks are called by hand.
+        """Check the task of a step. Only direct calls of the hook use this.
 
         Raises:
-            GuardrailViolationError: The guards do not let it pass.
+            GuardrailViolationError: A guardrail refuses the task.
         """
         await self.guards.check_input({"task": context.task}, tool=context.agent_id)
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Look at a result, where hooks are called by hand.
+        """Check the result of a step. Only direct calls of the hook use this.
 
         Returns:
-            What a guard put in its place, else ``None``.
+            The rewritten result, or ``None`` if no guardrail rewrote it.
 
         Raises:
-            GuardrailViolationError: The guards do not let it pass.
+            GuardrailViolationError: A guardrail refuses the result.
         """
         value = to_plain(getattr(result, "output", result), lenient=True)
-        passed = await self.guards.check_output(value, tool=context.agent_id)
-        return passed.value if passed.rewritten else None
+        guarded_value = await self.guards.check_output(value, tool=context.agent_id)
+        return guarded_value.value if guarded_value.rewritten else None
 
     def merged_with(self, others: Sequence[Any]) -> GuardrailBehavior:
-        """Return one behaviour with the guards of this one and of others."""
+        """Return one behavior with the guardrails of this one and of others."""
         return GuardrailBehavior(
             guardrails=[g for item in (self, *others) for g in item._guardrails]
         )
 
     async def check_message(self, text: str) -> tuple[str, Sequence[str]]:
-        """Look at what a person wrote, before anything is planned.
+        """Check a message of the user before planning.
 
         Returns:
-            It, as far as guards rewrote it, and why a person has to agree to the turn's plan.
+            The message, possibly rewritten, and the reasons why the plan of the turn needs
+            approval.
 
         Raises:
-            GuardrailViolationError: The guards do not let it pass.
+            GuardrailViolationError: A guardrail refuses the message.
         """
-        passed = await self.guards.check_input(
+        guarded_value = await self.guards.check_input(
             {"message": text}, tool="", role=_current_role(), supported_actions=REWRITE_OR_ASK
         )
-        return str(passed.value.get("message", "")), passed.approval_reasons
+        return str(guarded_value.value.get("message", "")), guarded_value.approval_reasons
 
     async def check_context(
         self, contexts: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Look at context data that a caller brings; see :meth:`message`."""
-        passed = await self.guards.check_input(
+        """Check context data of the caller; see :meth:`check_message`."""
+        guarded_value = await self.guards.check_input(
             contexts, tool="", role=_current_role(), supported_actions=REWRITE_OR_ASK
         )
-        return passed.value, passed.approval_reasons
+        return guarded_value.value, guarded_value.approval_reasons
 
     async def check_answer(self, text: str, *, node: str) -> str:
-        """Look at the message that ends a turn.
+        """Check the message that ends a turn.
 
         Raises:
-            GuardrailViolationError: The guards, or a person whom they want asked, do not let it
-                pass.
+            GuardrailViolationError: A guardrail refuses the message, or a person does not approve
+                it.
         """
-        passed = await self.guards.check_output(
+        guarded_value = await self.guards.check_output(
             text, tool=node, role=_current_role(), is_text=True, supported_actions=REWRITE_OR_ASK
         )
-        return str(await passed.await_approval(node))
+        return str(await guarded_value.await_approval(node))
 
 
 class _InputGuards:
-    """Looks at what goes into a step, or into a prompt."""
+    """Middleware that checks the arguments of a step, or the prompt of a model call."""
 
     stage = "validate"
-    order = 2_000  # the last look: what leaves here is what is shown and run
+    order = 2_000  # runs last: its output is what is shown, approved and run
 
     def __init__(self, guards: Guards) -> None:
         self._guards = guards
@@ -136,15 +139,19 @@ class _InputGuards:
         return f"guards before ({', '.join(self._guards.names)})"
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        given = _step_arguments(attempt)
-        passed = await self._guards.check_input(
-            given, tool=attempt.capability, role=_current_role(), supported_actions=REWRITE_OR_ASK
+        arguments = _step_arguments(attempt)
+        guarded_value = await self._guards.check_input(
+            arguments,
+            tool=attempt.capability,
+            role=_current_role(),
+            supported_actions=REWRITE_OR_ASK,
         )
-        if passed.rewritten:
-            attempt = _replace_arguments(attempt, given, passed.value)
-        if passed.approval_reasons:
+        if guarded_value.rewritten:
+            attempt = _replace_arguments(attempt, arguments, guarded_value.value)
+        if guarded_value.approval_reasons:
             attempt = replace(
-                attempt, approval_reasons=(*attempt.approval_reasons, *passed.approval_reasons)
+                attempt,
+                approval_reasons=(*attempt.approval_reasons, *guarded_value.approval_reasons),
             )
         return await call_next(attempt)
 
@@ -153,29 +160,29 @@ class _InputGuards:
 
     async def _check_prompt(self, attempt: Attempt) -> Attempt:
         messages = list(attempt.inputs.get("messages") or ())
-        # What stands in a system message is the operator's own.
-        told = {
-            str(place): str(message.text)
-            for place, message in enumerate(messages)
+        # System messages come from the operator and are not checked.
+        texts = {
+            str(index): str(message.text)
+            for index, message in enumerate(messages)
             if message.type != "system"
         }
-        passed = await self._guards.check_input(
-            told, tool=attempt.capability, role=_current_role(), supported_actions=REWRITE_OR_ASK
+        guarded_value = await self._guards.check_input(
+            texts, tool=attempt.capability, role=_current_role(), supported_actions=REWRITE_OR_ASK
         )
-        await passed.await_approval(attempt.capability)
-        if not passed.rewritten:
+        await guarded_value.await_approval(attempt.capability)
+        if not guarded_value.rewritten:
             return attempt
-        for place, text in passed.value.items():
-            if told.get(place) != text:
-                messages[int(place)] = _replace_text(messages[int(place)], str(text))
+        for index, text in guarded_value.value.items():
+            if texts.get(index) != text:
+                messages[int(index)] = _replace_text(messages[int(index)], str(text))
         return replace(attempt, inputs={**attempt.inputs, "messages": messages})
 
 
 class _OutputGuards:
-    """Looks at what came out of a step, or of a model; nothing of it is streamed before."""
+    """Middleware that checks the result of a step or a model call before it is streamed."""
 
     stage = "finalize"
-    order = 10  # the last look here too: what comes from inside passes it on the way out
+    order = 10  # outermost here, so that it checks the result of all inner middleware
 
     def __init__(self, guards: Guards) -> None:
         self._guards = guards
@@ -185,25 +192,27 @@ class _OutputGuards:
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         with suppress_message_stream():
-            found = await call_next(attempt)
-        if not isinstance(found, StepRecord):
-            return found
-        if found.error is not None:
-            return replace(found, error=await self._check_failure(attempt, found.error))
-        if not found.success:
-            return found
-        passed = await self._guards.check_output(
-            _plain_result(found),
+            record = await call_next(attempt)
+        if not isinstance(record, StepRecord):
+            return record
+        if record.error is not None:
+            return replace(record, error=await self._check_failure(attempt, record.error))
+        if not record.success:
+            return record
+        guarded_value = await self._guards.check_output(
+            _plain_result(record),
             tool=attempt.capability,
             role=_current_role(),
             supported_actions=REWRITE_OR_ASK,
         )
-        if passed.rewritten:
-            found = _replace_result(found, passed.value)
+        if guarded_value.rewritten:
+            record = _replace_result(record, guarded_value.value)
         return (
-            replace(found, approval_reasons=(*found.approval_reasons, *passed.approval_reasons))
-            if passed.approval_reasons
-            else found
+            replace(
+                record, approval_reasons=(*record.approval_reasons, *guarded_value.approval_reasons)
+            )
+            if guarded_value.approval_reasons
+            else record
         )
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
@@ -211,39 +220,41 @@ class _OutputGuards:
             return await self._check_model_answer(attempt, call_next)
 
     async def _check_failure(self, attempt: Attempt, failure: Failure) -> Failure:
-        """Return a failure whose words may be shown and enter a prompt."""
+        """Return a failure whose texts may be shown and used in a prompt."""
         if failure.metadata.get("code") == GuardrailViolationError.code:
             return failure
         details = iter_texts([failure.original_error, to_plain(failure.metadata, lenient=True)])
-        ask = partial(
+        check = partial(
             self._guards.check_output, tool=attempt.capability, role=_current_role(), is_text=True
         )
         try:
-            if not (await ask("\n".join([failure.message, *details]))).rewritten:
+            if not (await check("\n".join([failure.message, *details]))).rewritten:
                 return failure
-            message = str((await ask(failure.message)).value)
+            message = str((await check(failure.message)).value)
         except GuardrailViolationError as exc:
             names = ", ".join(dict.fromkeys(v.guardrail for v in exc.violations))
-            message = f"{attempt.capability!r} failed, and guards withhold what it said ({names})."
-        known = {k: v for k, v in failure.metadata.items() if k in {"category", "code"}}
-        return replace(failure, message=message, original_error=message, metadata=known)
+            message = f"{attempt.capability!r} failed. Guardrails withhold its message ({names})."
+        metadata = {k: v for k, v in failure.metadata.items() if k in {"category", "code"}}
+        return replace(failure, message=message, original_error=message, metadata=metadata)
 
     async def _check_model_answer(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Look at what a model answered, before any word of it is sent on."""
-        kept: list[Any] = []
-        with buffer_answer_events(kept):
-            found = await call_next(attempt)
-        told = str(found.text) if isinstance(found, BaseMessage) else to_plain(found, lenient=True)
-        passed = await self._guards.check_output(
-            told, tool=attempt.capability, role=_current_role()
+        """Check the answer of a model before any part of it is streamed."""
+        buffered: list[Any] = []
+        with buffer_answer_events(buffered):
+            answer = await call_next(attempt)
+        value = (
+            str(answer.text) if isinstance(answer, BaseMessage) else to_plain(answer, lenient=True)
         )
-        if passed.rewritten and isinstance(found, BaseMessage):
-            found = found.model_copy(update={"content": str(passed.value)})
-        elif passed.rewritten:
-            found = _restore_type(found, passed.value, told)
-        if kept and isinstance(found, BaseMessage):
-            emit(AnswerToken(text=str(found.text)))
-        return found
+        guarded_value = await self._guards.check_output(
+            value, tool=attempt.capability, role=_current_role()
+        )
+        if guarded_value.rewritten and isinstance(answer, BaseMessage):
+            answer = answer.model_copy(update={"content": str(guarded_value.value)})
+        elif guarded_value.rewritten:
+            answer = _restore_type(answer, guarded_value.value, value)
+        if buffered and isinstance(answer, BaseMessage):
+            emit(AnswerToken(text=str(answer.text)))
+        return answer
 
 
 def _current_role() -> str:
@@ -251,11 +262,11 @@ def _current_role() -> str:
 
 
 def _step_arguments(attempt: Attempt) -> dict[str, Any]:
-    """Return all that goes into a step: parameters and inputs by their names, and its objective."""
-    found = {} if not attempt.objective else {_OBJECTIVE_KEY: attempt.objective}
+    """Return the objective, the inputs and the parameters of a step by name."""
+    arguments = {} if not attempt.objective else {_OBJECTIVE_KEY: attempt.objective}
     for name, value in serialize_inputs(attempt.inputs).items():
-        found[_input_name(name, attempt.values)] = value
-    return {**found, **attempt.values}
+        arguments[_input_name(name, attempt.values)] = value
+    return {**arguments, **attempt.values}
 
 
 def _input_name(name: str, parameters: Mapping[str, Any]) -> str:
@@ -281,7 +292,7 @@ def _replace_arguments(
 
 
 def _restore_type(value: Any, rewritten: Any, original: Any) -> Any:
-    """Give a rewritten input its type back."""
+    """Convert a rewritten input back to its original type."""
     if rewritten == original:
         return value
     if isinstance(value, list) and isinstance(rewritten, list) and len(value) == len(rewritten):
@@ -290,30 +301,38 @@ def _restore_type(value: Any, rewritten: Any, original: Any) -> Any:
 
 
 def _plain_result(record: StepRecord) -> Any:
-    """Return what a step gave, as plain data: one result by itself, several by their names."""
-    found: dict[str, Any] = {kind: entries[record.key] for kind, entries in record.contexts.items()}
-    if len(found) == 1 and not record.updates and record.plan is None:
-        return next(iter(found.values()))
-    found |= {name: _to_plain(value) for name, value in record.updates.items()}
-    return found if record.plan is None else {**found, _PLAN_KEY: _to_plain(record.plan)}
+    """Return the result of a step as plain data: a single output itself, several by name."""
+    outputs: dict[str, Any] = {
+        kind: entries[record.key] for kind, entries in record.contexts.items()
+    }
+    if len(outputs) == 1 and not record.updates and record.plan is None:
+        return next(iter(outputs.values()))
+    outputs |= {name: _to_plain(value) for name, value in record.updates.items()}
+    return outputs if record.plan is None else {**outputs, _PLAN_KEY: _to_plain(record.plan)}
 
 
 def _replace_result(record: StepRecord, value: Any) -> StepRecord:
-    kinds = list(record.contexts)
-    if len(kinds) == 1 and not record.updates and record.plan is None:
-        return replace(record, contexts={kinds[0]: {record.key: value}})
+    types = list(record.contexts)
+    if len(types) == 1 and not record.updates and record.plan is None:
+        return replace(record, contexts={types[0]: {record.key: value}})
     if not isinstance(value, Mapping):
         raise CapabilityError(
-            f"A guard put {type(value).__name__} in the place of all that {record.capability!r}"
-            " gave.",
-            fix="Give a dictionary with the same names.",
+            f"Invalid rewritten result of {record.capability!r}: a guardrail returned"
+            f" {type(value).__name__}, expected a dictionary of all outputs.",
+            fix="Return a dictionary with the same names.",
         )
-    old = _plain_result(record)
+    original = _plain_result(record)
     updates = {
-        name: kept if value.get(name) == old[name] else _restore_update(name, value.get(name))
-        for name, kept in record.updates.items()
+        name: update
+        if value.get(name) == original[name]
+        else _restore_update(name, value.get(name))
+        for name, update in record.updates.items()
     }
-    contexts = {kind: {record.key: value[kind]} for kind in kinds if kind in value}
+    contexts = {
+        context_type: {record.key: value[context_type]}
+        for context_type in types
+        if context_type in value
+    }
     return replace(record, contexts=contexts, updates=updates, plan=value.get(_PLAN_KEY))
 
 

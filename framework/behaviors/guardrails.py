@@ -1,4 +1,4 @@
-"""Guards: what may go into a step and come out of it, said by small objects."""
+"""Guardrails: checks of the data that enters and leaves a step."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from capgraph.pipeline.run_config import request_text_approval
 from capgraph.telemetry.audit import record_later
 
 GuardrailStage = Literal["pre", "post"]
-"""Whether a guard looked before something runs or at what it gave."""
+"""``pre`` for the arguments of a step, ``post`` for its result."""
 _ACTIONS = ("allow", "rewrite", "ask", "retry", "deny")
 
 
 @dataclass(frozen=True, slots=True)
 class GuardrailOutcome:
-    """What a guard says.
+    """Outcome of a guardrail check.
 
     Attributes:
-        allowed: Whether what it looked at may pass.
-        reason: Why not, in words that do not repeat what was found: they reach prompts and people.
-        action: ``allow``, ``rewrite`` (``value`` takes its place), ``ask`` (a person decides),
-            ``retry`` (made anew: a result by another try, parameters by another plan) or ``deny``.
-            Where it is given it decides; else ``allowed`` does.
-        value: What takes its place; of arguments a dictionary.
+        allowed: True if the value may pass.
+        reason: Why not, without quoting the value: reasons appear in prompts and messages to users.
+        action: ``allow``, ``rewrite`` (use ``value`` instead), ``ask`` (a person decides),
+            ``retry`` (repeat the attempt, or plan again for arguments) or ``deny``. Overrides
+            ``allowed``.
+        value: Replacement value. For arguments it must be a dictionary.
 
     Raises:
-        ValueError: The action is unknown, contradicts ``allowed``, or rewrites without a value.
+        ValueError: The action is unknown, contradicts ``allowed``, or is ``rewrite`` without a
+            value.
 
     >>> GuardrailOutcome(False, reason="It is too long.").decision
     'deny'
@@ -47,49 +48,49 @@ class GuardrailOutcome:
     def __post_init__(self) -> None:
         if self.action is not None and self.action not in _ACTIONS:
             raise ValueError(
-                f"{self.action!r} is no action of a guard. Fix: use one of {', '.join(_ACTIONS)}."
+                f"Invalid guardrail action {self.action!r}. Fix: use one of {', '.join(_ACTIONS)}."
             )
         if (self.allowed, self.action) in ((False, "allow"), (True, "deny")):
             raise ValueError(
-                f"allowed is {self.allowed} and the action is {self.action!r}. Fix: say one of them."
+                f"allowed={self.allowed} contradicts action={self.action!r}. Fix: pass one of them."
             )
         if self.action == "rewrite" and self.value is None:
-            raise ValueError("The action 'rewrite' needs a value. Fix: give what takes its place.")
+            raise ValueError("The action 'rewrite' has no value. Fix: pass the replacement value.")
 
     @property
     def decision(self) -> str:
-        """What happens: the action, else what ``allowed`` means."""
+        """The action, or the one implied by ``allowed``."""
         return self.action or ("allow" if self.allowed else "deny")
 
 
 @runtime_checkable
 class Guardrail(Protocol):
-    """Looks at what goes into a step and what comes out. Either method may be left out."""
+    """Check of the arguments and the result of a step. Either method may be omitted."""
 
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Look before it runs: ``arguments`` are its parameters and inputs, as plain data."""
+        """Check the parameters and inputs of a step, as plain data, before it runs."""
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Look at what it gave, as plain data; at a message or an answer, as text."""
+        """Check the result of a step as plain data, or a message or answer as text."""
 
 
 @runtime_checkable
 class AsyncGuardrail(Protocol):
-    """A guard that awaits something; nothing that runs synchronously passes it by."""
+    """Asynchronous guardrail. Synchronous runs of a graph await it as well."""
 
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """As ``check_pre``."""
+        """Asynchronous form of :meth:`Guardrail.check_pre`."""
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """As ``check_post``."""
+        """Asynchronous form of :meth:`Guardrail.check_post`."""
 
 
 class AllowAllGuardrail:
-    """Lets everything pass.
+    """Guardrail that allows everything.
 
     >>> AllowAllGuardrail().check_post("anything", role="", tool="read").allowed
     True
@@ -100,27 +101,27 @@ class AllowAllGuardrail:
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Allow it."""
+        """Allow the arguments."""
         return GuardrailOutcome(True)
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Allow it."""
+        """Allow the result."""
         return GuardrailOutcome(True)
 
 
 class SymmetricGuardrail:
-    """What guards share that look at what goes in and at what comes out in one way, ``_check``."""
+    """Base class of guardrails that check arguments and results in the same way, in ``_check``."""
 
     stages: Collection[GuardrailStage] = ("pre", "post")
 
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Look at parameters and inputs, where the guard looks at any."""
+        """Check parameters and inputs, if ``stages`` includes ``pre``."""
         return self._check(dict(arguments)) if "pre" in self.stages else GuardrailOutcome(True)
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Look at a result, where the guard looks at any."""
+        """Check a result, if ``stages`` includes ``post``."""
         return self._check(value) if "post" in self.stages else GuardrailOutcome(True)
 
     def _check(self, value: Any) -> GuardrailOutcome:
@@ -129,15 +130,15 @@ class SymmetricGuardrail:
 
 @dataclass(frozen=True, slots=True)
 class GuardrailViolation:
-    """One objection of one guard.
+    """Objection of one guardrail.
 
     Attributes:
-        guardrail: Name of the guard or the rule.
-        reason: Why, in words.
-        action: ``ask``, ``retry`` or ``deny``; ``rewrite`` where nothing could be rewritten.
-        stage: Whether it was about what goes in or what comes out.
-        role: Who asked.
-        tool: The capability.
+        guardrail: Name of the guardrail or rule.
+        reason: Reason of the objection.
+        action: ``ask``, ``retry`` or ``deny``; ``rewrite`` if the value could not be rewritten.
+        stage: ``pre`` for arguments, ``post`` for results.
+        role: Role of the caller.
+        tool: Name of the capability.
     """
 
     guardrail: str
@@ -152,16 +153,16 @@ class GuardrailViolation:
 
 
 class GuardrailViolationError(PolicyError):
-    """Guards do not let something pass; the text names all of them.
+    """Refusal by one or more guardrails. The message names all of them.
 
     Args:
-        rule_name: Name of the one guard, where no violations are given.
-        message: Why.
-        violations: Every objection.
-        severity: What it means for the step.
+        rule_name: Name of the guardrail, if no violations are passed.
+        message: Reason of the refusal.
+        violations: All objections.
+        severity: Severity of the error.
 
-    >>> print(GuardrailViolationError("no_names", "It names a person."))
-    Guards do not let it pass (no_names: It names a person.). Fix: Ask for something else, or have the guard changed.
+    >>> print(GuardrailViolationError("no_names", "It names a person.").message)
+    Guardrails refuse the value (no_names: It names a person.).
     """
 
     code = REFUSED_BY_GUARDS
@@ -179,55 +180,55 @@ class GuardrailViolationError(PolicyError):
             GuardrailViolation(rule_name, message),
         )
         first = self.violations[0]
-        what = {"pre": "what goes into", "post": "what comes out of"}[first.stage]
-        about = f"{what} {first.tool!r}" if first.tool else "it"
-        told = "; ".join(dict.fromkeys(str(violation) for violation in self.violations))
+        what = {"pre": "the input of", "post": "the output of"}[first.stage]
+        subject = f"{what} {first.tool!r}" if first.tool else "the value"
+        reasons = "; ".join(dict.fromkeys(str(violation) for violation in self.violations))
         super().__init__(
-            f"Guards do not let {about} pass ({told}).",
-            fix="Ask for something else, or have the guard changed.",
+            f"Guardrails refuse {subject} ({reasons}).",
+            fix="Change the request or the guardrail.",
             severity=severity,
         )
 
     @property
     def guardrail(self) -> str:
-        """Name of the first guard that objects."""
+        """Name of the first guardrail that objects."""
         return self.violations[0].guardrail
 
     rule_name = guardrail
 
     @property
     def outcome(self) -> GuardrailOutcome:
-        """What the first guard said."""
+        """Outcome of the first guardrail that objects."""
         return GuardrailOutcome(False, self.violations[0].reason or None)
 
     @property
     def stage(self) -> GuardrailStage:
-        """Whether it was about what goes in (``pre``) or what comes out (``post``)."""
+        """``pre`` if the arguments are refused, ``post`` if the result is refused."""
         return self.violations[0].stage
 
     @property
     def role(self) -> str:
-        """Who asked."""
+        """Role of the caller."""
         return self.violations[0].role
 
     @property
     def tool(self) -> str:
-        """The capability."""
+        """Name of the capability."""
         return self.violations[0].tool
 
 
 GuardrailViolatedError = GuardrailViolationError
-"""The same error, by the name that sessions know."""
+"""Alias of :class:`GuardrailViolationError`, used by sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedValue:
-    """What passed the guards.
+    """Value that passed the guardrails.
 
     Attributes:
-        value: The value, as far as guards rewrote it.
-        rewritten: Whether one did.
-        approval_violations: Objections for which a person has to agree.
+        value: The value, possibly rewritten.
+        rewritten: True if a guardrail rewrote the value.
+        approval_violations: Objections that a person may approve.
     """
 
     value: Any
@@ -236,17 +237,17 @@ class GuardedValue:
 
     @property
     def approval_reasons(self) -> tuple[str, ...]:
-        """Why a person has to agree, in words."""
+        """Reasons why a person must approve the value."""
         return tuple(dict.fromkeys(map(str, self.approval_violations)))
 
     async def await_approval(self, subject: str) -> Any:
-        """Return the words that passed, as soon as a person agrees where one is wanted.
+        """Return the value once a person has approved it, or at once if no approval is needed.
 
         Args:
-            subject: The role of the model that is told them, or the node that says them.
+            subject: The role of the model that reads the value, or the node that sends it.
 
         Raises:
-            GuardrailViolationError: Nobody agrees.
+            GuardrailViolationError: The value is not approved.
         """
         if not self.approval_violations:
             return self.value
@@ -259,21 +260,22 @@ class GuardedValue:
 
 
 REWRITE_OR_ASK = ("rewrite", "ask")
-"""What can be done about the outcome of a guard where words can be changed and a person asked."""
+"""Supported actions where a text can be rewritten and a person can be asked."""
 
 
 class Guards:
-    """Several guards, asked one after the other; all their objections come together.
+    """Ordered set of guardrails whose objections are collected.
 
     Args:
-        guards: Objects of :class:`Guardrail` or :class:`AsyncGuardrail`; of one that is both, the
-            methods of the second are asked.
+        guards: :class:`Guardrail` or :class:`AsyncGuardrail` objects. Asynchronous methods are
+            preferred.
 
     Raises:
-        ConfigurationError: One of them cannot be asked.
+        ConfigurationError: An item is not a guardrail.
 
     >>> import asyncio
-    >>> asyncio.run(Guards([AllowAllGuardrail()]).check_input({"place": "Rome"}, tool="read")).value
+    >>> guards = Guards([AllowAllGuardrail()])
+    >>> asyncio.run(guards.check_input({"place": "Rome"}, tool="read")).value
     {'place': 'Rome'}
     """
 
@@ -287,14 +289,14 @@ class Guards:
             pre, post = _find_check(guard, "check_pre"), _find_check(guard, "check_post")
             if isinstance(guard, type) or not (pre or post):
                 raise ConfigurationError(
-                    f"{guard!r} is no guard.",
-                    fix="Give an object with check_pre and check_post, or acheck_pre and acheck_post.",
+                    f"Invalid guardrail {guard!r}: it has no check method.",
+                    fix="Pass an object with check_pre and check_post, or acheck_pre and acheck_post.",
                 )
             if pre is not None:
                 self._pre.append((name, pre, _accepts_parameter(pre, "arguments")))
             if post is not None:
-                of_results = bool(getattr(guard, "results_only", False))
-                self._post.append((name, post, of_results))
+                results_only = bool(getattr(guard, "results_only", False))
+                self._post.append((name, post, results_only))
 
     async def check_input(
         self,
@@ -304,39 +306,41 @@ class Guards:
         role: str = "",
         supported_actions: Collection[str] = ("rewrite",),
     ) -> GuardedValue:
-        """Ask about what goes into something.
+        """Check the arguments of a step or a model call.
 
         Args:
-            arguments: What goes in.
-            tool: Into what.
-            role: Who asks.
-            supported_actions: Which of ``rewrite`` and ``ask`` the caller can do; a guard that wants the other
-                refuses.
+            arguments: The arguments.
+            tool: Name of the capability or role.
+            role: Role of the caller.
+            supported_actions: Actions that the caller supports, of ``rewrite`` and ``ask``. Any
+                other one counts as a refusal.
 
         Raises:
-            GuardrailViolationError: They do not let it pass.
+            GuardrailViolationError: A guardrail refuses the arguments.
         """
-        about = partial(GuardrailViolation, stage="pre", role=role, tool=tool)
+        violation = partial(GuardrailViolation, stage="pre", role=role, tool=tool)
         value: Any = dict(arguments)
-        found: list[GuardrailViolation] = []
+        violations: list[GuardrailViolation] = []
         rewritten = False
-        for name, check, takes in self._pre:
-            given = {"arguments": value} if takes else {}
-            outcome = await _await_outcome(name, "pre", tool, check(role=role, tool=tool, **given))
+        for name, check, accepts_arguments in self._pre:
+            options = {"arguments": value} if accepts_arguments else {}
+            outcome = await _await_outcome(
+                name, "pre", tool, check(role=role, tool=tool, **options)
+            )
             if outcome.decision == "rewrite" and "rewrite" in supported_actions:
                 if not isinstance(outcome.value, Mapping):
                     raise ConfigurationError(
-                        f"The guard {name!r} put {type(outcome.value).__name__} in the place of the"
-                        f" arguments of {tool!r}.",
-                        fix="Give a dictionary of all arguments.",
+                        f"Invalid rewritten arguments of {tool!r}: the guardrail {name!r} returned"
+                        f" {type(outcome.value).__name__}, expected a dictionary.",
+                        fix="Return a dictionary of all arguments.",
                     )
                 value, rewritten = dict(outcome.value), True
             elif outcome.decision != "allow":
-                found.append(about(name, outcome.reason or "", outcome.decision))
+                violations.append(violation(name, outcome.reason or "", outcome.decision))
         return GuardedValue(
             value,
             rewritten,
-            _approval_violations(found, supported_actions, ErrorSeverity.REPLANNING),
+            _approval_violations(violations, supported_actions, ErrorSeverity.REPLANNING),
         )
 
     async def check_output(
@@ -348,34 +352,34 @@ class Guards:
         is_text: bool = False,
         supported_actions: Collection[str] = ("rewrite",),
     ) -> GuardedValue:
-        """Ask about what something gave.
+        """Check the output of a step or a model call.
 
         Args:
-            value: What it gave.
-            tool: What gave it.
-            role: Who asked.
-            is_text: Whether it is an answer or a failure in words, which guards whose
-                ``of_results_only`` is true have nothing to say about.
-            supported_actions: As for :meth:`before`.
+            value: The output.
+            tool: Name of the capability or role.
+            role: Role of the caller.
+            is_text: True for an answer or a failure message. Guardrails with ``results_only`` skip
+                these.
+            supported_actions: As for :meth:`check_input`.
 
         Raises:
-            GuardrailViolationError: They do not let it pass.
+            GuardrailViolationError: A guardrail refuses the output.
         """
-        about = partial(GuardrailViolation, stage="post", role=role, tool=tool)
-        found: list[GuardrailViolation] = []
+        violation = partial(GuardrailViolation, stage="post", role=role, tool=tool)
+        violations: list[GuardrailViolation] = []
         rewritten = False
-        for name, check, of_results in self._post:
-            if is_text and of_results:
+        for name, check, results_only in self._post:
+            if is_text and results_only:
                 continue
             outcome = await _await_outcome(name, "post", tool, check(value, role=role, tool=tool))
             if outcome.decision == "rewrite" and "rewrite" in supported_actions:
                 value, rewritten = outcome.value, True
             elif outcome.decision != "allow":
-                found.append(about(name, outcome.reason or "", outcome.decision))
+                violations.append(violation(name, outcome.reason or "", outcome.decision))
         return GuardedValue(
             value,
             rewritten,
-            _approval_violations(found, supported_actions, ErrorSeverity.RETRIABLE),
+            _approval_violations(violations, supported_actions, ErrorSeverity.RETRIABLE),
         )
 
 
@@ -389,13 +393,14 @@ def _accepts_parameter(check: Callable[..., Any], name: str) -> bool:
 
 
 async def _await_outcome(
-    name: str, stage: GuardrailStage, tool: str, found: Any
+    name: str, stage: GuardrailStage, tool: str, pending: Any
 ) -> GuardrailOutcome:
-    outcome = await maybe_await(found)
+    outcome = await maybe_await(pending)
     if not isinstance(outcome, GuardrailOutcome):
-        # Taken for a yes, a forgotten 'return' would open the door.
+        # A forgotten 'return' must not count as approval.
         raise ConfigurationError(
-            f"The guard {name!r} gave {outcome!r:.80}.", fix="Return a GuardrailOutcome."
+            f"Invalid outcome {outcome!r:.80} of the guardrail {name!r}.",
+            fix="Return a GuardrailOutcome.",
         )
     if outcome.decision != "allow":
         record_later("guard", guard=name, decision=outcome.decision, stage=stage, tool=tool)
@@ -407,10 +412,11 @@ def _approval_violations(
     supported_actions: Collection[str],
     retry_severity: ErrorSeverity,
 ) -> tuple[GuardrailViolation, ...]:
-    """Return for what a person has to agree; a refusal stands over that.
+    """Return the objections that a person may approve.
 
     Raises:
-        GuardrailViolationError: One refuses, wants it made anew, or wants what cannot be done here.
+        GuardrailViolationError: A guardrail refuses, asks for a retry, or requires an unsupported
+            action.
     """
     actions = {violation.action for violation in violations}
     if actions - ({"ask"} & set(supported_actions)):

@@ -1,4 +1,4 @@
-"""A person in the loop: asked before a step, or shown its result."""
+"""Behavior that asks a person before a step or about its result."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from capgraph.helpers.async_calls import maybe_await
 
 
 class HumanApprovalRequired(PolicyError):
-    """A person did not agree to a result."""
+    """Error raised when a person rejects a result."""
 
     code = "CG-NOT-APPROVED"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class PendingApproval(PolicyError):
-    """A result waits for a person elsewhere, and is not used before.
+    """Error raised when a result waits for an approval outside of the graph.
 
     Args:
-        approval_id: What the submitting callback gave: where the person is asked.
-        task: What the step was for.
-        result: What waits.
+        approval_id: ID of the approval, as returned by the submit callback.
+        task: Task of the step.
+        result: The result that waits.
     """
 
     code = "CG-PENDING-APPROVAL"
@@ -36,26 +36,25 @@ class PendingApproval(PolicyError):
         self.task = task
         self.result = result
         super().__init__(
-            f"The result for {task!r} waits for a person's agreement ({approval_id}).",
-            fix="Ask again when the person has agreed.",
+            f"The result for {task!r} waits for approval ({approval_id}).",
+            fix="Repeat the request once the result is approved.",
         )
 
 
 class HumanInLoopBehavior(BaseBehavior):
-    """Has a person agree.
+    """Behavior that asks a person for approval.
 
-    Without a callback the person is asked before the step runs, by the graph's own interrupt: the
-    run waits as long as it takes, in another process too, and goes on when it is answered. With a
-    callback the *result* is shown, after all tries; what is not agreed to fails the step. It is
-    never tried again for that, and no other behaviour puts something in its place.
+    Without a callback, the graph interrupts before the step and resumes with the person's decision,
+    in another process as well. With a callback, the *result* is reviewed after the last attempt. A
+    rejected result fails the step, which is not retried and gets no fallback.
 
     Args:
         review_callback: ``(context, result) -> bool``, sync or async, which waits for the person.
-        submit_callback: ``(context, result) -> approval_id``, sync or async, which hands the
-            question to somebody else; the step fails with ``PendingApproval``.
+        submit_callback: ``(context, result) -> approval_id``, sync or async, which submits the
+            result for approval elsewhere. The step fails with ``PendingApproval``.
 
     Raises:
-        ValueError: Both callbacks are given, or one that cannot be called.
+        ValueError: Both callbacks are passed, or a callback is not callable.
 
     >>> HumanInLoopBehavior(review_callback=lambda context, result: result < 5)
     HumanInLoopBehavior(review)
@@ -70,13 +69,13 @@ class HumanInLoopBehavior(BaseBehavior):
     ) -> None:
         if review_callback is not None and submit_callback is not None:
             raise ValueError(
-                "HumanInLoopBehavior got review_callback and submit_callback. Fix: give one of"
-                " them, or none to have the graph ask before the step."
+                "HumanInLoopBehavior has both review_callback and submit_callback. Fix: pass one"
+                " of them, or none to interrupt before the step."
             )
         callback = review_callback or submit_callback
         if callback is not None and not callable(callback):
             raise ValueError(
-                f"{callback!r} is no callback. Fix: give a function (context, result)."
+                f"Invalid callback {callback!r}. Fix: pass a function (context, result)."
             )
         self._review = review_callback
         self._submit = submit_callback
@@ -86,17 +85,17 @@ class HumanInLoopBehavior(BaseBehavior):
         return f"HumanInLoopBehavior({kind})"
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
-        """Have a person asked before the step, when there is no callback that shows its result."""
+        """Return an approval request for the step, unless a callback reviews its result."""
         if self._review is not None or self._submit is not None:
             return Verdict("allow")
-        return Verdict("ask", problems=["A person has to agree to this step."])
+        return Verdict("ask", problems=["This step needs approval."])
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> None:
-        """Show the result.
+        """Have the result reviewed.
 
         Raises:
-            HumanApprovalRequired: The person did not agree.
-            PendingApproval: The person will be asked elsewhere.
+            HumanApprovalRequired: The person rejected the result.
+            PendingApproval: The result was submitted for approval elsewhere.
         """
         callback = self._review or self._submit
         if callback is None:
@@ -106,6 +105,6 @@ class HumanInLoopBehavior(BaseBehavior):
             raise PendingApproval(str(answer), context.task, result)
         if answer is not True:
             raise HumanApprovalRequired(
-                f"A person did not agree to the result for {context.task!r}.",
-                fix="Ask for something else.",
+                f"The result for {context.task!r} was rejected by a person.",
+                fix="Change the request.",
             )

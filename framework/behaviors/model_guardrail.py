@@ -1,4 +1,4 @@
-"""Guards that hold values against a form, or have a model judge them."""
+"""Guardrails that validate values against a schema or have a model judge them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from capgraph.helpers.plain_data import validation_messages
 from capgraph.pipeline.run_config import current_chat_model
 
 _MAX_JUDGED_CHARS = 20_000
-"""Most characters of a value that a model judges; of a longer one nobody could say it was read."""
+"""Maximum number of characters that a model judges. Longer values are refused."""
 _ROLE = "capability"
 
 
 class SchemaGuardrail(SymmetricGuardrail):
-    """Holds results, or what goes into a step, against a form.
+    """Guardrail that validates results, or the arguments of steps, against a schema.
 
     Args:
-        schema: A pydantic model, or any type that pydantic can check.
-        stage: ``post`` for what comes out, ``pre`` for parameters and inputs.
-        action: What happens with what does not fit: ``deny``, ``ask`` or ``retry``.
+        schema: A pydantic model, or any type that pydantic can validate.
+        stage: ``post`` for results, ``pre`` for parameters and inputs.
+        action: Action for invalid values: ``deny``, ``ask`` or ``retry``.
 
     >>> class Level(BaseModel):
     ...     litres: float = Field(ge=0)
@@ -56,11 +56,11 @@ class SchemaGuardrail(SymmetricGuardrail):
 
 
 class Judgement(BaseModel):
-    """What a judge says; also the form in which a model gives it.
+    """Judgement of a model.
 
     Attributes:
-        allowed: Whether the rule is kept.
-        reason: Why not, in a sentence that does not quote what was judged.
+        allowed: True if the rule is kept.
+        reason: Why the rule is broken, in a sentence that does not quote the value.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -70,20 +70,20 @@ class Judgement(BaseModel):
 
 
 class ModelGuardrail:
-    """Has a model judge whether a rule is kept.
+    """Guardrail that has a model judge whether a rule is kept.
 
-    What is judged is data to the judge, and what it was told by it to do is no reason. A judge that
-    fails, or gives no judgement, lets nothing pass. Its calls count as calls of the turn; behaviours
-    of the graph do not stand around them, so it never judges itself.
+    The judge sees the value as data, and instructions in the value have no effect. If the judge
+    fails or returns no judgement, the value is refused. Its calls count as model calls of the turn.
+    Behaviors of the graph do not apply to them, so the guardrail never judges itself.
 
     Args:
-        judge: A role (``answer``), whose model of the running graph is taken; or a chat model,
+        judge: A role (``answer``), whose model of the running graph is used; or a chat model,
             ``"provider:name"`` or ``ModelSettings``.
         rule: The rule, in a sentence.
-        stages: What is judged: ``pre`` for parameters, inputs and messages, ``post`` for results
+        stages: Stages to judge: ``pre`` for parameters, inputs and messages, ``post`` for results
             and answers.
-        action: What happens with what breaks the rule: ``deny``, ``ask`` or ``retry``.
-        name: Names the guard in errors.
+        action: Action if the rule is broken: ``deny``, ``ask`` or ``retry``.
+        name: Name of the guardrail in errors.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
@@ -111,11 +111,11 @@ class ModelGuardrail:
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Have parameters and inputs judged, where ``pre`` is among the stages."""
+        """Judge parameters and inputs, if ``stages`` includes ``pre``."""
         return await self._judge_value("pre", dict(arguments), tool)
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Have a result judged, where ``post`` is among the stages."""
+        """Judge a result, if ``stages`` includes ``post``."""
         return await self._judge_value("post", value, tool)
 
     async def _judge_value(self, stage: GuardrailStage, value: Any, tool: str) -> GuardrailOutcome:
@@ -126,8 +126,8 @@ class ModelGuardrail:
 
         text = json.dumps(value, ensure_ascii=True, default=str)
         if len(text) > _MAX_JUDGED_CHARS:
-            told = f"it has {len(text):,} characters, more than the {_MAX_JUDGED_CHARS:,} that are judged"
-            return GuardrailOutcome(False, told, self._action)
+            reason = f"it has {len(text):,} characters; at most {_MAX_JUDGED_CHARS:,} are judged"
+            return GuardrailOutcome(False, reason, self._action)
         judge = current_chat_model(self._judge) if self._judge in MODEL_ROLES else self._judge
         model = without_streaming(chat_models({_ROLE: judge})[_ROLE])
         messages = [
@@ -137,7 +137,7 @@ class ModelGuardrail:
             ),
             HumanMessage(f"DATA ({'into' if stage == 'pre' else 'out of'} {tool!r}):\n{text}"),
         ]
-        found = await generate_structured(RoleModel(_ROLE, model), Judgement, messages)
-        if found.allowed:
+        judgement = await generate_structured(RoleModel(_ROLE, model), Judgement, messages)
+        if judgement.allowed:
             return GuardrailOutcome(True)
-        return GuardrailOutcome(False, found.reason or None, self._action)
+        return GuardrailOutcome(False, judgement.reason or None, self._action)

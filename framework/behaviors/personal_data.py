@@ -1,4 +1,4 @@
-"""A guard against personal data: by patterns, and by presidio where it is installed."""
+"""Guardrail for personal data, based on patterns and, if installed, on presidio."""
 
 from __future__ import annotations
 
@@ -51,17 +51,19 @@ Span = tuple[int, int, str]
 
 
 class PIIGuardrail(SymmetricGuardrail):
-    """Finds personal data in texts: addresses, numbers of cards, accounts, telephones, insurance.
+    """Guardrail that finds personal data.
 
-    Patterns look for it always. Where the extra ``pii`` is installed, presidio looks besides, for
-    its numbers of many kinds, without a network; names of people it finds with a model of spaCy's,
-    when ``entities`` asks for ``PERSON``.
+    It finds e-mail addresses and card, account, phone and insurance numbers.
+
+    Patterns always run. With the extra ``pii``, presidio also looks for further kinds of numbers,
+    without network access. It finds names of people with a spaCy model, if ``entities`` includes
+    ``PERSON``.
 
     Args:
-        entities: What presidio looks for, by its names.
-        action: What happens then: ``deny``, ``ask``, ``retry``, or ``rewrite``, which puts the kind
-            of the data in its place.
-        analyzer: An ``AnalyzerEngine`` of one's own; ``None`` for patterns alone.
+        entities: Names of the presidio entities to find.
+        action: Action on a match: ``deny``, ``ask``, ``retry``, or ``rewrite``, which replaces the
+            data by its kind.
+        analyzer: A custom ``AnalyzerEngine``, or ``None`` to use patterns only.
 
     >>> guard = PIIGuardrail(action="rewrite", analyzer=None)
     >>> guard.check_post({"to": "Write to ann@example.com."}, role="", tool="").value
@@ -77,7 +79,7 @@ class PIIGuardrail(SymmetricGuardrail):
         action: Literal["deny", "ask", "retry", "rewrite"] = "deny",
         analyzer: Any = "presidio",
     ) -> None:
-        GuardrailOutcome(False, action=action, value="")  # a known one
+        GuardrailOutcome(False, action=action, value="")  # validates the action
         self._entities = list(entities)
         self._action = action
         self._analyzer = analyzer
@@ -86,11 +88,11 @@ class PIIGuardrail(SymmetricGuardrail):
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """As ``check_pre``; presidio's work is done beside the loop."""
+        """Check parameters and inputs. Presidio runs in a thread."""
         return await self._check_in_thread(dict(arguments))
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """As ``check_post``; presidio's work is done beside the loop."""
+        """Check a result. Presidio runs in a thread."""
         return await self._check_in_thread(value)
 
     async def _check_in_thread(self, value: Any) -> GuardrailOutcome:
@@ -104,13 +106,13 @@ class PIIGuardrail(SymmetricGuardrail):
         )
         if not kinds:
             return GuardrailOutcome(True)
-        reason = f"it holds personal data ({', '.join(kinds)})"
+        reason = f"it contains personal data ({', '.join(kinds)})"
         if self._action != "rewrite":
             return GuardrailOutcome(False, reason, self._action)
         return GuardrailOutcome(False, reason, "rewrite", _map_texts(value, self._redact))
 
     def _redact(self, text: str) -> str:
-        """Return a text with the kinds of its personal data in the place of the data."""
+        """Return a text with its personal data replaced by the kind of the data."""
         parts, end = [], 0
         for start, stop, kind in self._find_spans(text):
             if start >= end:
@@ -119,7 +121,7 @@ class PIIGuardrail(SymmetricGuardrail):
         return "".join([*parts, text[end:]])
 
     def _find_spans(self, text: str) -> list[Span]:
-        found = [*_find_by_pattern(text)]
+        spans = [*_find_by_pattern(text)]
         engine = self._get_analyzer()
         if engine is not None:
             results = engine.analyze(
@@ -128,8 +130,8 @@ class PIIGuardrail(SymmetricGuardrail):
                 entities=self._entities,
                 score_threshold=_MIN_SCORE,
             )
-            found += [(r.start, r.end, r.entity_type.lower().replace("_", " ")) for r in results]
-        return sorted(found, key=lambda span: (span[0], -span[1]))
+            spans += [(r.start, r.end, r.entity_type.lower().replace("_", " ")) for r in results]
+        return sorted(spans, key=lambda span: (span[0], -span[1]))
 
     def _get_analyzer(self) -> Any:
         if self._analyzer == "presidio":
@@ -141,29 +143,29 @@ class PIIGuardrail(SymmetricGuardrail):
 
 def _find_by_pattern(text: str) -> Iterator[Span]:
     for kind, pattern in (("e-mail address", _EMAIL), ("insurance number", _SSN)):
-        yield from ((*found.span(), kind) for found in pattern.finditer(text))
-    for found in _IBAN.finditer(text):
-        if _is_iban(found.group().replace(" ", "")):
-            yield (*found.span(), "account number")
-    for found in _PHONE.finditer(text):
-        yield (*found.span(), "telephone number")
-    for found in _DIGITS.finditer(text):
-        yield from _find_cards(found.group(), found.start())
+        yield from ((*match.span(), kind) for match in pattern.finditer(text))
+    for match in _IBAN.finditer(text):
+        if _is_iban(match.group().replace(" ", "")):
+            yield (*match.span(), "account number")
+    for match in _PHONE.finditer(text):
+        yield (*match.span(), "telephone number")
+    for match in _DIGITS.finditer(text):
+        yield from _find_cards(match.group(), match.start())
 
 
 def _find_cards(digit_run: str, offset: int) -> Iterator[Span]:
-    """Yield the numbers of cards in a run of digits; blanks and hyphens are between groups."""
+    """Yield the card numbers in groups of digits separated by blanks or hyphens."""
     groups = [(group.start(), group.group()) for group in re.finditer(r"\d+", digit_run)]
     for first, (start, head) in enumerate(groups):
         digits = ""
         if head[0] not in "23456":
             continue
-        for place, group in groups[first:]:
+        for group_start, group in groups[first:]:
             digits += group
             if len(digits) > 19:
                 break
             if len(digits) >= 13 and _CARD.fullmatch(digits) and _has_luhn_checksum(digits):
-                yield offset + start, offset + place + len(group), "card number"
+                yield offset + start, offset + group_start + len(group), "card number"
 
 
 def _has_luhn_checksum(digits: str) -> bool:
@@ -176,7 +178,7 @@ def _is_iban(text: str) -> bool:
 
 
 def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
-    """Return plain data with all its texts changed, names and numbers too."""
+    """Return plain data with a function applied to all texts, including keys and numbers."""
     if isinstance(value, Mapping):
         return {function(str(name)): _map_texts(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -189,21 +191,21 @@ def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
 
 
 def _load_presidio() -> Any:
-    """Return presidio's analyzer, or ``None`` where it is not installed. It needs no network."""
+    """Return presidio's analyzer without network access, or ``None`` if it is not installed."""
     try:
         presidio = require_extra("presidio_analyzer", "pii")
         spacy = importlib.import_module("spacy")
         engines = importlib.import_module("presidio_analyzer.nlp_engine")
     except MissingExtraError:
         return None
-    # What it says of the languages of recognizers is of no use to anybody here.
+    # Its warnings about the languages of recognizers are irrelevant here.
     logging.getLogger("presidio-analyzer").setLevel(logging.ERROR)
-    there = [name for name in _SPACY_MODELS if spacy.util.is_package(name)]
+    installed = [name for name in _SPACY_MODELS if spacy.util.is_package(name)]
     nlp = engines.SpacyNlpEngine()
-    # Left alone it would download a model.
-    nlp.nlp = {"en": spacy.load(there[0]) if there else spacy.blank("en")}
+    # By default the engine would download a model.
+    nlp.nlp = {"en": spacy.load(installed[0]) if installed else spacy.blank("en")}
     analyzer = presidio.AnalyzerEngine(nlp_engine=nlp, supported_languages=["en"])
     for name in ("EmailRecognizer", "UrlRecognizer"):
-        # They fetch a list of domains; addresses are found by the patterns.
+        # They download a list of domains. The patterns find e-mail addresses.
         analyzer.registry.remove_recognizer(name)
     return analyzer

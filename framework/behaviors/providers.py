@@ -1,4 +1,4 @@
-"""Which provider comes next when one failed."""
+"""Routers that choose the next provider after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capgraph.helpers.number_validation import check_number
 
 
 class ProviderRouter(Protocol):
-    """Chooses another provider."""
+    """Protocol of provider routers."""
 
     def select(
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
@@ -20,24 +20,24 @@ class ProviderRouter(Protocol):
         """Return the next provider.
 
         Args:
-            scenario: What went wrong.
-            attempt: Which switch of this recovery it is, from 1.
-            current: The provider that failed.
-            exclude: Further ones that are not wanted.
+            scenario: The failure scenario.
+            attempt: Number of the provider switch in this recovery, from 1.
+            current: Name of the failed provider.
+            exclude: Names of further providers to skip.
 
         Returns:
-            Its name; ``None`` when none is left.
+            Name of the provider, or ``None`` if none is left.
         """
 
 
 class StaticProviderRouter:
-    """Takes the first that is left.
+    """Router that returns the first remaining provider.
 
     Args:
-        available_providers: Names in the order of preference.
+        available_providers: Names in order of preference.
 
     Raises:
-        ConfigurationError: A name is empty or stands twice; it is a ``ValueError``.
+        ConfigurationError: A name is empty or repeated. The error is a ``ValueError``.
 
     >>> router = StaticProviderRouter(("a", "b"))
     >>> router.select(scenario=None, attempt=1, current="a")
@@ -55,13 +55,13 @@ class StaticProviderRouter:
 
 
 class RoundRobinProviderRouter:
-    """Takes one after the other, whoever asks.
+    """Router that returns the providers in turn, across all calls.
 
     Args:
-        available_providers: Names in their order.
+        available_providers: Names in order.
 
     Raises:
-        ConfigurationError: A name is empty or stands twice; it is a ``ValueError``.
+        ConfigurationError: A name is empty or repeated. The error is a ``ValueError``.
 
     >>> router = RoundRobinProviderRouter(("a", "b", "c"))
     >>> [router.select(scenario=None, attempt=1, current=None) for _ in range(4)]
@@ -77,26 +77,27 @@ class RoundRobinProviderRouter:
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
     ) -> str | None:
         """Return the next provider; see :class:`ProviderRouter`."""
-        denied = {current, *exclude}
+        excluded = {current, *exclude}
         with self._lock:
-            ahead = [*self.available_providers[self._next :], *self.available_providers]
-            chosen = next((name for name in ahead if name not in denied), None)
+            candidates = [*self.available_providers[self._next :], *self.available_providers]
+            chosen = next((name for name in candidates if name not in excluded), None)
             if chosen is not None:
-                place = self.available_providers.index(chosen) + 1
-                self._next = place % len(self.available_providers)
+                following = self.available_providers.index(chosen) + 1
+                self._next = following % len(self.available_providers)
         return chosen
 
 
 class WeightedProviderRouter:
-    """Takes the heaviest that is left, or draws by weight.
+    """Router that returns the remaining provider with the largest weight, or a random one.
 
     Args:
-        providers: Names, each with its weight; 0 takes one out.
-        rng: Draws in proportion to the weights; without it the heaviest comes first.
+        providers: Pairs of name and weight. Weight 0 excludes a provider.
+        rng: Random generator for a choice in proportion to the weights. Without it, the largest
+            weight wins.
 
     Raises:
-        ConfigurationError: A name is empty or stands twice, or a weight is negative or no number;
-            it is a ``ValueError``.
+        ConfigurationError: A name is empty or repeated, or a weight is negative or not a number.
+            The error is a ``ValueError``.
 
     >>> router = WeightedProviderRouter((("a", 9.0), ("b", 1.0)))
     >>> router.select(scenario=None, attempt=1, current=None)
@@ -120,21 +121,25 @@ class WeightedProviderRouter:
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
     ) -> str | None:
         """Return the next provider; see :class:`ProviderRouter`."""
-        denied = {current, *exclude}
-        left = {name: weight for name, weight in self.providers if weight and name not in denied}
-        if not left:
+        excluded = {current, *exclude}
+        remaining = {
+            name: weight for name, weight in self.providers if weight and name not in excluded
+        }
+        if not remaining:
             return None
         if self._rng is None:
-            return max(left, key=lambda name: left[name])
-        return self._rng.choices(list(left), list(left.values()))[0]
+            return max(remaining, key=lambda name: remaining[name])
+        return self._rng.choices(list(remaining), list(remaining.values()))[0]
 
 
 def _validate_names(providers: Sequence[str]) -> tuple[str, ...]:
     names = tuple(providers)
-    sound = not isinstance(providers, str) and all(isinstance(n, str) and n.strip() for n in names)
-    if not sound or len(set(names)) < len(names):
+    is_valid = not isinstance(providers, str) and all(
+        isinstance(n, str) and n.strip() for n in names
+    )
+    if not is_valid or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"{providers!r} are no names of providers.",
-            fix="Give each name once, none of them empty.",
+            f"Invalid provider names {providers!r}: names must be unique and not empty.",
+            fix="Pass each name once.",
         )
     return names

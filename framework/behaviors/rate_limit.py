@@ -1,4 +1,4 @@
-"""Rate limits: so many requests and tokens a minute, for each of whom they are counted for."""
+"""Rate limits for requests and tokens per minute, counted per key."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from capgraph.stores.persistence import open_values
 from capgraph.telemetry import Status, emit
 
 _MINUTE = 60.0
-_TOLERANCE = 1e-9  # what adding up parts of seconds may lose, of a whole capacity
+_TOLERANCE = 1e-9  # relative rounding error of adding fractions of seconds
 
 
 class RateLimitExceededError(LimitError):
-    """There is no room under a rate limit, now or in the time that one would wait.
+    """Error raised when a rate limit refuses a call.
 
     Attributes:
-        key: Whose limit it is.
-        retry_after: In how many seconds there is room; ``None`` when there never will be.
+        key: Key of the limit.
+        retry_after: Seconds until a call is possible; ``None`` if it never is.
     """
 
     code = "CG-RATE-LIMIT"
@@ -36,7 +36,7 @@ class RateLimitExceededError(LimitError):
 
 
 class _Bucket(NamedTuple):
-    """What is limited, how much of it there may be at once, and what comes back in a second."""
+    """Token bucket: its unit, its capacity and its refill rate per second."""
 
     name: str
     capacity: float
@@ -44,30 +44,32 @@ class _Bucket(NamedTuple):
 
 
 class _Reservation(NamedTuple):
-    """How long to wait, and whether the place is taken."""
+    """Seconds to wait, and whether the amounts were reserved."""
 
     wait_seconds: float
     granted: bool
 
 
 class RateLimiter:
-    """Token buckets for requests, input tokens and output tokens, one of each for every key.
+    """Token buckets for requests, input tokens and output tokens, separate for each key.
 
-    A caller who has to wait takes its place at once and waits for exactly as long as that takes:
-    nothing polls, nothing is held, nobody is overtaken. A place that is given up is free again.
+    A caller that must wait reserves its amounts at once and sleeps for exactly the required time.
+    Callers are served in order, without polling or locks. A cancelled wait returns the amounts.
 
     Args:
-        rpm: Requests a minute; may be below one.
-        input_tpm: Tokens of prompts a minute.
-        output_tpm: Tokens of answers a minute.
-        burst: How many requests may come at once; those of a minute when not given.
-        clock: Source of time: a clock, or a function that returns seconds. When not given, the
-            graph's own around a step or a model call, else the machine's.
-        store: Where the counts lie, for processes that share them: ``sqlite:///file.db``,
-            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's saver.
+        rpm: Requests per minute; may be below 1.
+        input_tpm: Prompt tokens per minute.
+        output_tpm: Answer tokens per minute.
+        burst: Maximum number of requests at once. Defaults to ``rpm``.
+        clock: A ``Clock`` or a function that returns seconds. Defaults to the graph's clock within
+            a step or model call, else to the system clock.
+        store: Database for the counts, shared by processes: ``sqlite:///file.db``,
+            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's
+            checkpointer.
 
     Raises:
-        ConfigurationError: A number is nonsense, or nothing is limited; it is a ``ValueError``.
+        ConfigurationError: A number is invalid, or there is no limit. The error is a
+            ``ValueError``.
 
     >>> import asyncio
     >>> async def main():
@@ -87,22 +89,22 @@ class RateLimiter:
         clock: Clock | Callable[[], float] | None = None,
         store: str | SqlTables | None = None,
     ) -> None:
-        named = {"requests": rpm, "input_tokens": input_tpm, "output_tokens": output_tpm}
-        given = {name: number for name, number in named.items() if number is not None}
-        for name, number in given.items():
+        limits = {"requests": rpm, "input_tokens": input_tpm, "output_tokens": output_tpm}
+        set_limits = {name: number for name, number in limits.items() if number is not None}
+        for name, number in set_limits.items():
             check_number(name, number, above=0, error=ConfigurationError)
         self._buckets = [
             _Bucket(name, max(1.0, float(number)), number / _MINUTE)
-            for name, number in given.items()
+            for name, number in set_limits.items()
         ]
         if not self._buckets:
             raise ConfigurationError(
-                "The rate limiter limits nothing.", fix="Give rpm, input_tpm or output_tpm."
+                "The rate limiter has no limit.", fix="Pass rpm, input_tpm or output_tpm."
             )
         if burst is not None and rpm is not None:
             check_number("burst", burst, minimum=1, error=ConfigurationError)
             self._buckets[0] = self._buckets[0]._replace(capacity=float(burst))
-        # Limiters that share a database and not their numbers count apart.
+        # Limiters that share a database but have different numbers count separately.
         numbers = (f"{bucket.name}:{bucket.capacity:g}:{bucket.rate:g}" for bucket in self._buckets)
         self._prefix = f"rate/{'/'.join(numbers)}/"
         self.counts_tokens: bool = input_tpm is not None or output_tpm is not None
@@ -116,10 +118,10 @@ class RateLimiter:
     async def try_acquire(
         self, key: str, *, requests: float = 1, input_tokens: float = 0, output_tokens: float = 0
     ) -> bool:
-        """Take a place if there is one now; there never is one for more than fits at once.
+        """Reserve the amounts if they are available now, and return True if they were.
 
         Raises:
-            ConfigurationError: An amount is negative or no number.
+            ConfigurationError: An amount is negative or not a number.
         """
         amounts = self._validate_amounts(requests, input_tokens, output_tokens)
         return (await self._reserve(key, amounts, 0.0)).granted
@@ -128,104 +130,117 @@ class RateLimiter:
         self,
         key: str,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - what does not fit is refused at once
+        timeout: float | None = None,  # noqa: ASYNC109 - a longer wait is refused at once
         requests: float = 1,
         input_tokens: float = 0,
         output_tokens: float = 0,
     ) -> None:
-        """Take a place and wait until it is there.
+        """Reserve the amounts and wait until they are available.
 
         Args:
-            key: Whose limit it is.
-            timeout: For how many seconds one would wait; a longer wait is refused at once.
-            requests: How many requests.
-            input_tokens: How many tokens of prompts.
-            output_tokens: How many tokens of answers.
+            key: Key of the limit.
+            timeout: Maximum wait in seconds. A longer wait is refused at once.
+            requests: Number of requests.
+            input_tokens: Number of prompt tokens.
+            output_tokens: Number of answer tokens.
 
         Raises:
-            RateLimitExceededError: The wait is too long, or what is asked for never fits.
-            ConfigurationError: An amount or the time-out is negative or no number.
+            RateLimitExceededError: The wait is too long, or the amount exceeds the capacity.
+            ConfigurationError: An amount or the timeout is negative or not a number.
         """
         amounts = self._validate_amounts(requests, input_tokens, output_tokens)
         if timeout is not None and not timeout >= 0:
-            raise ConfigurationError(f"timeout is {timeout!r}.", fix="Give seconds, or None.")
+            raise ConfigurationError(
+                f"Invalid timeout {timeout!r}: expected seconds.", fix="Pass seconds, or None."
+            )
         for bucket, amount in zip(self._buckets, amounts, strict=True):
             if amount > bucket.capacity * (1 + _TOLERANCE):
                 raise RateLimitExceededError(
-                    f"{amount:g} {bucket.name} are asked for under the rate limit of {key!r},"
-                    f" which never has room for more than {bucket.capacity:g}.",
-                    fix="Ask for less at once, or raise the limit.",
+                    f"The rate limit of {key!r} cannot serve {amount:g} {bucket.name}: its capacity"
+                    f" is {bucket.capacity:g}.",
+                    fix="Request less at once, or raise the limit.",
                     severity=ErrorSeverity.CRITICAL,
                     key=key,
                 )
-        taken = await self._reserve(key, amounts, math.inf if timeout is None else timeout)
-        if not taken.granted:
+        reservation = await self._reserve(key, amounts, math.inf if timeout is None else timeout)
+        if not reservation.granted:
             raise RateLimitExceededError(
-                f"The rate limit of {key!r} has room in {taken.wait_seconds:.3g} s, and"
-                f" {timeout:.3g} s would be waited.",
+                f"The rate limit of {key!r} is exceeded: the next call is possible in"
+                f" {reservation.wait_seconds:.3g} s, but the timeout is {timeout:.3g} s.",
                 fix="Try again later, or raise the limit.",
                 key=key,
-                retry_after=taken.wait_seconds,
+                retry_after=reservation.wait_seconds,
             )
-        if taken.wait_seconds <= 0:
+        if reservation.wait_seconds <= 0:
             return
         emit(
-            Status(message=f"Waiting {taken.wait_seconds:.3g} s for the rate limit", component=key)
+            Status(
+                message=f"Waiting {reservation.wait_seconds:.3g} s for the rate limit",
+                component=key,
+            )
         )
         try:
-            await self._clock.sleep(taken.wait_seconds)
+            await self._clock.sleep(reservation.wait_seconds)
         except BaseException:
             await self._return_amounts(key, amounts)
             raise
 
     async def correct(self, key: str, *, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Count what was used beyond what was taken, or give back what was not.
+        """Adjust a reservation to the tokens that were really used.
 
-        What is over is not refused any more; the next ones wait until it is made up for.
+        An excess is not refused. Later callers wait until the bucket is refilled.
 
         Args:
-            key: Whose limit it is.
-            input_tokens: How many more; negative for fewer.
-            output_tokens: How many more; negative for fewer.
+            key: Key of the limit.
+            input_tokens: Additional prompt tokens; negative for fewer.
+            output_tokens: Additional answer tokens; negative for fewer.
         """
-        more = {"requests": 0.0, "input_tokens": input_tokens, "output_tokens": output_tokens}
-        amounts = [-more[bucket.name] for bucket in self._buckets]
+        corrections = {
+            "requests": 0.0,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+        }
+        amounts = [-corrections[bucket.name] for bucket in self._buckets]
         if any(amounts):
             await self._return_amounts(key, amounts)
 
     def cap_output_tokens(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """Cut the room that an answer might take to what there can be."""
-        caps = {bucket.name: math.floor(bucket.capacity) for bucket in self._buckets}
-        most = caps.get("output_tokens", 0)
-        return {**tokens, "output_tokens": min(tokens["output_tokens"], most)}
+        """Limit the expected output tokens of a call to the bucket's capacity."""
+        capacities = {bucket.name: math.floor(bucket.capacity) for bucket in self._buckets}
+        max_tokens = capacities.get("output_tokens", 0)
+        return {**tokens, "output_tokens": min(tokens["output_tokens"], max_tokens)}
 
     def _validate_amounts(
         self, requests: float, input_tokens: float, output_tokens: float
     ) -> list[float]:
-        given = {
+        amounts = {
             "requests": requests,
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
         }
-        for name, amount in given.items():
+        for name, amount in amounts.items():
             check_number(name, amount, error=ConfigurationError)
-        return [float(given[bucket.name]) for bucket in self._buckets]
+        return [float(amounts[bucket.name]) for bucket in self._buckets]
 
     async def _reserve(self, key: str, amounts: Sequence[float], max_wait: float) -> _Reservation:
         def take(value: Any, now: float) -> tuple[Any, float, _Reservation]:
-            at, left = self._available(value, now)
+            updated_at, available = self._available(value, now)
             wait = 0.0
-            for bucket, there, amount in zip(self._buckets, left, amounts, strict=True):
-                missing = amount - there
+            for bucket, level, amount in zip(self._buckets, available, amounts, strict=True):
+                missing = amount - level
                 if amount > 0 and missing > _TOLERANCE * bucket.capacity:
                     wait = max(wait, missing / bucket.rate)
             if wait > max_wait:
-                return value, self._seconds_until_full(left), _Reservation(wait, False)
-            rest = [there - amount for there, amount in zip(left, amounts, strict=True)]
-            return [at, rest], self._seconds_until_full(rest), _Reservation(wait, True)
+                return value, self._seconds_until_full(available), _Reservation(wait, False)
+            remaining = [level - amount for level, amount in zip(available, amounts, strict=True)]
+            return (
+                [updated_at, remaining],
+                self._seconds_until_full(remaining),
+                _Reservation(wait, True),
+            )
 
-        def undo(taken: _Reservation) -> ChangeFunction[None]:
-            return self._return_change(amounts if taken.granted else [0.0] * len(amounts))
+        def undo(reservation: _Reservation) -> ChangeFunction[None]:
+            return self._return_change(amounts if reservation.granted else [0.0] * len(amounts))
 
         return await self._values.achange(self._prefix + key, take, self._clock, undo)
 
@@ -234,29 +249,29 @@ class RateLimiter:
 
     def _return_change(self, amounts: Sequence[float]) -> ChangeFunction[None]:
         def add(value: Any, now: float) -> tuple[Any, float, None]:
-            at, left = self._available(value, now)
-            rest = [
-                min(bucket.capacity, there + amount)
-                for bucket, there, amount in zip(self._buckets, left, amounts, strict=True)
+            updated_at, available = self._available(value, now)
+            remaining = [
+                min(bucket.capacity, level + amount)
+                for bucket, level, amount in zip(self._buckets, available, amounts, strict=True)
             ]
-            return [at, rest], self._seconds_until_full(rest), None
+            return [updated_at, remaining], self._seconds_until_full(remaining), None
 
         return add
 
     def _available(self, value: Any, now: float) -> tuple[float, list[float]]:
-        """Return what there is of each, with what came back since it was written down."""
-        since, left = value or (now, [bucket.capacity for bucket in self._buckets])
-        at = max(now, since)  # a clock that is set back gives nothing twice
-        return at, [
-            min(bucket.capacity, there + (at - since) * bucket.rate)
-            for bucket, there in zip(self._buckets, left, strict=True)
+        """Return the current level of each bucket, refilled since the last update."""
+        stored_at, levels = value or (now, [bucket.capacity for bucket in self._buckets])
+        updated_at = max(now, stored_at)  # a clock that is set back must not refill twice
+        return updated_at, [
+            min(bucket.capacity, level + (updated_at - stored_at) * bucket.rate)
+            for bucket, level in zip(self._buckets, levels, strict=True)
         ]
 
     def _seconds_until_full(self, available: Sequence[float]) -> float:
-        """Return in how many seconds everything is there again, so that nothing need be kept."""
+        """Return the seconds until all buckets are full; the stored value may expire then."""
         return max(
-            (bucket.capacity - there) / bucket.rate
-            for bucket, there in zip(self._buckets, available, strict=True)
+            (bucket.capacity - level) / bucket.rate
+            for bucket, level in zip(self._buckets, available, strict=True)
         )
 
 
@@ -264,23 +279,23 @@ RateLimitScope = Literal["capability", "model", "user", "tenant"]
 
 
 class RateLimitBehavior:
-    """Bounds how often a capability or a model is called.
+    """Behavior that limits how often a capability or a model is called.
 
-    Each try asks again, before it takes a slot and whatever the order of the list.
+    Each attempt acquires the limit before it takes a concurrency slot.
 
     Args:
-        calls_per_second: How many calls a second; may be below one.
-        burst: How many may come at once; those of a second, and at least one, when not given.
-        wait_on_limit: Whether a call waits; else it fails at once, for good.
-        limiter: A limiter in place of these numbers. The tokens of its model calls are estimated
-            before a call and corrected by what the model says it used.
-        per: For whom calls are counted: one or more of ``capability`` (of a model call, its role),
-            ``model`` (then of model calls alone), ``user`` and ``tenant``.
-        clock: Source of time; the graph's own when not given.
-        store: Where the counts lie, for processes that share them; see :class:`RateLimiter`.
+        calls_per_second: Calls per second; may be below 1.
+        burst: Maximum number of calls at once. Defaults to ``calls_per_second``, at least 1.
+        wait_on_limit: True to wait, False to fail at once without a retry.
+        limiter: A limiter instead of these numbers. Tokens of model calls are estimated before a
+            call and corrected by the reported usage.
+        per: Scope of the count: one or more of ``capability`` (the role of a model call), ``model``
+            (limits model calls only), ``user`` and ``tenant``.
+        clock: Source of time. Defaults to the graph's clock.
+        store: Database for the counts; see :class:`RateLimiter`.
 
     Raises:
-        ConfigurationError: A number is nonsense; it is a ``ValueError``.
+        ConfigurationError: A number is invalid. The error is a ``ValueError``.
 
     >>> from capgraph import build_graph, capability_node
     >>> @capability_node(behaviors=[RateLimitBehavior(calls_per_second=0.5)])
@@ -314,21 +329,21 @@ class RateLimitBehavior:
         self._wait_on_limit = wait_on_limit
         self.per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
         known = RateLimitScope.__args__  # type: ignore[attr-defined]
-        # What is counted for a model is the model's calls alone.
+        # A count per model applies to model calls only.
         self.applies_to: tuple[str, ...] = (
             ("model",) if "model" in self.per else ("step", "effect", "model")
         )
         if unknown := sorted(set(self.per) - set(known)):
             raise ConfigurationError(
-                f"Calls cannot be counted per {', '.join(unknown)}.",
+                f"Invalid scope {', '.join(unknown)} of a rate limit.",
                 fix=f"Use {', '.join(known)}.",
             )
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Wait for a place, or refuse the try.
+        """Wait for the rate limit, or refuse the attempt.
 
         Raises:
-            RateLimitExceededError: There is none in the time that is left.
+            RateLimitExceededError: The wait would exceed the remaining time.
         """
         key = self._key(attempt)
         tokens: Mapping[str, int] = {}
@@ -337,7 +352,7 @@ class RateLimitBehavior:
         try:
             await self._limiter.acquire(key, timeout=self._max_wait(attempt), **tokens)
         except RateLimitExceededError as exc:
-            exc.severity = ErrorSeverity.CRITICAL  # who would wait for it has done so above
+            exc.severity = ErrorSeverity.CRITICAL  # acquire() has already waited as long as allowed
             raise
         if not tokens:
             return await call_next(attempt)
@@ -346,9 +361,9 @@ class RateLimitBehavior:
             result = await call_next(attempt)
             used = _reported_usage(result) or tokens
         finally:
-            more = {name: count - tokens[name] for name, count in used.items()}
-            with log_and_suppress(f"What a call under {key!r} used"):
-                await self._limiter.correct(key, **more)
+            corrections = {name: count - tokens[name] for name, count in used.items()}
+            with log_and_suppress(f"The token usage of a call under {key!r}"):
+                await self._limiter.correct(key, **corrections)
         return result
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
@@ -359,27 +374,29 @@ class RateLimitBehavior:
         if not self._wait_on_limit:
             return 0.0
         job = current_execution() if attempt.kind == "step" else None
-        left = job.context.control.seconds_left() if job is not None else None
-        return None if left is None else max(0.0, left)
+        remaining = job.context.control.seconds_left() if job is not None else None
+        return None if remaining is None else max(0.0, remaining)
 
     def _key(self, attempt: Attempt) -> str:
-        found = []
+        parts = []
         for name in self.per:
             if name == "capability":
                 model = attempt.kind == "model"
-                found.append(f"model {attempt.capability}" if model else attempt.capability)
+                parts.append(f"model {attempt.capability}" if model else attempt.capability)
             elif name == "model":
-                from capgraph.models.roles import model_name  # not before there is a model
+                from capgraph.models.roles import (
+                    model_name,
+                )  # imported lazily: it loads LangChain's model classes
 
-                found.append(model_name(attempt.inputs["model"]))
+                parts.append(model_name(attempt.inputs["model"]))
             else:
                 payer = billing_subject()
-                found.append((payer.user_id if name == "user" else payer.tenant) or "")
-        return "/".join(str(part).replace("/", "//") for part in found)
+                parts.append((payer.user_id if name == "user" else payer.tenant) or "")
+        return "/".join(str(part).replace("/", "//") for part in parts)
 
 
 def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return about how many tokens a model call takes, as far as one can know before."""
+    """Return the estimated tokens of a model call."""
     from langchain_core.messages.utils import count_tokens_approximately
 
     cap = getattr(inputs["model"], "max_tokens", None)
@@ -390,7 +407,7 @@ def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _reported_usage(result: Any) -> dict[str, int] | None:
-    """Return what a model says that its answer took."""
+    """Return the token usage that a model reports for its answer."""
     message = result.get("raw") if isinstance(result, Mapping) else result
     usage = getattr(message, "usage_metadata", None)
     if not usage:

@@ -1,4 +1,4 @@
-"""Time limits of tries, which take the place of a capability's own."""
+"""Behavior that sets the time limit of an attempt."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from capgraph.helpers.number_validation import check_number
 
 
 class TimeoutBehavior:
-    """Ends a try that takes too long, in place of the capability's own ``timeout_seconds``.
+    """Behavior that replaces a capability's ``timeout_seconds``.
 
-    Of a model call it is the time of one answer, in place of ``limits.step_timeout_seconds``.
+    For a model call it replaces ``limits.step_timeout_seconds``.
 
     Args:
-        seconds: Time of one try.
+        seconds: Time limit of one attempt.
 
     Raises:
-        ValueError: It is no positive number.
+        ValueError: ``seconds`` is not a positive number.
 
     >>> TimeoutBehavior(2.5).time_limit
     2.5

@@ -86,7 +86,7 @@ async def test_the_breaker_sees_every_failure_and_every_try_passes_it(swapped: b
     graph = build_graph([tank.capability], behaviors=items[::-1] if swapped else items, clock=clock)
     out = await ask(graph, READ)
     assert tank.calls == 2  # the third try met the open breaker
-    assert "'read' is out of reach until" in said(out)
+    assert "'read' is unavailable until" in said(out)
     assert any(wait == pytest.approx(1, abs=0.9) for wait in clock.slept)
 
 
@@ -99,7 +99,7 @@ async def test_an_open_breaker_is_known_before_the_plan_and_told() -> None:
     assert tank.calls == 1
     out = await ask(graph)
     assert tank.calls == 1
-    assert "'read' is out of reach until 2023-11-14 22:15:00 UTC" in said(out)
+    assert "'read' is unavailable until 2023-11-14 22:15:00 UTC" in said(out)
     assert out["execution_outcome"]["status"] != "completed"
     clock.seconds += 101
     tank.error = None
@@ -113,7 +113,7 @@ async def test_a_function_that_returns_seconds_is_a_graphs_clock() -> None:
     graph = build_graph([tank.capability], behaviors=[breaker], clock=lambda: seconds[0])
     await ask(graph)
     tank.error = None
-    assert "is out of reach until" in said(await ask(graph))
+    assert "is unavailable until" in said(await ask(graph))
     seconds[0] = 101
     assert (await ask(graph))["execution_outcome"]["status"] == "completed"
     with pytest.raises(ConfigurationError, match="12 is not a clock"):
@@ -164,7 +164,7 @@ async def test_a_planner_that_will_not_hear_ends_the_turn() -> None:
     out = await ask(graph)
     assert [list(known) for known in asked] == [[], ["read"]]
     assert tank.calls == 1
-    assert "out of reach until" in said(out)
+    assert "unavailable until" in said(out)
 
 
 async def test_a_model_that_plans_is_told() -> None:
@@ -277,7 +277,7 @@ async def test_a_rate_that_is_not_waited_for_fails_at_once() -> None:
     graph = build_graph([tank.capability], clock=clock)
     assert (await ask(graph, READ))["execution_outcome"]["status"] == "completed"
     out = await ask(graph, READ)
-    assert "'read' has room in 10 s" in said(out)
+    assert "'read' is exceeded: the next call is possible in 10 s" in said(out)
     assert (tank.calls, clock.slept) == (1, [])
 
 
@@ -306,7 +306,7 @@ async def test_retries_and_breaker_mean_the_same_in_any_order(swapped: bool) -> 
     )
     out = await ask(graph, READ)
     assert tank.calls == 4
-    assert "'read' is out of reach until" in said(out)
+    assert "'read' is unavailable until" in said(out)
 
 
 async def test_one_breaker_of_graph_and_capability_stands_once() -> None:
@@ -337,7 +337,7 @@ async def test_a_model_that_is_down_is_left_alone_and_named() -> None:
     graph = build_graph([Tank().capability], model=model, behaviors=[breaker], clock=clock)
     out = await ask(graph)
     assert len(calls) == 2
-    assert "'model planning' is out of reach until" in said(out)
+    assert "'model planning' is unavailable until" in said(out)
     assert len(clock.slept) == 2  # the node's tries ended at the open circuit
 
 
@@ -442,7 +442,7 @@ async def test_graphs_share_limits_by_the_database_of_the_saver(tmp_path: Path) 
             graph = build_graph([tank.capability], behaviors=items, checkpointer=saver, clock=clock)
             out = await ask(graph, thread_id=str(n))
             if n:
-                assert "out of reach until" in said(out)
+                assert "unavailable until" in said(out)
     assert tank.calls == 1
 
 

@@ -117,5 +117,5 @@ async def test_they_lie_in_the_database_of_the_saver(server: Any) -> None:
 
     async with open_saver(url) as one, open_saver(url) as two:
         assert "broken" in await turn(one, "1")
-        assert "out of reach until" in await turn(two, "2")
+        assert "unavailable until" in await turn(two, "2")
     assert len(calls) == 1

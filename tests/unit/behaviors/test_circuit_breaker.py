@@ -49,7 +49,7 @@ def opened(time: Time, **more: Any) -> CircuitBreaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
+def test_it_opens_only_after_consecutive_failures() -> None:
     breaker = CircuitBreaker("mail", failure_threshold=2, clock=Time())
     breaker.record_failure()
     assert breaker.call(lambda: 7) == 7
@@ -58,7 +58,7 @@ def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
     breaker.record_failure()
     assert breaker.is_open()
     called: list[int] = []
-    with pytest.raises(CircuitOpenError, match="'mail' is out of reach until") as caught:
+    with pytest.raises(CircuitOpenError, match="'mail' is unavailable until") as caught:
         breaker.call(called.append, 1)
     assert not called
     assert "1970" not in str(caught.value)  # the clock counts from anywhere
@@ -66,7 +66,7 @@ def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
     assert caught.value.retry_after == 60
 
 
-def test_after_the_time_out_a_probe_decides() -> None:
+def test_a_probe_decides_after_the_timeout() -> None:
     time = Time()
     breaker = opened(time)
     time.seconds += 10
@@ -80,7 +80,7 @@ def test_after_the_time_out_a_probe_decides() -> None:
     assert breaker.state() is CircuitState.CLOSED
 
 
-def test_no_more_probes_than_allowed() -> None:
+def test_concurrent_probes_are_limited() -> None:
     time = Time()
     breaker = opened(time, half_open_max_probes=2)
     time.seconds += 10
@@ -97,7 +97,7 @@ def test_no_more_probes_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, asyncio.CancelledError, GraphInterrupt])
-def test_a_cancelled_probe_gives_its_place_back(signal: type[BaseException]) -> None:
+def test_a_cancelled_probe_is_released(signal: type[BaseException]) -> None:
     time = Time()
     breaker = opened(time)
     time.seconds += 10
@@ -113,7 +113,7 @@ def test_a_cancelled_probe_gives_its_place_back(signal: type[BaseException]) -> 
     assert breaker.state() is CircuitState.CLOSED
 
 
-def test_a_call_from_before_says_nothing_about_now() -> None:
+def test_a_call_of_an_earlier_era_is_ignored() -> None:
     time = Time()
     breaker = CircuitBreaker("mail", 1, 10, clock=time)
 
@@ -150,20 +150,20 @@ def test_reset_closes() -> None:
         {"half_open_max_probes": 0},
     ],
 )
-def test_nonsense_is_refused(numbers: dict[str, Any]) -> None:
+def test_invalid_numbers_are_refused(numbers: dict[str, Any]) -> None:
     for kind in (CircuitBreaker, AsyncCircuitBreaker):
         with pytest.raises(ValueError):
             kind("mail", **numbers)
 
 
-def test_nonsense_of_a_behaviour_is_refused() -> None:
+def test_invalid_numbers_of_the_behavior_are_refused() -> None:
     with pytest.raises(ValueError):
         CircuitBreakerBehavior(failure_threshold=0)
     with pytest.raises(ValueError):
         CircuitBreakerBehavior(recovery_timeout=float("inf"))
 
 
-async def test_the_async_one_frees_the_place_of_a_cancelled_probe() -> None:
+async def test_the_async_breaker_releases_a_cancelled_probe() -> None:
     time = Time()
     breaker = AsyncCircuitBreaker(
         "mail", failure_threshold=1, recovery_timeout_seconds=5, clock=time
@@ -199,7 +199,7 @@ def test_processes_share_it_by_a_file(tmp_path: Path) -> None:
     assert breaker.state() == "closed"
 
 
-def test_the_place_of_a_probe_whose_process_died_comes_back(tmp_path: Path) -> None:
+def test_a_probe_of_a_dead_process_is_released(tmp_path: Path) -> None:
     time = Time()
     url = f"sqlite:///{tmp_path}/limits.db"
     breaker = opened(time, store=url)
@@ -289,7 +289,7 @@ class Model(RuleBasedStateMachine):
         assert self.breaker.is_open() is (self.expected == "open")
 
 
-def test_a_breaker_agrees_with_a_written_model() -> None:
+def test_a_breaker_matches_a_reference_model() -> None:
     run_state_machine_as_test(
         Model, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
     )

@@ -79,7 +79,7 @@ async def run(registry: Any, **options: Any) -> Any:
 # --- settings -----------------------------------------------------------------------------
 
 
-async def test_settings_put_behaviours_around_all_steps_and_around_one() -> None:
+async def test_settings_declare_behaviors_of_all_steps_and_of_one() -> None:
     tank = reader(*[RuntimeError("x")] * 9)
     settings = load_settings(behaviors=[{"use": "retry", "max_retries": 4, "base_delay": 0}])
     await run([tank], settings=settings)
@@ -99,7 +99,7 @@ async def test_settings_put_behaviours_around_all_steps_and_around_one() -> None
     assert settings.capability_settings("read") == {"unit": "l"}, "the capability is not told"
 
 
-def test_a_file_names_behaviours(tmp_path: Any) -> None:
+def test_a_file_declares_behaviors(tmp_path: Any) -> None:
     file = tmp_path / "agent.yml"
     file.write_text(
         "behaviors:\n"
@@ -120,7 +120,7 @@ def test_a_file_names_behaviours(tmp_path: Any) -> None:
     assert "polite" in repr(made[-1])
 
 
-async def test_a_file_names_behaviours_of_a_role(tmp_path: Any, monkeypatch: Any) -> None:
+async def test_a_file_declares_behaviors_of_a_role(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     file = tmp_path / "agent.yml"
     file.write_text(
@@ -153,12 +153,12 @@ async def test_a_file_names_behaviours_of_a_role(tmp_path: Any, monkeypatch: Any
         ),
     ],
 )
-def test_what_settings_say_wrong_is_named(entry: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_refused_by_name(entry: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         build_graph([reader()], settings=load_settings(behaviors=[entry]))
 
 
-def test_what_would_guard_nothing_is_refused() -> None:
+def test_a_behavior_without_effect_is_refused() -> None:
     own = {"reed": {"behaviors": [{"use": "human_in_loop"}]}}
     with pytest.raises(ConfigurationError, match=r"capabilities\.reed\.behaviors.*read"):
         build_graph([reader()], settings=load_settings(capabilities=own))
@@ -190,7 +190,7 @@ def role(*responses: Any, around: Any, name: str = "planning") -> RoleModel:
     return RoleModel(name, ScriptedModel(responses=list(responses)), 5, around, FakeClock())
 
 
-async def test_hooks_of_a_role_stand_around_the_answer_as_it_was_read() -> None:
+async def test_hooks_of_a_role_receive_the_parsed_answer() -> None:
     notes: list[Any] = []
     assert await generate_structured(role({"a": 1}, around=[Noted(notes)]), SCHEMA, ASK) == {"a": 1}
     assert notes == [("before", "planning"), ("after", {"a": 1})]
@@ -205,7 +205,7 @@ async def test_hooks_of_a_role_stand_around_the_answer_as_it_was_read() -> None:
 
 
 @pytest.mark.parametrize("how", ["objects", "settings"])
-async def test_a_role_brings_its_own(how: str) -> None:
+async def test_a_role_has_its_own_behaviors(how: str) -> None:
     notes: list[Any] = []
     model = ScriptedModel(responses=lambda call: AIMessage("It holds 3."))
     answer: dict[str, Any] = {"model": model, "behaviors": [Noted(notes)]}
@@ -222,7 +222,7 @@ async def test_a_role_brings_its_own(how: str) -> None:
         assert out["messages"][-1].content == "Ask later."
 
 
-async def test_what_is_about_steps_is_no_matter_of_a_role() -> None:
+async def test_step_behaviors_are_refused_for_a_role() -> None:
     model = ScriptedModel(responses=lambda call: AIMessage("Fine."))
     for wrong in (CacheBehavior(), HumanInLoopBehavior()):
         with pytest.raises(ConfigurationError, match=r"models\.answer\.behaviors cannot wrap"):
@@ -243,7 +243,7 @@ async def test_the_next_model_is_asked_when_one_fails() -> None:
         await stream_text(role(ConnectionError("x"), around=[broken], name="answer"), ASK)
 
 
-async def test_each_model_has_its_own_time() -> None:
+async def test_each_model_has_its_own_time_limit() -> None:
     class Slow(ScriptedModel):
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
@@ -285,7 +285,7 @@ def langchain(item: Any) -> list[Any]:
     return [adapt_middleware(item, "models.planning.behaviors")]
 
 
-async def test_middlewares_of_model_calls_work_as_they_are() -> None:
+async def test_langchain_model_middleware_is_supported() -> None:
     other = ScriptedModel(responses=[{"a": 2}])
     asked = role(ConnectionError("x"), around=langchain(ModelFallbackMiddleware(other)))
     assert await generate_structured(asked, SCHEMA, ASK) == {"a": 2}
@@ -298,7 +298,7 @@ async def test_middlewares_of_model_calls_work_as_they_are() -> None:
     assert await generate_structured(same, SCHEMA, ASK) == {"a": 1}
 
 
-async def test_what_comes_before_and_after_a_model_is_done_too() -> None:
+async def test_before_and_after_model_hooks_run() -> None:
     pii = PIIMiddleware("email", apply_to_input=True, apply_to_output=True)
     asked = role("Write to a@b.org.", around=langchain(pii), name="answer")
     found = await stream_text(asked, [HumanMessage("I am c@d.org.")])
@@ -319,7 +319,7 @@ async def test_a_function_may_wrap_a_call() -> None:
     assert [message.content for message in sent] == ["Be brief.", "one", "two", "three"]
 
 
-def test_middlewares_about_agents_are_refused_by_name() -> None:
+def test_agent_middleware_is_refused_by_name() -> None:
     @wrap_model_call
     def blocking(request: Any, handler: Any) -> Any:
         return handler(request)
@@ -328,15 +328,18 @@ def test_middlewares_about_agents_are_refused_by_name() -> None:
         pass
 
     for wrong, told in [
-        (TodoListMiddleware(), "TodoListMiddleware in models.planning.behaviors is about an agent"),
-        (blocking, "no asynchronous form"),
+        (
+            TodoListMiddleware(),
+            "TodoListMiddleware in models.planning.behaviors: it needs an agent",
+        ),
+        (blocking, "only the synchronous methods"),
         (Nothing(), "no model call"),
     ]:
         with pytest.raises(ConfigurationError, match=told):
             adapt_middleware(wrong, "models.planning.behaviors")
 
 
-async def test_a_role_is_given_a_middleware_in_the_graph() -> None:
+async def test_a_role_of_a_graph_uses_langchain_middleware() -> None:
     model = ScriptedModel(responses=lambda call: AIMessage("Write to a@b.org."))
     pii = PIIMiddleware("email", apply_to_output=True, apply_to_input=False)
     out = await run([reader()], model={"answer": {"model": model, "behaviors": [pii]}})
@@ -376,7 +379,7 @@ async def ask_node(registry: Registry, clock: FakeClock | None = None) -> Any:
     return await graph.ainvoke(start, {"configurable": {"thread_id": "t"}})
 
 
-async def test_hooks_stand_around_a_node() -> None:
+async def test_hooks_wrap_a_node() -> None:
     notes: list[Any] = []
     registry, _ = node(around=[Noted(notes)])
     await ask_node(registry)
@@ -384,7 +387,7 @@ async def test_hooks_stand_around_a_node() -> None:
     assert notes[1][0] == "after"
 
 
-async def test_a_node_is_tried_as_often_as_its_rule_says_and_then_something_stands_in() -> None:
+async def test_a_node_is_retried_and_then_falls_back() -> None:
     notes: list[Any] = []
     rule = RetryBehavior(max_retries=3, base_delay=0)
     registry, calls = node(*[RuntimeError("x")] * 9, around=[rule, Noted(notes, on_error={})])
@@ -401,7 +404,7 @@ async def test_a_node_is_tried_as_often_as_its_rule_says_and_then_something_stan
     assert len(calls) == 1
 
 
-async def test_a_node_waits_as_its_rule_says() -> None:
+async def test_a_node_waits_between_attempts() -> None:
     rule = RetryBehavior(max_retries=2, base_delay=2, backoff_factor=10, max_delay=3)
     registry, calls = node(*[ConnectionError("x")] * 2, around=[rule])
     clock = FakeClock()
@@ -411,7 +414,7 @@ async def test_a_node_waits_as_its_rule_says() -> None:
     assert clock.now() - began == 2 + 3, "its own longest wait, and spread by nothing"
 
 
-async def test_a_node_has_the_time_that_is_said() -> None:
+async def test_a_node_has_a_time_limit() -> None:
     @infrastructure_node(before="classifier")
     class Stuck(BaseInfrastructureNode):
         name = "stuck"
@@ -430,7 +433,7 @@ async def test_a_node_has_the_time_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("wrong", [CacheBehavior(), HumanInLoopBehavior()])
-def test_what_a_node_cannot_keep_is_refused(wrong: Any) -> None:
+def test_unsupported_behaviors_of_a_node_are_refused(wrong: Any) -> None:
     registry, _ = node(around=[wrong])
     with pytest.raises(ConfigurationError, match=r"look\.behaviors cannot wrap"):
         build_graph(registry)

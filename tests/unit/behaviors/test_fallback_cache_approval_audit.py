@@ -88,7 +88,7 @@ def litres(out: Any) -> Any:
     [Level(litres=0), {"litres": 0}, lambda context, error: Level(litres=0)],
     ids=["context", "dictionary", "function"],
 )
-async def test_a_default_stands_in_when_nothing_is_left_to_try(default: Any) -> None:
+async def test_a_default_is_used_after_the_last_attempt(default: Any) -> None:
     tank = reader(RuntimeError("broken"))
     retry, fallback = RetryBehavior(max_retries=2), FallbackBehavior(default=default)
     for behaviors in ([retry, fallback], [fallback, retry]):
@@ -98,7 +98,7 @@ async def test_a_default_stands_in_when_nothing_is_left_to_try(default: Any) -> 
         assert (record(out)["success"], record(out)["source"], litres(out)) == (True, "fallback", 0)
 
 
-async def test_a_function_may_look_and_let_the_failure_stand() -> None:
+async def test_a_default_function_may_let_the_failure_stand() -> None:
     told: list[Any] = []
 
     async def look(context: BehaviorContext, error: Exception) -> None:
@@ -109,14 +109,14 @@ async def test_a_function_may_look_and_let_the_failure_stand() -> None:
     assert told == [("read", "broken")]
 
 
-async def test_a_default_is_checked_like_the_capabilities_own() -> None:
+async def test_a_default_is_validated_like_the_capabilitys_result() -> None:
     broken = reader(CapabilityError("broken"))
     out = await ask(graph_of(broken, FallbackBehavior(default={"litres": "none"})))
     assert not record(out)["success"]
 
 
 @pytest.mark.parametrize("behavior", [FallbackBehavior(default={"litres": 0}), CacheBehavior()])
-async def test_nothing_is_made_up_for_an_effect(behavior: Any) -> None:
+async def test_an_effect_gets_no_default(behavior: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"read\.behaviors cannot wrap steps with"):
         graph_of(reader(1, effect="once", behaviors=[behavior]))
     # Given to the graph it is for the others.
@@ -135,7 +135,7 @@ async def test_nothing_is_made_up_for_an_effect(behavior: Any) -> None:
     "wrong",
     [{}, {"default": None}, {"default": 1, "keep_messages": 2}, {"default": 1, "router": object()}],
 )
-def test_a_fallback_falls_back_on_one_thing(wrong: dict[str, Any]) -> None:
+def test_a_fallback_has_exactly_one_strategy(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="one of default"):
         FallbackBehavior(**wrong)
 
@@ -143,7 +143,7 @@ def test_a_fallback_falls_back_on_one_thing(wrong: dict[str, Any]) -> None:
 # --- cache --------------------------------------------------------------------------------
 
 
-async def test_an_equal_step_is_given_its_earlier_result() -> None:
+async def test_an_equal_step_uses_the_cached_result() -> None:
     tank = reader(1, 2, 3)
     graph = graph_of(tank, CacheBehavior())
     first, again = await ask(graph, "a", tank="x"), await ask(graph, "b", tank="x")
@@ -154,7 +154,7 @@ async def test_an_equal_step_is_given_its_earlier_result() -> None:
     assert tank.calls == ["x", "y"]
 
 
-async def test_a_result_belongs_to_whom_it_was_made_for() -> None:
+async def test_cached_results_belong_to_a_user() -> None:
     tank = reader(1, 2, 3)
     graph = graph_of(tank, CacheBehavior())
     assert [litres(await ask(graph, f"{n}", user)) for n, user in enumerate("aba")] == [1, 2, 1]
@@ -163,13 +163,13 @@ async def test_a_result_belongs_to_whom_it_was_made_for() -> None:
     assert [litres(await ask(graph, f"{n}", user)) for n, user in enumerate("aba")] == [1, 1, 1]
 
 
-async def test_failures_and_what_stood_in_are_not_kept() -> None:
+async def test_failures_and_fallbacks_are_not_cached() -> None:
     tank = reader(CapabilityError("broken"), 2, 3)
     graph = graph_of(tank, CacheBehavior(), FallbackBehavior(default={"litres": 0}))
     assert [litres(await ask(graph, str(n))) for n in range(3)] == [0, 2, 2]
 
 
-async def test_what_is_kept_is_checked_again_and_made_anew_when_it_fails() -> None:
+async def test_an_invalid_cached_result_is_replaced() -> None:
     class Picky:
         stage = "finalize"
         refused = False
@@ -189,7 +189,7 @@ async def test_what_is_kept_is_checked_again_and_made_anew_when_it_fails() -> No
     assert len(tank.calls) == 2
 
 
-async def test_a_refusal_of_a_policy_holds_for_what_is_kept() -> None:
+async def test_policies_apply_to_cached_results() -> None:
     from capgraph import Verdict
 
     class Closes:
@@ -205,7 +205,7 @@ async def test_a_refusal_of_a_policy_holds_for_what_is_kept() -> None:
     assert "It is closed." in (await ask(graph, "b"))["messages"][-1].content
 
 
-async def test_a_gate_is_shown_what_is_kept_as_it_was() -> None:
+async def test_a_gate_receives_the_cached_result_unchanged() -> None:
     shown: list[Any] = []
 
     def check(result: Any) -> QualityLevel:
@@ -219,7 +219,7 @@ async def test_a_gate_is_shown_what_is_kept_as_it_was() -> None:
     assert shown == [Level(litres=1)] * 2
 
 
-async def test_results_grow_old_and_make_room() -> None:
+async def test_results_expire_and_are_evicted() -> None:
     clock, tank = FakeClock(), reader(*range(10))
     graph = graph_of(tank, CacheBehavior(seconds=60, max_entries=2), clock=clock)
     for tank_name in ("x", "y", "x", "z", "x", "y"):
@@ -230,7 +230,7 @@ async def test_results_grow_old_and_make_room() -> None:
     assert tank.calls[-1] == "x"
 
 
-async def test_what_one_changes_in_a_result_another_does_not_see() -> None:
+async def test_cached_results_are_copied() -> None:
     class Changes(BaseBehavior):
         def after_execute(self, context: BehaviorContext, result: Any) -> Any:
             if isinstance(result, dict):
@@ -244,7 +244,7 @@ async def test_what_one_changes_in_a_result_another_does_not_see() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"max_entries": 0}, {"seconds": 0}, {"seconds": float("nan")}])
-def test_a_cache_has_bounds(wrong: dict[str, Any]) -> None:
+def test_cache_limits_are_validated(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="more than 0"):
         CacheBehavior(**wrong)
 
@@ -252,7 +252,7 @@ def test_a_cache_has_bounds(wrong: dict[str, Any]) -> None:
 # --- people -------------------------------------------------------------------------------
 
 
-async def test_without_a_callback_the_graph_asks_before_the_step() -> None:
+async def test_without_a_callback_the_graph_interrupts_before_the_step() -> None:
     tank = reader(1)
     graph = graph_of(tank, HumanInLoopBehavior())
     out = await ask(graph)
@@ -262,7 +262,7 @@ async def test_without_a_callback_the_graph_asks_before_the_step() -> None:
     assert (litres(out), tank.calls) == (1, ["a"])
 
 
-async def test_a_capability_may_ask_by_itself_and_in_a_graph_of_ones_own() -> None:
+async def test_a_capability_may_ask_for_approval_in_any_graph() -> None:
     tank = reader(1, behaviors=[HumanInLoopBehavior()])
     assert (await ask(graph_of(tank)))["__interrupt__"]
 
@@ -281,7 +281,7 @@ async def test_a_capability_may_ask_by_itself_and_in_a_graph_of_ones_own() -> No
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_a_person_is_shown_the_result(kind: str) -> None:
+async def test_a_review_callback_receives_the_result(kind: str) -> None:
     shown: list[Any] = []
 
     def review(context: BehaviorContext, result: Any) -> Any:
@@ -295,12 +295,12 @@ async def test_a_person_is_shown_the_result(kind: str) -> None:
     nothing.append(FallbackBehavior(default={"litres": 0}))
     out = await ask(graph_of(tank, *nothing, HumanInLoopBehavior(review)))
     # It is neither tried again nor given something else.
-    assert "did not agree" in record(out)["error"]
+    assert "rejected by a person" in record(out)["error"]
     assert (len(tank.calls), len(shown)) == (1, 2)
     assert shown[-1] == ("read it", Level(litres=7))
 
 
-async def test_a_result_may_be_submitted_to_somebody() -> None:
+async def test_a_result_may_be_submitted_for_approval() -> None:
     caught: list[Exception] = []
 
     class Told(BaseBehavior):
@@ -321,14 +321,14 @@ async def test_a_result_may_be_submitted_to_somebody() -> None:
     assert len(tank.calls) == 1
 
 
-def test_one_callback_at_most() -> None:
+def test_at_most_one_callback_is_accepted() -> None:
     with pytest.raises(ValueError, match="one of"):
         HumanInLoopBehavior(lambda context, result: True, lambda context, result: "1")
-    with pytest.raises(ValueError, match="'yes' is no callback"):
+    with pytest.raises(ValueError, match="Invalid callback 'yes'"):
         HumanInLoopBehavior(submit_callback="yes")  # type: ignore[arg-type]
 
 
-def test_a_pending_approval_can_be_sent_elsewhere() -> None:
+def test_a_pending_approval_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(PendingApproval("7", "read", 3)))
     assert (error.approval_id, error.task, error.result) == ("7", "read", 3)
 
@@ -347,7 +347,7 @@ class Figures:
         self.seen.append((name, value))
 
 
-async def test_what_begins_ends_and_fails_is_written_down(caplog: Any) -> None:
+async def test_start_end_and_failure_are_logged(caplog: Any) -> None:
     ticks = iter([10.0, 12.5, 20.0, 21.0])
     figures = Figures()
     audit = AuditBehavior(metrics=figures, clock=lambda: next(ticks))
@@ -356,10 +356,10 @@ async def test_what_begins_ends_and_fails_is_written_down(caplog: Any) -> None:
         await ask(graph_of(reader(3), audit))
         await ask(graph_of(reader(secret), audit))
     lines = [r.getMessage() for r in caplog.records if r.name == "capgraph.behavior.audit"]
-    assert [" ".join(line.split(", try 1 ")[1].split()[:4]) for line in lines] == [
-        "began",
+    assert [" ".join(line.split(", attempt 1 ")[1].split()[:4]) for line in lines] == [
+        "started",
         "ended after 2500 ms:",
-        "began",
+        "started",
         "failed after 1000 ms:",
     ]
     text = "\n".join(lines)
@@ -372,7 +372,7 @@ async def test_what_begins_ends_and_fails_is_written_down(caplog: Any) -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(1, 10**6))
-def test_a_hundred_runs_over_one_of_each_keep_nothing_of_each_other(seed: int) -> None:
+def test_a_hundred_concurrent_runs_are_independent(seed: int) -> None:
     @capability_node
     async def read(tank: str = "a") -> Level:
         """Read how full the tank is."""

@@ -71,7 +71,7 @@ async def run(capability: Any, *behaviors: Any) -> dict[str, Any]:
     return found
 
 
-async def test_hooks_run_in_order_and_back_the_graphs_around_the_capabilitys() -> None:
+async def test_hooks_run_in_order_and_graph_hooks_wrap_capability_hooks() -> None:
     notes: list[Any] = []
     own = reader(3, behaviors=[Noted("own", notes)])
     out = await run(own, Noted("first", notes), Noted("second", notes))
@@ -86,13 +86,13 @@ async def test_hooks_run_in_order_and_back_the_graphs_around_the_capabilitys() -
     assert out["capability_context_data"]["LEVEL"]["k"]["litres"] == 3
 
 
-async def test_hooks_run_once_a_step_however_often_it_is_tried() -> None:
+async def test_hooks_run_once_per_step() -> None:
     notes: list[Any] = []
     await run(reader(busy(), busy(), 3, delay_seconds=0), Noted("a", notes))
     assert notes == [("a before", 1), ("a after", 3)]
 
 
-async def test_what_a_hook_gives_is_checked_like_the_capabilitys_own() -> None:
+async def test_a_hooks_result_is_validated() -> None:
     notes: list[Any] = []
     out = await run(reader(3), Noted("a", notes, after=Level(litres=7)))
     assert out["capability_context_data"]["LEVEL"]["k"]["litres"] == 7
@@ -101,7 +101,7 @@ async def test_what_a_hook_gives_is_checked_like_the_capabilitys_own() -> None:
     assert not out["execution_step_results"]["k"]["success"]
 
 
-async def test_the_first_hook_that_gives_a_result_stands_in_for_a_failure() -> None:
+async def test_the_first_fallback_result_is_used() -> None:
     notes: list[Any] = []
     behaviors = [
         Noted("first", notes),
@@ -117,7 +117,7 @@ async def test_the_first_hook_that_gives_a_result_stands_in_for_a_failure() -> N
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-async def test_a_hook_that_fails_fails_the_step_and_the_others_are_told(where: str) -> None:
+async def test_a_failed_hook_fails_the_step_and_calls_on_error(where: str) -> None:
     notes: list[Any] = []
     out = await run(reader(3), Noted("outer", notes), Noted("inner", notes, fails=where))
     record = out["execution_step_results"]["k"]
@@ -126,7 +126,7 @@ async def test_a_hook_that_fails_fails_the_step_and_the_others_are_told(where: s
     assert [note[0] for note in notes][-2:] == ["outer error", "inner error"]
 
 
-async def test_a_hook_that_fails_at_an_error_is_told_with_it() -> None:
+async def test_an_on_error_failure_is_reported_with_the_error() -> None:
     out = await run(reader(CapabilityError("broken")), Noted("a", [], fails="error"))
     assert "a failed in error" in out["execution_step_results"]["k"]["error"]
 
@@ -148,7 +148,7 @@ async def test_hooks_run_again_when_a_step_is_resumed() -> None:
     assert [note[0] for note in notes] == ["a before", "a before", "a after"]
 
 
-async def test_a_hundred_runs_over_one_behaviour_keep_apart() -> None:
+async def test_a_hundred_runs_of_one_behavior_are_independent() -> None:
     class Timed(BaseBehavior):
         def before_execute(self, context: BehaviorContext) -> None:
             assert context.metadata == {}
@@ -172,12 +172,12 @@ async def test_a_hundred_runs_over_one_behaviour_keep_apart() -> None:
     assert all(out["execution_step_results"]["k"]["success"] for out in found)
 
 
-def test_a_class_in_place_of_a_behaviour_is_refused() -> None:
+def test_a_behavior_class_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a class"):
         build_graph([reader(1)], behaviors=[Noted])  # type: ignore[list-item]
 
 
-async def test_a_step_has_a_name_of_its_own_in_each_run() -> None:
+async def test_the_execution_id_is_unique_per_run() -> None:
     from langgraph.graph import START, StateGraph
 
     from capgraph import bind

@@ -26,7 +26,7 @@ PERSONAL = [
 
 
 @pytest.mark.parametrize("text", PERSONAL)
-def test_personal_data_is_found_wherever_it_stands(text: str) -> None:
+def test_personal_data_is_found_everywhere(text: str) -> None:
     guard = PIIGuardrail(analyzer=None)
     found = guard.check_post({"a": [{"b": f"It is {text}, as said."}]}, **ABOUT)
     assert not found.allowed
@@ -48,19 +48,19 @@ def test_personal_data_is_found_wherever_it_stands(text: str) -> None:
         "192.168.100.200",
     ],
 )
-def test_what_steps_are_full_of_passes(text: str) -> None:
+def test_ordinary_numbers_pass(text: str) -> None:
     assert PIIGuardrail(analyzer=None).check_post(text, **ABOUT).allowed
 
 
 @given(st.lists(st.one_of(st.sampled_from(PERSONAL), st.text(alphabet="ab ,.;\n"))))
-def test_what_is_rewritten_holds_none_any_more(texts: list[str]) -> None:
+def test_rewritten_texts_have_no_personal_data(texts: list[str]) -> None:
     guard = PIIGuardrail(action="rewrite", analyzer=None)
     outcome = guard.check_post({"a": [" | ".join(texts)]}, **ABOUT)
     if outcome.decision == "rewrite":
         assert guard.check_post(outcome.value, **ABOUT).decision == "allow"
 
 
-def test_rewriting_leaves_all_else_as_it_is() -> None:
+def test_rewriting_changes_nothing_else() -> None:
     guard = PIIGuardrail(action="rewrite", analyzer=None)
     value = {"n": 3, "ok": True, "none": None, "texts": ["mail a@b.org or c@d.org!", "fine"]}
     found = guard.check_post(value, **ABOUT)
@@ -74,12 +74,12 @@ def test_rewriting_leaves_all_else_as_it_is() -> None:
     "text",
     ["a" * 50_000, "a@" * 20_000, "1 " * 20_000, "AA11 " * 10_000, "+1 " * 20_000],
 )
-def test_no_text_makes_the_patterns_try_one_way_after_the_other(text: str) -> None:
+def test_pattern_matching_time_is_bounded(text: str) -> None:
     # With patterns that do, each of these would run for hours.
     assert PIIGuardrail(analyzer=None).check_post(text, **ABOUT).allowed
 
 
-async def test_presidio_is_asked_besides_where_there_is_one() -> None:
+async def test_a_custom_analyzer_is_used_in_addition() -> None:
     class Analyzer:
         def analyze(self, **asked: Any) -> list[Any]:
             assert asked["entities"] == ["PERSON"]

@@ -21,13 +21,13 @@ def ask(router: Any, current: str | None = None, exclude: Any = ()) -> str | Non
     return found
 
 
-def test_the_static_one_keeps_its_order() -> None:
+def test_the_static_router_keeps_its_order() -> None:
     router = StaticProviderRouter(("a", "b", "c"))
     assert [ask(router), ask(router, "a"), ask(router, "a", ["b"])] == ["a", "b", "c"]
     assert ask(router, "a", ("b", "c")) is None
 
 
-def test_the_round_robin_goes_on_where_it_was() -> None:
+def test_the_round_robin_router_continues() -> None:
     router = RoundRobinProviderRouter(("a", "b", "c"))
     assert [ask(router) for _ in range(4)] == ["a", "b", "c", "a"]
     assert ask(router, "b") == "c"
@@ -35,7 +35,7 @@ def test_the_round_robin_goes_on_where_it_was() -> None:
     assert ask(RoundRobinProviderRouter(())) is None
 
 
-def test_the_weighted_one_prefers_the_heaviest_or_draws() -> None:
+def test_the_weighted_router_uses_weights() -> None:
     router = WeightedProviderRouter((("a", 1.0), ("b", 9.0), ("off", 0.0)))
     assert [ask(router), ask(router, "b"), ask(router, "b", ("a",))] == ["b", "a", None]
     drawn = [

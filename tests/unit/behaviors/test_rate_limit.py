@@ -46,7 +46,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_come_back_with_time() -> None:
+async def test_requests_are_refilled_over_time() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=2, clock=clock)
     assert [await limiter.try_acquire("k") for _ in range(3)] == [True, True, False]
@@ -55,7 +55,7 @@ async def test_requests_come_back_with_time() -> None:
     assert [await limiter.try_acquire("k") for _ in range(2)] == [True, False]
 
 
-async def test_a_rate_below_one_ends() -> None:
+async def test_a_rate_below_one_is_served() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=0.5, clock=clock)
     assert await limiter.try_acquire("k")
@@ -65,14 +65,14 @@ async def test_a_rate_below_one_ends() -> None:
     assert await limiter.try_acquire("k")
 
 
-async def test_all_or_nothing() -> None:
+async def test_amounts_are_reserved_together() -> None:
     limiter = RateLimiter(rpm=5, input_tpm=100, output_tpm=10, clock=ManualClock())
     assert not await limiter.try_acquire("k", input_tokens=101)
     assert not await limiter.try_acquire("k", requests=0, input_tokens=50, output_tokens=11)
     assert await limiter.try_acquire("k", requests=5, input_tokens=100, output_tokens=10)
 
 
-async def test_a_wait_is_one_sleep_of_the_right_length_and_keeps_the_order() -> None:
+async def test_a_wait_is_one_exact_sleep_in_order() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=60, burst=1, clock=clock)
     came: list[int] = []
@@ -94,7 +94,7 @@ async def test_a_wait_is_one_sleep_of_the_right_length_and_keeps_the_order() -> 
     await asyncio.gather(*tasks)
 
 
-async def test_a_wait_that_is_given_up_frees_its_place() -> None:
+async def test_a_cancelled_wait_returns_its_amounts() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=60, burst=1, clock=clock)
     await limiter.acquire("k")
@@ -107,11 +107,11 @@ async def test_a_wait_that_is_given_up_frees_its_place() -> None:
     assert await limiter.try_acquire("k")
 
 
-async def test_a_wait_that_is_too_long_is_refused_at_once_and_takes_nothing() -> None:
+async def test_a_wait_beyond_the_timeout_is_refused_and_reserves_nothing() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=60, burst=1, clock=clock)
     await limiter.acquire("k", timeout=0)
-    with pytest.raises(RateLimitExceededError, match="'k' has room in 1 s") as caught:
+    with pytest.raises(RateLimitExceededError, match="possible in 1 s") as caught:
         await limiter.acquire("k", timeout=0.5)
     assert caught.value.retry_after == pytest.approx(1)
     assert clock.slept == []
@@ -119,16 +119,16 @@ async def test_a_wait_that_is_too_long_is_refused_at_once_and_takes_nothing() ->
     assert await limiter.try_acquire("k")
 
 
-async def test_more_than_there_ever_is_fails_at_once() -> None:
+async def test_more_than_the_capacity_fails_at_once() -> None:
     limiter = RateLimiter(rpm=2, input_tpm=10, clock=ManualClock())
     with pytest.raises(RateLimitExceededError, match="11 input_tokens"):
         await limiter.acquire("k", input_tokens=11)
-    with pytest.raises(RateLimitExceededError, match="never"):
+    with pytest.raises(RateLimitExceededError, match="capacity is 2"):
         await limiter.acquire("k", requests=3)
     assert not await limiter.try_acquire("k", requests=3)
 
 
-async def test_a_big_answer_is_paid_for_by_the_next_call() -> None:
+async def test_excess_tokens_delay_the_next_call() -> None:
     clock = ManualClock()
     limiter = RateLimiter(output_tpm=60, clock=clock)
     await limiter.acquire("k")
@@ -139,7 +139,7 @@ async def test_a_big_answer_is_paid_for_by_the_next_call() -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, float("nan"), float("inf")])
-def test_nonsense_is_refused(number: float) -> None:
+def test_invalid_numbers_are_refused(number: float) -> None:
     for name in ("rpm", "input_tpm", "output_tpm"):
         with pytest.raises(ValueError):
             RateLimiter(**{name: number})
@@ -152,7 +152,7 @@ def test_nonsense_is_refused(number: float) -> None:
 
 
 @pytest.mark.parametrize("amount", [-1, float("nan")])
-async def test_nonsense_amounts_are_refused(amount: float) -> None:
+async def test_invalid_amounts_are_refused(amount: float) -> None:
     limiter = RateLimiter(rpm=1)
     for name in ("requests", "input_tokens", "output_tokens"):
         with pytest.raises(ValueError):
@@ -181,7 +181,7 @@ class Noting(ManualClock):
         max_size=40,
     ),
 )
-def test_it_agrees_with_a_written_model(rate: float, calls: list[Any]) -> None:
+def test_it_matches_a_reference_model(rate: float, calls: list[Any]) -> None:
     async def run() -> None:
         clock = Noting()
         limiter = RateLimiter(input_tpm=rate, clock=clock)
@@ -246,7 +246,7 @@ def _fifty(url: str, results: Any, together: Any) -> None:
     results.put(sum(asyncio.run(run())))
 
 
-def test_200_calls_in_four_processes_are_never_over(tmp_path: Path) -> None:
+def test_calls_of_four_processes_never_exceed_the_limit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results, together = context.Queue(), context.Barrier(4)
     url = f"sqlite:///{tmp_path}/limits.db"
@@ -259,13 +259,13 @@ def test_200_calls_in_four_processes_are_never_over(tmp_path: Path) -> None:
     assert sum(granted) == 40
 
 
-async def test_the_machines_clock_is_the_default(tmp_path: Path) -> None:
+async def test_the_system_clock_is_the_default(tmp_path: Path) -> None:
     for store in (None, f"sqlite:///{tmp_path}/limits.db"):
         limiter = RateLimiter(rpm=0.001, store=store)
         assert [await limiter.try_acquire("k") for _ in range(2)] == [True, False]
 
 
-async def test_a_clock_that_is_set_back_gives_nothing_twice() -> None:
+async def test_a_clock_set_back_does_not_refill_twice() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=60, burst=1, clock=clock)
     clock.seconds = 100

@@ -65,7 +65,7 @@ async def run(tries: Tries, *behaviors: Any, **options: Any) -> dict[str, Any]:
     return record
 
 
-async def test_it_takes_the_place_of_the_classes_own_policy_and_never_multiplies_it() -> None:
+async def test_it_replaces_the_policy_of_the_class() -> None:
     clock = FakeClock()
     tries = Tries(*[RuntimeError("broken")] * 9, max_attempts=3)
     record = await run(tries, RetryBehavior(max_retries=4), clock=clock)
@@ -76,7 +76,7 @@ async def test_it_takes_the_place_of_the_classes_own_policy_and_never_multiplies
     assert fewer.count == 2
 
 
-async def test_a_later_try_may_succeed() -> None:
+async def test_a_later_attempt_may_succeed() -> None:
     tries = Tries(ValueError("a"), TypeError("b"))
     record = await run(tries, RetryBehavior())
     assert (tries.count, record["success"], record["attempts"]) == (3, True, 3)
@@ -104,13 +104,13 @@ async def test_the_innermost_rule_decides_wherever_it_is_declared(outer: int) ->
         (LimitError("all used up"), (Exception,), 1),
     ],
 )
-async def test_what_is_tried_again(error: Exception, listed: Any, count: int) -> None:
+async def test_which_errors_are_retried(error: Exception, listed: Any, count: int) -> None:
     tries = Tries(*[error] * 5)
     await run(tries, RetryBehavior(max_retries=2, exceptions_to_retry=listed))
     assert tries.count == count
 
 
-async def test_a_type_is_found_along_the_causes() -> None:
+async def test_error_types_are_found_in_the_cause_chain() -> None:
     error = RuntimeError("outer")
     error.__cause__ = KeyError("inner")
     tries = Tries(*[error] * 5)
@@ -118,7 +118,7 @@ async def test_a_type_is_found_along_the_causes() -> None:
     assert tries.count == 3
 
 
-async def test_what_the_author_classified_is_not_overruled() -> None:
+async def test_the_authors_classification_has_priority() -> None:
     def says(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
         return ErrorClassification(ErrorSeverity.CRITICAL, "for good")
 
@@ -127,7 +127,7 @@ async def test_what_the_author_classified_is_not_overruled() -> None:
     assert tries.count == 1
 
 
-async def test_what_acts_once_is_tried_again_only_when_it_says_so() -> None:
+async def test_a_once_effect_is_retried_only_if_declared() -> None:
     tries = Tries(*[RuntimeError("x")] * 5, effect="once")
     await run(tries, RetryBehavior())
     assert tries.count == 1
@@ -137,7 +137,7 @@ async def test_what_acts_once_is_tried_again_only_when_it_says_so() -> None:
     assert tries.count == 2
 
 
-async def test_what_acted_is_not_repeated_when_its_result_is_refused() -> None:
+async def test_a_finished_effect_is_not_repeated_for_a_refused_result() -> None:
     class Refuses:
         stage = "finalize"
 
@@ -166,7 +166,7 @@ OUTCOMES: dict[str, Exception | None] = {
     st.sampled_from(["none", "once"]),
     st.sampled_from([(Exception,), (TimeoutError,), (TimeoutError, CapabilityError)]),
 )
-def test_runs_do_what_the_written_model_says(
+def test_runs_match_a_reference_model(
     outcomes: list[str], retries: int, effect: str, listed: tuple[type[Exception], ...]
 ) -> None:
     def again(outcome: str) -> bool:
@@ -194,7 +194,7 @@ def test_runs_do_what_the_written_model_says(
 
 
 @pytest.mark.parametrize("brought", [True, False])
-async def test_tries_are_counted_on_when_a_process_dies(brought: bool) -> None:
+async def test_attempts_are_counted_across_crashes(brought: bool) -> None:
     class Dies(FakeClock):
         async def sleep(self, seconds: float) -> None:
             self.sleeps.append(seconds)
@@ -222,7 +222,7 @@ async def test_tries_are_counted_on_when_a_process_dies(brought: bool) -> None:
     assert clock.sleeps == [1, 2, 4]
 
 
-async def test_a_hundred_runs_over_one_rule_count_for_themselves() -> None:
+async def test_a_hundred_runs_of_one_rule_are_independent() -> None:
     counts: Counter[int] = Counter()
 
     @capability_node
@@ -254,7 +254,7 @@ async def test_a_hundred_runs_over_one_rule_count_for_themselves() -> None:
     st.floats(0, 5),
     st.floats(0, 200),
 )
-def test_waits_grow_up_to_their_bound(
+def test_delays_grow_up_to_their_maximum(
     retries: int, base: float, factor: float, most: float
 ) -> None:
     rule = RetryBehavior(retries, base, factor, most)
@@ -275,12 +275,12 @@ def test_waits_grow_up_to_their_bound(
         {"exceptions_to_retry": (3,)},
     ],
 )
-def test_nonsense_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RetryBehavior(**wrong)
 
 
-def test_an_error_that_nobody_knows_counts_by_what_it_was_read_as() -> None:
+def test_an_unknown_error_is_retried_by_its_category() -> None:
     rule = RetryBehavior()
     assert rule.applies(None, Failure(ErrorSeverity.RETRIABLE, "busy"))
     assert not rule.applies(None, Failure(ErrorSeverity.CRITICAL, "broken"))
@@ -294,7 +294,7 @@ def role(*responses: Any, behaviors: Any, clock: Any = None) -> RoleModel:
     return RoleModel("planning", model, behaviors=behaviors, clock=clock or FakeClock())
 
 
-async def test_a_model_call_is_tried_again_and_answers_that_cannot_be_read_too() -> None:
+async def test_failed_model_calls_and_malformed_answers_are_retried() -> None:
     clock = FakeClock()
     asked = role(
         ConnectionError("x"), "no json", {"a": 1}, behaviors=[RetryBehavior()], clock=clock
@@ -303,7 +303,7 @@ async def test_a_model_call_is_tried_again_and_answers_that_cannot_be_read_too()
     assert clock.sleeps == [1, 2]
 
 
-async def test_after_the_last_try_nobody_tries_again() -> None:
+async def test_no_retry_after_the_last_attempt() -> None:
     asked = role(*["no json"] * 9, behaviors=[RetryBehavior(max_retries=2)])
     with pytest.raises(MalformedAnswerError) as caught:
         await generate_structured(asked, SCHEMA, [HumanMessage("?")])
@@ -312,7 +312,7 @@ async def test_after_the_last_try_nobody_tries_again() -> None:
 
 
 @pytest.mark.parametrize("error", [LimitError("all used up"), ValueError("no such option")])
-async def test_what_cannot_pass_is_asked_once(error: Exception) -> None:
+async def test_a_permanent_error_is_not_retried(error: Exception) -> None:
     class Refuses:
         stage = "call"
 
@@ -346,14 +346,14 @@ def stuck(**declared: Any) -> Any:
     return type("Stuck", (), {"capability": read})
 
 
-async def test_a_time_limit_takes_the_place_of_the_classes_own() -> None:
+async def test_a_timeout_replaces_that_of_the_class() -> None:
     record = await run(stuck(timeout_seconds=3600, max_attempts=1), TimeoutBehavior(0.01))
     assert "time limit of 0.01 s" in record["error"]
     own = stuck(behaviors=[TimeoutBehavior(0.01)], max_attempts=1)
     assert "time limit of 0.01 s" in (await run(own, TimeoutBehavior(3600)))["error"]
 
 
-async def test_a_model_call_has_the_time_that_is_said() -> None:
+async def test_a_timeout_limits_a_model_call() -> None:
     class Slow(ScriptedModel):
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
@@ -364,7 +364,7 @@ async def test_a_model_call_has_the_time_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "1", True])
-def test_a_time_limit_is_a_positive_number(seconds: Any) -> None:
+def test_a_timeout_is_a_positive_number(seconds: Any) -> None:
     with pytest.raises(ValueError, match="Fix"):
         TimeoutBehavior(seconds)
 
@@ -380,7 +380,7 @@ def test_a_time_limit_is_a_positive_number(seconds: Any) -> None:
     st.floats(0, 100),
     st.integers(),
 )
-def test_backoff_keeps_its_bounds(
+def test_backoff_stays_in_its_range(
     attempt: int, base: float, jitter: Any, cap: float, prev: float, seed: int
 ) -> None:
     try:
