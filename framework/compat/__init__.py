@@ -1,4 +1,4 @@
-"""Names of other systems, as views of capgraph for code that was written against them.
+"""Compatibility layer: APIs of other systems for code that was written against them.
 
 Nothing else in capgraph imports this package.
 """

@@ -1,4 +1,4 @@
-"""Risks, incidents and reviews, under the names of techrevati-runtime: views on records, no engine."""
+"""techrevati-runtime's compliance records: risks, incidents, reviews and reports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from capgraph.helpers.files import to_csv as to_csv
 from capgraph.helpers.plain_data import parse_enum
 
 REPORTING_DAYS = 15
-"""Within so many days a serious incident has to be reported."""
+"""Number of days within which an incident must be reported."""
 
 
 class ResidualRiskLevel(IntEnum):
-    """How large a risk still is when everything against it is done."""
+    """Level of a risk after mitigation."""
 
     LOW = 1
     MEDIUM = 2
@@ -29,7 +29,7 @@ class ResidualRiskLevel(IntEnum):
 
 
 class RiskUnacceptableError(CapgraphError):
-    """A risk stands open that nobody may accept."""
+    """Error raised when a registered risk is unacceptable."""
 
     code = "CG-POLICY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
@@ -37,15 +37,15 @@ class RiskUnacceptableError(CapgraphError):
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One risk.
+    """Risk of a system.
 
     Attributes:
-        id: Its name.
-        description: What may happen.
-        residual: How large it still is: a level, its name or its number.
+        id: ID of the risk.
+        description: Description of the possible harm.
+        residual: Level after mitigation: a level, its name or its number.
 
     Raises:
-        ValueError: There is no such level.
+        ValueError: The level is unknown.
 
     >>> Risk("R1", "The valve sticks", "low").residual.name
     'LOW'
@@ -61,13 +61,13 @@ class Risk:
 
 
 class RiskRegistry:
-    """The risks of a system.
+    """Registry of a system's risks.
 
     Args:
-        risks: Each with an id of its own.
+        risks: Risks with unique IDs.
 
     Raises:
-        ValueError: Two have one id.
+        ValueError: Two risks have the same ID.
     """
 
     def __init__(self, risks: Iterable[Risk] = ()) -> None:
@@ -82,28 +82,31 @@ class RiskRegistry:
         """Add a risk.
 
         Raises:
-            ValueError: There is one of that id.
+            ValueError: A risk of this ID exists.
         """
         if risk.id in self._risks:
-            raise ValidationError(f"There is a risk {risk.id!r} already.", fix="Use another id.")
+            raise ValidationError(
+                f"Duplicate risk {risk.id!r}: risk IDs must be unique.", fix="Use another ID."
+            )
         self._risks[risk.id] = risk
 
     def assert_no_unacceptable(self) -> None:
-        """Make sure that work may begin.
+        """Check that no risk is unacceptable.
 
         Raises:
-            RiskUnacceptableError: A risk is unacceptable; names each.
+            RiskUnacceptableError: A risk is unacceptable. The error names all of them.
         """
-        bad = [r for r in self if r.residual is ResidualRiskLevel.UNACCEPTABLE]
-        if bad:
-            told = "; ".join(f"{risk.id}: {risk.description}" for risk in bad)
+        unacceptable = [r for r in self if r.residual is ResidualRiskLevel.UNACCEPTABLE]
+        if unacceptable:
+            descriptions = "; ".join(f"{risk.id}: {risk.description}" for risk in unacceptable)
             raise RiskUnacceptableError(
-                f"{len(bad)} unacceptable risk(s): {told}.", fix="Lower them before work begins."
+                f"{len(unacceptable)} unacceptable risk(s): {descriptions}.",
+                fix="Mitigate them before work starts.",
             )
 
 
 class IncidentSeverity(StrEnum):
-    """How bad an incident was."""
+    """Severity of an incident."""
 
     MINOR = "minor"
     MAJOR = "major"
@@ -112,14 +115,14 @@ class IncidentSeverity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IncidentReport:
-    """Something that went wrong and has to be reported.
+    """Report of an incident.
 
     Attributes:
-        id: Its name.
-        detected_at: When it was seen; a moment without a zone is UTC.
-        severity: How bad it was.
-        description: What happened.
-        reported_at: When it was reported; ``None`` while it was not.
+        id: ID of the incident.
+        detected_at: Time of detection. Without a time zone it is UTC.
+        severity: Severity of the incident.
+        description: Description of the incident.
+        reported_at: Time of the report; ``None`` if it is still due.
 
     >>> seen = datetime(2026, 3, 1, tzinfo=UTC)
     >>> report = IncidentReport("I1", seen, IncidentSeverity.SERIOUS, "Valve opened twice")
@@ -140,11 +143,11 @@ class IncidentReport:
 
     @property
     def reporting_deadline(self) -> datetime:
-        """When it has to be reported at the latest."""
+        """Latest time at which the incident must be reported."""
         return self.detected_at + timedelta(days=REPORTING_DAYS)
 
     def is_overdue(self, now: datetime | None = None) -> bool:
-        """Tell whether it should have been reported and was not, or was too late."""
+        """Return True if the report is late, or was."""
         return _to_utc(self.reported_at or now or datetime.now(UTC)) > self.reporting_deadline
 
 
@@ -154,11 +157,11 @@ def _to_utc(value: datetime | str) -> datetime:
 
 
 class IncidentSink:
-    """Keeps incidents, so many of them, and tells of them at once.
+    """Bounded list of incidents that notifies a listener.
 
     Args:
-        listener: Told of each; may be a coroutine function when :meth:`areport` is used.
-        capacity: The most that are kept.
+        listener: Function that receives each incident.
+        capacity: Maximum number of incidents. The oldest are removed first.
     """
 
     def __init__(
@@ -169,30 +172,32 @@ class IncidentSink:
         self.reports: list[IncidentReport] = []
 
     def report(self, incident: IncidentReport) -> None:
-        """Take up an incident; a teller that fails is logged and loses nothing."""
+        """Record an incident and notify the listener. A failure of the listener is logged."""
         self.reports = [*self.reports, incident][-self.capacity :]
         if self.listener is None:
             return
         try:
             self.listener(incident)
         except Exception as exc:
-            get_logger("framework", "incidents").error("told nobody of %s: %r", incident.id, exc)
+            get_logger("framework", "incidents").error(
+                "The listener failed for %s: %r", incident.id, exc
+            )
 
     def overdue(self, now: datetime | None = None) -> list[IncidentReport]:
-        """Return those that should have been reported by now."""
+        """Return the incidents whose reports are overdue."""
         return [report for report in self.reports if report.is_overdue(now)]
 
 
 @dataclass(slots=True)
 class Review:
-    """Something that a person is to look at.
+    """Review by a person.
 
     Attributes:
-        id: Its name.
-        subject: What it is about, fit to be shown: without control characters.
-        approved: What the person said; ``None`` while nobody did.
-        reviewer: Who it was.
-        requested_at: When it was asked for.
+        id: ID of the review.
+        subject: Subject of the review, without control characters.
+        approved: Decision of the reviewer; ``None`` while it is open.
+        reviewer: Name of the reviewer.
+        requested_at: Time of the request.
     """
 
     id: str
@@ -203,12 +208,12 @@ class Review:
 
 
 class HumanReviewQueue:
-    """Reviews that wait for a person, in one process.
+    """In-process queue of reviews.
 
-    What has to outlive the process is an approval of a step (``requires_approval``).
+    For approvals that outlive the process, use ``requires_approval`` of a capability.
 
     Args:
-        timeout_seconds: How long one is waited for.
+        timeout_seconds: Maximum wait for a decision.
         on_timeout: ``abort`` (not approved) or ``proceed``.
 
     >>> async def main():
@@ -226,38 +231,40 @@ class HumanReviewQueue:
         on_timeout: Literal["abort", "proceed"] = "abort",
     ) -> None:
         if on_timeout not in ("abort", "proceed"):
-            raise ValidationError(f"{on_timeout!r} is neither 'abort' nor 'proceed'.")
+            raise ValidationError(
+                f"Invalid on_timeout {on_timeout!r}.", fix="Use 'abort' or 'proceed'."
+            )
         self.timeout_seconds: float | None = timeout_seconds
         self.on_timeout = on_timeout
         self.reviews: dict[str, Review] = {}
         self._resolved_events: dict[str, asyncio.Event] = {}
 
     def request(self, id: str, subject: str) -> Review:  # noqa: A002  the documented name
-        """Ask for a review; asked again, it is the same one."""
+        """Request a review. A repeated request returns the existing review."""
         self._resolved_events.setdefault(id, asyncio.Event())
         return self.reviews.setdefault(id, Review(id, sanitize(subject)))
 
     @property
     def pending(self) -> list[Review]:
-        """Those that nobody has answered."""
+        """Reviews without a decision."""
         return [review for review in self.reviews.values() if review.approved is None]
 
     def resolve(self, id: str, approved: bool, *, reviewer: str | None = None) -> Review:  # noqa: A002
-        """Answer a review.
+        """Record the decision of a review.
 
         Raises:
-            KeyError: Nobody asked for it.
-            ValueError: It was answered before.
+            KeyError: The review was not requested.
+            ValueError: The review already has a decision.
         """
         review = self.reviews[id]
         if review.approved is not None:
-            raise ValidationError(f"The review {id!r} was answered before.")
+            raise ValidationError(f"The review {id!r} already has a decision.")
         review.approved, review.reviewer = approved, reviewer
         self._resolved_events[id].set()
         return review
 
     async def wait(self, id: str) -> bool:  # noqa: A002
-        """Wait for the answer, or until the time is over."""
+        """Wait for the decision, at most for the timeout."""
         try:
             await asyncio.wait_for(self._resolved_events[id].wait(), self.timeout_seconds)
         except TimeoutError:
@@ -267,7 +274,7 @@ class HumanReviewQueue:
 
 
 def sanitize(text: str) -> str:
-    r"""Return a text in which nothing hides: control and format characters are spelled out.
+    r"""Return a text with control and format characters escaped.
 
     >>> sanitize("pay\x1b[2J")
     'pay\\x1b[2J'
@@ -282,13 +289,13 @@ def transparency_report(
     incidents: Iterable[IncidentReport] = (),
     now: datetime | None = None,
 ) -> dict[str, Any]:
-    """Return what was done, at what risk, and what went wrong, as plain data.
+    """Return audit records, risks and incidents as a report of plain data.
 
     Args:
-        records: Records of the audit, each with ``kind``.
-        risks: The risks of the system.
-        incidents: What went wrong.
-        now: When the report is made.
+        records: Audit records, each with ``kind``.
+        risks: Risks of the system.
+        incidents: Incidents.
+        now: Time of the report. Defaults to the current time.
     """
     kinds = Counter(str(record.get("kind")) for record in records)
     return {

@@ -1,4 +1,4 @@
-"""Something that happens once and says how it ended: ``Event``, ``Execution``, ``EventStatus``."""
+"""lionagi's events: ``Event``, ``Execution`` and ``EventStatus``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSERIALIZABLE = "<unserializable>"
 
 
 class EventStatus(StrEnum):
-    """Where an event stands."""
+    """Status of an event."""
 
     PENDING = "pending"
     PROCESSING = "processing"
@@ -31,19 +31,19 @@ class EventStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if the status is final."""
         return self not in (EventStatus.PENDING, EventStatus.PROCESSING)
 
 
 class Execution(BaseModel):
-    """How an event went.
+    """Execution record of an event.
 
     Attributes:
-        status: Where it stands.
-        duration: Seconds that it took.
-        response: What it gave.
-        error: What was raised.
-        retryable: Whether trying a fresh copy makes sense, where somebody knows.
+        status: Status of the event.
+        duration: Duration in seconds.
+        response: Return value of the work.
+        error: Exception that the work raised.
+        retryable: True if a retry with a fresh copy makes sense; None if unknown.
 
     >>> Execution(error=ValueError("no")).model_dump(mode="json")["error"]
     {'error': 'ValueError', 'message': 'no'}
@@ -74,18 +74,18 @@ class Execution(BaseModel):
 
 
 def _error_to_dict(error: BaseException) -> dict[str, Any]:
-    told: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
+    data: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, BaseExceptionGroup):
-        told["exceptions"] = [_error_to_dict(one) for one in error.exceptions[:_MAX_ERRORS]]
-    return told
+        data["exceptions"] = [_error_to_dict(inner) for inner in error.exceptions[:_MAX_ERRORS]]
+    return data
 
 
 class Event(Element):
-    """Something that is done at most once. A subclass says what in ``_invoke`` (or ``_stream``).
+    """Unit of work that runs at most once. A subclass implements ``_invoke`` or ``_stream``.
 
     Attributes:
-        execution: How it went; a failure is read here and not raised.
-        streaming: Whether its work is ``_stream()``, an async generator.
+        execution: Execution record. Failures are stored here, not raised.
+        streaming: True if the work is the async generator ``_stream()``.
 
     >>> class Hello(Event):
     ...     name: str
@@ -104,14 +104,14 @@ class Event(Element):
     _completion_events: list[asyncio.Event] = PrivateAttr(default_factory=list)
 
     async def _invoke(self) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no '_invoke'.")
+        raise NotImplementedError(f"{type(self).__name__} must implement '_invoke'.")
 
     def _stream(self) -> AsyncIterator[Any]:
-        raise NotImplementedError(f"{type(self).__name__} has no '_stream'.")
+        raise NotImplementedError(f"{type(self).__name__} must implement '_stream'.")
 
     @property
     def status(self) -> EventStatus:
-        """Where it stands; a status or its text can be set."""
+        """Status of the event. It can be set to a status or its text."""
         return self.execution.status
 
     @status.setter
@@ -123,7 +123,7 @@ class Event(Element):
 
     @property
     def response(self) -> Any:
-        """What it gave."""
+        """Return value of the work."""
         return self.execution.response
 
     @response.setter
@@ -132,20 +132,23 @@ class Event(Element):
 
     @property
     def request(self) -> Mapping[str, Any]:
-        """What a processor's ``request_permission`` is told."""
+        """Keyword arguments for a processor's ``request_permission``."""
         return {}
 
     @property
     def completion_event(self) -> asyncio.Event:
-        """Something to wait for that is set when it has ended."""
-        found = asyncio.Event()
-        self._completion_events.append(found)
+        """An ``asyncio.Event`` that is set when the status is final."""
+        completion = asyncio.Event()
+        self._completion_events.append(completion)
         if self.status.is_terminal:
-            found.set()
-        return found
+            completion.set()
+        return completion
 
     async def invoke(self) -> None:
-        """Do it, unless it was begun before. A failure is kept, cancellation passes through."""
+        """Run the work unless it was started before.
+
+        A failure is stored. Cancellation is raised.
+        """
         if self.status is EventStatus.PENDING:
             await self._record_execution(self._collect_stream if self.streaming else self._invoke)
 
@@ -154,72 +157,76 @@ class Event(Element):
 
     async def _record_execution(self, work: Callable[[], Awaitable[Any]]) -> None:
         self.status = EventStatus.PROCESSING
-        began = time.perf_counter()
-        end = EventStatus.COMPLETED
+        started_at = time.perf_counter()
+        final_status = EventStatus.COMPLETED
         try:
             self.response = await work()
         except Exception as exc:
-            end, self.execution.error = EventStatus.FAILED, exc
+            final_status, self.execution.error = EventStatus.FAILED, exc
         except BaseException as exc:
-            end, self.execution.error = EventStatus.CANCELLED, exc
+            final_status, self.execution.error = EventStatus.CANCELLED, exc
             raise
         finally:
-            self.execution.duration = time.perf_counter() - began
-            self.status = end
+            self.execution.duration = time.perf_counter() - started_at
+            self.status = final_status
 
     async def stream(self) -> AsyncIterator[Any]:
-        """Give its pieces as they come, unless it was begun before.
+        """Yield the pieces of the work as they arrive, unless it was started before.
 
-        It ends as :meth:`invoke` does; whoever stops listening cancels it.
+        The outcome is recorded as by :meth:`invoke`. Closing the generator cancels the work.
         """
         if self.status is not EventStatus.PENDING:
             return
         pieces: asyncio.Queue[Any] = asyncio.Queue(1)
-        over = object()
+        end_marker = object()
 
         async def work() -> list[Any]:
-            given = []
+            received = []
             async for piece in self._stream():
-                given.append(piece)
+                received.append(piece)
                 await pieces.put(piece)
-            return given
+            return received
 
         async def run() -> None:
             await self._record_execution(work)
-            await pieces.put(over)
+            await pieces.put(end_marker)
 
         task = asyncio.create_task(run())
         try:
-            while (piece := await pieces.get()) is not over:
+            while (piece := await pieces.get()) is not end_marker:
                 yield piece
         finally:
             task.cancel()
             await asyncio.wait([task])
 
     def assert_completed(self) -> None:
-        """Make sure that it did what it should.
+        """Check that the event was completed.
 
         Raises:
-            RuntimeError: It did not; the failure is chained.
+            RuntimeError: The event was not completed. Its failure is chained.
         """
         if self.status is not EventStatus.COMPLETED:
             cause = self.execution.error
-            told = f"The event {self.id} is {self.status.value}" + (f": {cause}" if cause else ".")
-            raise RuntimeError(told) from (cause if isinstance(cause, BaseException) else None)
+            message = f"The event {self.id} is {self.status.value}" + (
+                f": {cause}" if cause else "."
+            )
+            raise RuntimeError(message) from (cause if isinstance(cause, BaseException) else None)
 
     def as_fresh_event(self) -> Event:
-        """Return a copy that has not begun, with an id of its own."""
+        """Return a pending copy with a new ID."""
         skipped = {"id", "created_at", "execution", "metadata"}
-        given = {n: getattr(self, n) for n in type(self).model_fields if n not in skipped}
+        values = {n: getattr(self, n) for n in type(self).model_fields if n not in skipped}
         original = {"id": str(self.id), "created_at": self.created_at}
-        return type(self)(**given, metadata={**self.metadata, "original": original})
+        return type(self)(**values, metadata={**self.metadata, "original": original})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NoReturn:
-        """Refuse: what an event does cannot be read back from data.
+        """Raise an error: the work of an event cannot be restored from data.
 
         Raises:
             NotImplementedError: Always.
         """
-        told = f"{cls.__name__} cannot be made of plain data; use as_fresh_event() of the original."
-        raise NotImplementedError(told)
+        raise NotImplementedError(
+            f"{cls.__name__} cannot be restored from data."
+            " Fix: call as_fresh_event() on the original."
+        )

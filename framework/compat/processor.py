@@ -1,7 +1,6 @@
-"""Events in a queue, begun at a bounded rate: ``Processor``, and ``Executor``, which keeps them.
+"""lionagi's processing of events at a limited rate: ``Processor`` and ``Executor``.
 
-A thin stand-in for code that was written against lionagi; plans and their ready queue are the way
-of this project.
+This is a thin layer for code that was written against lionagi. New code uses plans.
 """
 
 from __future__ import annotations
@@ -42,17 +41,18 @@ ProcessorT = TypeVar("ProcessorT", bound="Processor")
 
 
 class Processor:
-    """Begins events in the order in which they came, so many in each stretch of time.
+    """Queue that starts events in order, at a limited rate.
 
-    Each event is invoked once and ends once. An event whose permission is refused is handed to
-    :meth:`handle_denied`; it takes no capacity and never blocks those behind it.
+    Each event runs once. An event without permission goes to :meth:`handle_denied`; it uses no
+    capacity and does not block later events.
 
     Args:
-        queue_capacity: The most events that begin in one ``capacity_refresh_time``.
-        capacity_refresh_time: Seconds after which the capacity is whole again.
-        concurrency_limit: The most events that run at once; ``None`` or 0 for no bound.
-        max_queue_size: The most events that wait; past it :meth:`enqueue` waits. 0 for no bound.
-        clock: Time.
+        queue_capacity: Maximum number of events started per ``capacity_refresh_time``.
+        capacity_refresh_time: Seconds until the capacity is refilled.
+        concurrency_limit: Maximum number of concurrent events; ``None`` or 0 for no limit.
+        max_queue_size: Maximum number of queued events, after which :meth:`enqueue` waits; 0 for no
+            limit.
+        clock: Source of time.
 
     Raises:
         ValueError: A number is out of range.
@@ -74,7 +74,7 @@ class Processor:
         if not capacity_refresh_time > 0:
             raise ConfigurationError("Capacity refresh time must be greater than 0.")
         if max_queue_size < 0 or (concurrency_limit or 0) < 0:
-            raise ConfigurationError("Neither queue size nor concurrency can be less than 0.")
+            raise ConfigurationError("Queue size and concurrency limit must not be negative.")
         self.queue_capacity = queue_capacity
         self.capacity_refresh_time = capacity_refresh_time
         self.concurrency_limit: int | None = concurrency_limit or None
@@ -90,16 +90,16 @@ class Processor:
 
     @classmethod
     async def create(cls: type[ProcessorT], **kwargs: Any) -> ProcessorT:
-        """Make one."""
+        """Create a processor."""
         return cls(**kwargs)
 
     @property
     def queue_full(self) -> bool:
-        """Whether no further event may wait."""
+        """True if the queue has reached ``max_queue_size``."""
         return 0 < self.max_queue_size <= len(self.queue)
 
     def try_enqueue(self, event: Event) -> bool:
-        """Add an event, unless the queue is full; tell whether it was added."""
+        """Add an event unless the queue is full; return True if it was added."""
         if self.queue_full:
             return False
         self.queue.append(event)
@@ -107,12 +107,12 @@ class Processor:
         return True
 
     async def enqueue(self, event: Event) -> None:
-        """Add an event, once there is room for it."""
+        """Add an event, after waiting for space in the queue."""
         while not self.try_enqueue(event):
             await self._changed.wait()
 
     async def dequeue(self) -> Event:
-        """Take the next event out, once there is one."""
+        """Remove and return the next event, after waiting for one."""
         while not self.queue:
             await self._changed.wait()
         event = self.queue.popleft()
@@ -120,86 +120,86 @@ class Processor:
         return event
 
     def _notify(self) -> None:
-        # Whoever took the old one before looking cannot miss what changed since.
+        # Waiters keep the old event, so they cannot miss a change.
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Take back an earlier :meth:`stop`."""
+        """Clear an earlier :meth:`stop`."""
         self._stopped = False
 
     async def stop(self) -> None:
-        """Begin no further event; what runs ends."""
+        """Stop starting events. Running events finish."""
         self._stopped = True
         self._notify()
 
     def is_stopped(self) -> bool:
-        """Tell whether no further event begins."""
+        """Return True if no further events are started."""
         return self._stopped
 
     async def request_permission(self, **request: Any) -> bool:
-        """Tell whether an event may begin; given is what its ``request`` says."""
+        """Return True if an event may start. The arguments are the event's ``request``."""
         return True
 
     def handle_denied(self, event: Event) -> Any:
-        """Say what becomes of an event that may not begin; may be a coroutine function.
+        """Handle an event that has no permission. May be a coroutine function.
 
         Returns:
-            Anything but ``False`` for an event that was ended here (as it is, it ends as skipped);
-            ``False`` to put it at the end of the queue.
+            ``False`` to put the event at the end of the queue. Otherwise the event ends, by default
+            as skipped.
         """
         event.status = EventStatus.SKIPPED
 
     async def process(self) -> None:
-        """Begin what may begin with the capacity that is left, and wait until all of it has ended.
+        """Start the events that the capacity allows, and wait for them.
 
-        Without :meth:`execute` the capacity is whole again afterwards. Events that were put off
-        wait in the queue.
+        Outside of :meth:`execute` the capacity is refilled afterwards. Deferred events stay in the
+        queue.
         """
-        began: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         try:
-            await self._start_events(began)
-            await _wait_for(began)
+            await self._start_events(tasks)
+            await _wait_for(tasks)
         finally:
-            await _cancel_all(began)
+            await _cancel_all(tasks)
             if self.execution_mode:
-                self._schedule_refill()  # execute() began meanwhile
+                self._schedule_refill()  # execute() was called in the meantime
             else:
                 self.available_capacity = self.queue_capacity
 
     async def join(self) -> None:
-        """Go on until every event in the queue has ended, or the processor is stopped."""
+        """Process events until the queue is empty or the processor is stopped."""
         while self._running or (self.queue and not self._stopped):
             changed = self._changed
             if self.execution_mode or not self.queue:
                 await changed.wait()
                 continue
-            until = self._clock.monotonic() + self.capacity_refresh_time
+            refill_time = self._clock.monotonic() + self.capacity_refresh_time
             await self.process()
             if self.queue and not self._stopped:
-                await self._clock.sleep(max(0.0, until - self._clock.monotonic()))
+                await self._clock.sleep(max(0.0, refill_time - self._clock.monotonic()))
 
     async def execute(self) -> None:
-        """Go on until :meth:`stop`; a stop from before holds, until :meth:`start`."""
+        """Process events until :meth:`stop`. An earlier stop applies until :meth:`start`."""
         self.execution_mode = True
-        began: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         try:
             while not self._stopped:
                 changed = self._changed
-                began = [task for task in began if not task.done()]
-                await self._start_events(began)
+                tasks = [task for task in tasks if not task.done()]
+                await self._start_events(tasks)
                 await changed.wait()
-            await _wait_for(began)
+            await _wait_for(tasks)
         finally:
             self.execution_mode = False
-            await _cancel_all([*began, *([self._refill_task] if self._refill_task else [])])
+            await _cancel_all([*tasks, *([self._refill_task] if self._refill_task else [])])
             self._refill_task = None
             self.available_capacity = self.queue_capacity
             self._notify()
 
     async def _start_events(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Begin events while there is capacity, and note their tasks."""
-        for _ in range(len(self.queue)):  # one pass: what is put off comes again in the next one
+        """Start events while there is capacity, and append their tasks."""
+        for _ in range(len(self.queue)):  # one pass: a deferred event is tried again in the next
             if self._stopped or not self.queue or self.available_capacity < 1:
                 return
             if self.concurrency_limit and len(self._running) >= self.concurrency_limit:
@@ -209,7 +209,7 @@ class Processor:
             event = self.queue.popleft()
             self._notify()
             if event.status is not EventStatus.PENDING or event.id in self._running:
-                continue  # it stood in the queue twice, or was ended from outside
+                continue  # a duplicate, or an event that already has a final status
             if await self._check_permission(event):
                 self.available_capacity -= 1
                 if self.execution_mode:
@@ -222,22 +222,22 @@ class Processor:
         try:
             if await self.request_permission(**event.request):
                 return True
-            found = await maybe_await(self.handle_denied(event))
-            if found is False:
+            decision = await maybe_await(self.handle_denied(event))
+            if decision is False:
                 self.queue.append(event)
             elif not event.status.is_terminal:
                 event.status = EventStatus.SKIPPED
         except Exception as exc:
             event.execution.error, event.status = exc, EventStatus.FAILED
         except BaseException:
-            self.queue.appendleft(event)  # nobody decided: the next one goes on with it
+            self.queue.appendleft(event)  # cancelled before a decision: keep the event
             raise
         return False
 
     def _on_task_done(self, event: Event, _: asyncio.Task[None]) -> None:
         del self._running[event.id]
         if not event.status.is_terminal:
-            event.status = EventStatus.CANCELLED  # before it could begin
+            event.status = EventStatus.CANCELLED  # cancelled before it started
         self._notify()
 
     def _schedule_refill(self) -> None:
@@ -267,11 +267,11 @@ def _events_with_status(status: EventStatus) -> Any:
 
 
 class Executor:
-    """Keeps events and hands them to a processor, which it makes when it needs one.
+    """Store of events that passes them to a processor, created on first use.
 
     Args:
         processor_config: Arguments of the processor.
-        strict_event_type: Whether classes derived from the event type are refused.
+        strict_event_type: True to reject subclasses of the event type.
 
     >>> class Answer(Event):
     ...     async def _invoke(self):
@@ -299,38 +299,38 @@ class Executor:
 
     @property
     def event_type(self) -> type[Event]:
-        """The type of events that it takes."""
+        """Accepted type of events."""
         return self.processor_type.event_type
 
     @property
     def strict_event_type(self) -> bool:
-        """Whether classes derived from the event type are refused."""
+        """True if subclasses of the event type are rejected."""
         return self.pile.strict_type
 
     def __contains__(self, ref: Any) -> bool:
         return ref in self.pile
 
     async def append(self, event: Event) -> None:
-        """Keep an event for the next :meth:`forward`; one that is kept already stays as it is.
+        """Add an event for the next :meth:`forward`. An event that was already added is ignored.
 
         Raises:
-            ValidationError: It is of another type; then nothing is changed.
+            ValidationError: The event has another type. Nothing is changed then.
         """
         async with self.pile:
             if self.pile.include(event):
                 self.pending.include(event)
 
     async def forward(self) -> None:
-        """Hand everything that is pending to the processor, and wait until it has ended.
+        """Pass all pending events to the processor, and wait until they have finished.
 
-        While the processor's ``execute()`` runs, it is that which begins them, and nothing is
-        waited for. What a stopped processor does not take stays pending.
+        While the processor's ``execute()`` runs, it starts the events and this method does not
+        wait. Events that a stopped processor does not accept stay pending.
         """
         processor = await self._make_processor()
         while self.pending and not processor.is_stopped():
             event = self.pile.get(self.pending[0], None)
             if event is not None and not processor.try_enqueue(event):
-                # The queue is full, so something has to be begun first.
+                # The queue is full, so events must start first.
                 if not processor.execution_mode:
                     await processor.join()
                     continue
@@ -340,11 +340,11 @@ class Executor:
             await processor.join()
 
     async def start(self) -> None:
-        """Make the processor if there is none, and take back an earlier stop."""
+        """Create the processor if necessary, and clear an earlier stop."""
         await (await self._make_processor()).start()
 
     async def stop(self) -> None:
-        """Stop the processor, if there is one."""
+        """Stop the processor, if it exists."""
         if self.processor is not None:
             await self.processor.stop()
 
@@ -354,29 +354,29 @@ class Executor:
         return self.processor
 
     completed_events: Any = _events_with_status(EventStatus.COMPLETED)
-    """Those that did what they should."""
+    """Completed events."""
     pending_events: Any = _events_with_status(EventStatus.PENDING)
-    """Those that have not begun."""
+    """Events that have not started."""
     failed_events: Any = _events_with_status(EventStatus.FAILED)
-    """Those that failed."""
+    """Failed events."""
     cancelled_events: Any = _events_with_status(EventStatus.CANCELLED)
-    """Those that were cancelled while they ran."""
+    """Events cancelled while they ran."""
     skipped_events: Any = _events_with_status(EventStatus.SKIPPED)
-    """Those that were denied."""
+    """Events without permission."""
 
     @property
     def status_counts(self) -> dict[str, int]:
-        """How many events stand where."""
+        """Number of events by status."""
         return dict(Counter(event.status.value for event in self.pile))
 
     def cleanup_completed(self) -> int:
-        """Forget the events that have ended; return how many these were."""
-        ended = self.pile.filter(lambda event: event.status.is_terminal)
-        self.pile.exclude(list(ended))
-        return len(ended)
+        """Remove finished events and return their number."""
+        finished = self.pile.filter(lambda event: event.status.is_terminal)
+        self.pile.exclude(list(finished))
+        return len(finished)
 
     def inspect_state(self) -> dict[str, Any]:
-        """Return the whole state as plain data."""
+        """Return the state as plain data."""
         processor = self.processor
         return {
             "total": len(self.pile),

@@ -1,9 +1,9 @@
-"""Sessions of an agent that is no graph, under the names of techrevati-runtime.
+"""techrevati-runtime's sessions: ``AgentSession`` and ``OrchestrationSession``.
 
-What a session is given is handed to ``bind``, and each turn and each call of a tool is an attempt at
-a capability of that name: it passes the same stages as a step of a plan. A session adds what only
-its source has: workers, hooks, recipes, events of its own. Each synchronous name waits for its
-asynchronous twin.
+The options of a session are passed to ``bind``. Each turn and each tool call is an attempt at a
+capability of that name, so it passes the same stages as a step of a plan. A session adds workers,
+hooks, recovery recipes and its own events. Each synchronous method runs its asynchronous
+counterpart.
 """
 
 # ruff: noqa: ASYNC109  the documented names have a time limit of their own
@@ -104,38 +104,38 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Estimate = UsageSnapshot | Callable[[Any], UsageSnapshot] | None
 Call = Callable[[], Any]
-"""What a turn or a tool does: a function without arguments, or a coroutine function."""
+"""Function or coroutine function without arguments that performs a turn or a tool call."""
 
 
 class MaxIterationsExceededError(LimitError):
-    """A session has made as many turns as it may."""
+    """Error raised when a session has reached ``max_iterations``."""
 
 
 class TurnTimeoutError(CapgraphError, TimeoutError):
-    """A turn took longer than it may."""
+    """Error raised when a turn or a tool call exceeds its timeout."""
 
     code = "CG-CAPABILITY"
     severity: ErrorSeverity = ErrorSeverity.RETRIABLE
 
 
 class SessionStateError(CapgraphError, RuntimeError):
-    """A session is asked for what it cannot do as it stands."""
+    """Error raised for an operation that the status of a session does not allow."""
 
     code = "CG-CAPABILITY"
 
 
 @dataclass(slots=True)
 class HookContext:
-    """What hooks are told; those before a call may change it.
+    """Context of session hooks. Hooks that run before a call may change it.
 
     Attributes:
-        role: Who works.
-        phase: On what.
-        model: The model of a turn.
-        prompt: What it is asked, where the caller says.
-        tool: The tool.
-        args: What it is called with; of a handoff, what the target is told.
-        extra: For the hooks' own notes; of a handoff, ``target_role``.
+        role: Role of the session.
+        phase: Phase of the session.
+        model: Model of a turn.
+        prompt: Prompt of a turn, if the caller passes it.
+        tool: Name of a tool.
+        args: Arguments of a tool call, or context of a handoff.
+        extra: Free for hooks; ``target_role`` of a handoff.
     """
 
     role: str
@@ -149,13 +149,13 @@ class HookContext:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """A piece of a streamed turn.
+    """Event of a streamed turn.
 
     Attributes:
         type: ``text_delta``, ``error`` or ``final``.
         payload: ``delta``; ``error_type`` and ``message``; or ``status`` (``completed`` or
             ``failed``) with ``usage`` or ``detail``.
-        emitted_at: When, as ISO text.
+        emitted_at: Time as ISO text.
 
     >>> StreamEvent("text_delta", {"delta": "a"}).payload["delta"]
     'a'
@@ -166,14 +166,14 @@ class StreamEvent:
     emitted_at: str = field(default_factory=utc_now_text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the event as plain data."""
         return asdict(self)
 
 
 class SessionSummary(dict[str, Any]):
-    """What a session came to, as plain data; its entries are attributes, too.
+    """Summary of a session as plain data, whose entries are also attributes.
 
-    They are ``worker``, ``usage``, ``per_model_cost`` (``None`` for a price that nobody knows),
+    The entries are ``worker``, ``usage``, ``per_model_cost`` (``None`` for an unknown price),
     ``recovery_events`` and ``agent_events``.
     """
 
@@ -181,44 +181,45 @@ class SessionSummary(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"A session's summary has no {name!r}.") from None
+            raise AttributeError(f"The session summary has no entry {name!r}.") from None
 
 
 @dataclass(eq=False)
 class AgentSession:
-    """What sessions of one role in one phase run under. Each session counts for itself.
+    """Configuration of the sessions of one role in one phase. Limits apply to each session.
 
     Args:
-        role: Who works; permissions are asked about it.
-        phase: On what.
-        project_id: For which project.
-        registry: Where workers are kept; one of its own when not given.
-        permissions: What the role may do; ``None`` allows every tool.
-        circuit_breaker: Stands around every turn whose model has none in ``breakers``;
-            ``async_circuit_breaker`` likewise.
-        breakers: Model or tool to its circuit breaker.
-        policy_engine: Asked by ``evaluate_policy``.
-        quality_gate: Asked by ``evaluate_gate``.
-        budget_usd: What a session may cost.
-        enforce_budget: Whether passing it raises; otherwise it is told once.
-        max_iterations: The most turns of a session.
-        guardrails: What looks at the arguments and results of tools.
-        event_sink: Takes up an ``AgentEvent`` of everything that happens; may be asynchronous.
-        usage_sink: Takes up what each turn cost.
-        rate_limiter: Asked before each turn with the model as key; ``async_rate_limiter`` and
-            ``limiters`` likewise.
-        provider_router: Chooses another provider after a failure of one.
-        usage_limits: What a session may use.
+        role: Role of the session, which permissions refer to.
+        phase: Phase of the work.
+        project_id: ID of the project.
+        registry: Registry of workers. Defaults to a new one.
+        permissions: Permissions of the role; ``None`` allows every tool.
+        circuit_breaker: Circuit breaker of turns whose model has none in ``breakers``;
+            ``async_circuit_breaker`` is an alias.
+        breakers: Circuit breakers by model or tool.
+        policy_engine: Engine of ``evaluate_policy``.
+        quality_gate: Gate of ``evaluate_gate``.
+        budget_usd: Budget of a session.
+        enforce_budget: True to raise an error when the budget is exceeded. Otherwise one event is
+            emitted.
+        max_iterations: Maximum number of turns of a session.
+        guardrails: Guardrails for the arguments and results of tools.
+        event_sink: Sink of ``AgentEvent`` objects; may be asynchronous.
+        usage_sink: Sink of the usage of each turn.
+        rate_limiter: Rate limiter of turns, with the model as key; ``async_rate_limiter`` and
+            ``limiters`` add more.
+        provider_router: Router that chooses another provider after a failure.
+        usage_limits: Usage limits of a session.
         governance: Limits that end a session.
         hooks: Objects with some of ``before_model``, ``after_model``, ``before_tool``,
-            ``after_tool``, ``before_handoff``, from the left to the right.
-        audit_log: Takes up what was done, by digest.
-        risks: Looked at before a session begins.
-        clock: Time, or a function that gives seconds.
+            ``after_tool`` and ``before_handoff``, called in order.
+        audit_log: Audit log of the session.
+        risks: Risks to check before a session starts.
+        clock: A ``Clock`` or a function that returns seconds.
 
     Raises:
-        ValidationError: ``max_iterations`` or ``budget_usd`` is negative or no number; it is a
-            ``ValueError``.
+        ValidationError: ``max_iterations`` or ``budget_usd`` is negative or not a number. The error
+            is a ``ValueError``.
 
     >>> agent = AgentSession("writer", "draft")
     >>> with agent.session() as session:
@@ -259,21 +260,29 @@ class AgentSession:
         check_number("max_iterations", self.max_iterations, integer=True)
         if self.budget_usd is not None:
             check_number("budget_usd", self.budget_usd)
-        given = (self.rate_limiter, self.async_rate_limiter)
-        self.limiters = [*(one for one in given if one is not None), *self.limiters]
+        single_limiters = (self.rate_limiter, self.async_rate_limiter)
+        self.limiters = [
+            *(limiter for limiter in single_limiters if limiter is not None),
+            *self.limiters,
+        ]
         self.permissions = getattr(self.permissions, "policy", self.permissions)
         self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
         self.clock = SystemClock() if self.clock is None else as_clock(self.clock)
 
     @cached_property
     def settings(self) -> Settings:
-        """A session bounds what its source bounds, and takes no slots: it waits for others."""
-        free = Limits(max_parallel=sys.maxsize, step_timeout_seconds=None, run_timeout_seconds=None)
-        return Settings(infrastructure=[], limits=free)
+        """Settings without step limits and slots, because the session limits its own turns."""
+        unlimited = Limits(
+            max_parallel=sys.maxsize, step_timeout_seconds=None, run_timeout_seconds=None
+        )
+        return Settings(infrastructure=[], limits=unlimited)
 
     @contextmanager
     def session(self, *, thread_id: str | None = None) -> Iterator[OrchestrationSession]:
-        """Begin a session and end it, however the block ends; ``thread_id`` is a note of one's own."""
+        """Context manager that starts a session and always ends it.
+
+        ``thread_id`` is stored as a note.
+        """
         session = OrchestrationSession(self, thread_id)
         run_sync(session._start())
         try:
@@ -287,7 +296,10 @@ class AgentSession:
     async def asession(
         self, *, thread_id: str | None = None
     ) -> AsyncIterator[OrchestrationSession]:
-        """Begin a session and end it, however the block ends; ``thread_id`` is a note of one's own."""
+        """Async context manager that starts a session and always ends it.
+
+        ``thread_id`` is stored as a note.
+        """
         session = OrchestrationSession(self, thread_id)
         await session._start()
         try:
@@ -299,11 +311,11 @@ class AgentSession:
 
 
 Orchestrator = AgentSession
-"""The older name."""
+"""Older name of :class:`AgentSession`."""
 
 
 class _Blocking(NamedTuple):
-    """A function that a synchronous method was given: it may block."""
+    """Function passed to a synchronous method, which may block."""
 
     function: Call
 
@@ -312,12 +324,12 @@ class _Blocking(NamedTuple):
 
 
 def _synchronous(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return the synchronous form; what is bounded in time works in a thread, to be left behind."""
+    """Return the synchronous form of a method. With a timeout, the function runs in a thread."""
 
     async def work(*args: P.args, **kwargs: P.kwargs) -> T:
-        given = signature(method).bind(*args, **kwargs)
-        given.arguments["fn"] = _Blocking(given.arguments["fn"])
-        return await method(*given.args, **given.kwargs)
+        bound_arguments = signature(method).bind(*args, **kwargs)
+        bound_arguments.arguments["fn"] = _Blocking(bound_arguments.arguments["fn"])
+        return await method(*bound_arguments.args, **bound_arguments.kwargs)
 
     return wraps(method)(to_sync(work))
 
@@ -331,7 +343,7 @@ async def _call_through_breaker(breaker: Any, fn: Call, timeout: float | None) -
 
 
 class OrchestrationSession:
-    """One session: what ``AgentSession.session()`` and ``asession()`` give."""
+    """One session, created by ``AgentSession.session()`` or ``asession()``."""
 
     def __init__(self, agent: AgentSession, thread_id: str | None = None) -> None:
         self.agent: AgentSession = agent
@@ -355,7 +367,7 @@ class OrchestrationSession:
         self._clock = agent.clock
         self._started_at = self._clock.monotonic()
 
-    # Beginning and end
+    # Start and end
 
     async def _start(self) -> None:
         if self.agent.risks is not None:
@@ -367,17 +379,17 @@ class OrchestrationSession:
     async def _end(self, exc: BaseException | None) -> None:
         if self.worker.is_terminal:
             return
-        if isinstance(exc, GraphBubbleUp):  # the run around waits for somebody
+        if isinstance(exc, GraphBubbleUp):  # the enclosing run waits for a person
             self.worker.transition(AgentStatus.WAITING_FOR_INPUT)
             return
-        failed = exc if isinstance(exc, Exception) else self._error if exc is None else None
-        if failed is not None or exc is not None:
-            status = AgentStatus.FAILED if failed is not None else AgentStatus.CANCELLED
-            kind = AgentFailureClass.CANCELLED if failed is None else _failure_class(failed)
-            told = mask_secrets(str(failed or "") or type(failed or exc).__name__)
-            self.worker.transition(status, told)
+        error = exc if isinstance(exc, Exception) else self._error if exc is None else None
+        if error is not None or exc is not None:
+            status = AgentStatus.FAILED if error is not None else AgentStatus.CANCELLED
+            failure_class = AgentFailureClass.CANCELLED if error is None else _failure_class(error)
+            detail = mask_secrets(str(error or "") or type(error or exc).__name__)
+            self.worker.transition(status, detail)
             await self._emit(
-                AgentEvent.failed(**self._event_fields, failure_class=kind, detail=told)
+                AgentEvent.failed(**self._event_fields, failure_class=failure_class, detail=detail)
             )
             return
         if self.worker.status is AgentStatus.WAITING_FOR_INPUT:
@@ -388,8 +400,8 @@ class OrchestrationSession:
     def _require_running(self, action: str) -> None:
         if self.worker.status is not AgentStatus.RUNNING:
             raise SessionStateError(
-                f"The session is {self.worker.status.value}, so it cannot {action}.",
-                fix="Begin another session." if self.worker.is_terminal else "Give it its input.",
+                f"The session is {self.worker.status.value}: it cannot {action}.",
+                fix="Start another session." if self.worker.is_terminal else "Provide the input.",
             )
 
     # Turns
@@ -407,23 +419,24 @@ class OrchestrationSession:
         """Run one turn.
 
         Args:
-            fn: Calls the model.
-            model: Its name, for prices, limits and breaker.
-            usage: What it cost, where that is known.
-            estimate_usage: What it may cost: looked at before the call, and counted where nobody
-                knows better; or a function of the result that says what it did.
-            timeout: Seconds that it may take.
-            idempotency_key: A second turn of one key in one session is the first.
-            hook_ctx: What hooks are told.
+            fn: Function that calls the model.
+            model: Name of the model, for prices, limits and circuit breaker.
+            usage: Usage of the turn, if it is known.
+            estimate_usage: Estimated usage, checked before the call and counted if the real usage
+                is unknown; or a function that returns the usage from the result.
+            timeout: Time limit in seconds.
+            idempotency_key: Key of the turn. A second turn with the same key returns the first
+                result.
+            hook_ctx: Context for hooks.
 
         Returns:
-            What ``fn`` returned, and what it cost.
+            The result of ``fn`` and the usage.
 
         Raises:
-            MaxIterationsExceededError: The session has made as many turns as it may.
-            BudgetExceededError: The budget does not hold it.
-            GovernanceBreachError: A limit ends the session.
-            TurnTimeoutError: It took too long.
+            MaxIterationsExceededError: The session has reached ``max_iterations``.
+            BudgetExceededError: The turn would exceed the budget.
+            GovernanceBreachError: A governance limit ends the session.
+            TurnTimeoutError: The turn exceeded the timeout.
         """
         return await self._run_once(
             idempotency_key,
@@ -453,9 +466,9 @@ class OrchestrationSession:
             )
         if self.turns >= agent.max_iterations:
             raise MaxIterationsExceededError(
-                f"The session has made {self.turns} turns, and max_iterations is"
-                f" {agent.max_iterations}.",
-                fix="Raise max_iterations, or ask for less.",
+                f"The session reached max_iterations={agent.max_iterations} after"
+                f" {self.turns} turns.",
+                fix="Raise max_iterations, or use fewer turns.",
             )
         self.turns += 1
         await self._enforce_governance("record_turn_start")
@@ -485,45 +498,48 @@ class OrchestrationSession:
 
     @asynccontextmanager
     async def _reserve_budget(self, cost: float) -> AsyncIterator[dict[str, float]]:
-        """Hold what a turn may cost where that is bounded; what it did cost is filled in."""
+        """Reserve the estimated cost of a turn.
+
+        The caller stores the real cost in the yielded dictionary.
+        """
         used: dict[str, float] = {"cost_usd": 0.0}
         if self._budget is None:
             yield used
             return
         await self._check_budget()
         try:
-            held = await self._budget.reserve(cost_usd=cost)
+            reservation = await self._budget.reserve(cost_usd=cost)
         except governance.BudgetExceededError as exc:
-            told = f"{exc.used:g} is used or reserved, and {cost:g} more would be needed"
-            raise await self._report_budget_breach(told) from exc
+            reason = f"{exc.used:g} is used or reserved, and the turn needs {cost:g} more"
+            raise await self._report_budget_breach(reason) from exc
         try:
             yield used
         finally:
-            await held.settle(**used)
+            await reservation.settle(**used)
 
     def _cost(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return what something costs; nothing costs nothing, whatever its price."""
+        """Return the cost of a turn, which is 0 for a turn without tokens."""
         return self.tracker.cost_for_turn(model, usage) if usage.total_tokens else 0.0
 
     async def _check_budget(self) -> None:
-        """Tell once that the budget is passed, and raise where it is enforced."""
+        """Report an exceeded budget once, and raise an error if the budget is enforced."""
         costs = [self._cost(*turn) for turn in self.tracker.turns]
         known = [cost for cost in costs if cost is not None]
         total = sum(known) if len(known) == len(costs) else None
         budget = self.agent.budget_usd
         if budget is None or (total is not None and total <= budget):
             return
-        cost = "a cost that nobody knows" if total is None else f"${total:.4f}"
-        error = await self._report_budget_breach(f"the session came to {cost}")
+        cost = "an unknown amount" if total is None else f"${total:.4f}"
+        error = await self._report_budget_breach(f"the session cost {cost}")
         if self._budget is not None:
             raise error
 
     async def _report_budget_breach(self, reason: str) -> governance.BudgetExceededError:
-        """Tell once that the budget does not hold the session; return what is raised then."""
+        """Emit an exceeded budget once, and return the error to raise."""
         budget, kind = self.agent.budget_usd, AgentFailureClass.GOVERNANCE_BREACH
         reason, fix = (
-            f"budget_usd is {budget:g}, and {reason}.",
-            "Raise budget_usd, or ask for less.",
+            f"The budget budget_usd={budget:g} is exceeded: {reason}.",
+            "Raise budget_usd, or use fewer turns.",
         )
         error = governance.BudgetExceededError(reason, fix=fix, limit="cost_usd", value=budget)
         if not self._budget_breach_reported:
@@ -536,47 +552,49 @@ class OrchestrationSession:
         return error
 
     async def _enforce_governance(self, counter: str, *values: Any) -> None:
-        """Count something, and hold the limits of the session against it."""
+        """Count an operation and check the governance limits of the session."""
         if self._plane is None:
             return
         getattr(self._plane.state, counter)(*values)
         try:
-            found = self._plane.enforce()
+            breaches = self._plane.enforce()
         except governance.GovernanceBreachError as exc:
             self._error = exc
             await self._emit(
                 AgentEvent.governance_breach(**self._event_fields, **_limit_fields(exc))
             )
             raise
-        for one in found:
-            if one.breached:
+        for breach in breaches:
+            if breach.breached:
                 await self._emit(
-                    AgentEvent.governance_alert(**self._event_fields, **_limit_fields(one))
+                    AgentEvent.governance_alert(**self._event_fields, **_limit_fields(breach))
                 )
 
     async def _handle_failure(self, exc: Exception) -> None:
-        """Classify a failure, try once to recover, and say what was done."""
+        """Classify a failure, attempt one recovery and emit the outcome."""
         if isinstance(exc, (LimitError, governance.PermissionDeniedError)):
             if isinstance(exc, CircuitOpenError):
                 await self._enforce_governance("record_failure")
-            return  # nothing recovers a bound of ours
+            return  # a limit cannot be recovered
         scenario = governance.classify_exception(exc)
-        told = f"{scenario.value}: {mask_secrets(str(exc) or type(exc).__name__)}"
-        await self._emit(AgentEvent.recovery_attempted(**self._event_fields, detail=told))
+        detail = f"{scenario.value}: {mask_secrets(str(exc) or type(exc).__name__)}"
+        await self._emit(AgentEvent.recovery_attempted(**self._event_fields, detail=detail))
         self.worker.retry_count += 1
         result = await governance.aattempt_recovery(scenario, self._recovery)
         self.recovery_events.append(result)
         if result.outcome == "escalation_required":
             self._exhausted_scenarios.add(scenario.value)
-        router, current = self.agent.provider_router, self.worker.provider_used
+        router, current_provider = self.agent.provider_router, self.worker.provider_used
         if router is not None:
-            tries = self.worker.retry_count
-            found = router.select(scenario=scenario.value, attempt=tries, current=current)
-            if found is not None and found != current:
-                self.worker.provider_used = found
+            attempt = self.worker.retry_count
+            provider = router.select(
+                scenario=scenario.value, attempt=attempt, current=current_provider
+            )
+            if provider is not None and provider != current_provider:
+                self.worker.provider_used = provider
                 name = AgentEventName.RECOVERY_PROVIDER_SWITCHED
                 status = AgentEventStatus.RUNNING
-                await self._emit(AgentEvent(name, status, **self._event_fields, detail=found))
+                await self._emit(AgentEvent(name, status, **self._event_fields, detail=provider))
         await self._enforce_governance("record_failure")
 
     async def arun_turn_stream(
@@ -588,62 +606,66 @@ class OrchestrationSession:
         timeout: float | None = None,
         hook_ctx: HookContext | None = None,
     ) -> AsyncIterator[StreamEvent]:
-        """Run one turn piece by piece: ``text_delta`` …, ``final``.
+        """Run one turn and yield ``text_delta`` events, then a ``final`` event.
 
         Args:
-            fn: Gives the pieces; a ``UsageSnapshot`` among them is what the turn cost.
-            model: The model's name.
-            usage: What it cost, where that is known.
-            estimate_usage: What it may cost.
-            timeout: Seconds that all of it may take.
-            hook_ctx: What hooks are told.
+            fn: Function that returns the pieces. A ``UsageSnapshot`` among them is the usage of the
+                turn.
+            model: Name of the model.
+            usage: Usage of the turn, if it is known.
+            estimate_usage: Estimated usage.
+            timeout: Time limit of the whole turn, in seconds.
+            hook_ctx: Context for hooks.
 
         Raises:
-            Exception: What ``fn`` raised, after an ``error`` and a ``final`` event.
+            Exception: The exception of ``fn``, after an ``error`` and a ``final`` event.
         """
-        told: asyncio.Queue[StreamEvent] = asyncio.Queue(1)
-        seen: list[UsageSnapshot] = []
+        events: asyncio.Queue[StreamEvent] = asyncio.Queue(1)
+        usages: list[UsageSnapshot] = []
 
         async def listen() -> str:
             pieces, text = fn(), ""
             try:
                 async for piece in pieces:
                     if isinstance(piece, UsageSnapshot):
-                        seen.append(piece)
+                        usages.append(piece)
                     else:
                         text += str(piece)
-                        await told.put(StreamEvent("text_delta", {"delta": str(piece)}))
+                        await events.put(StreamEvent("text_delta", {"delta": str(piece)}))
             finally:
                 close = getattr(pieces, "aclose", None)
                 if close is not None:
                     await close()
             return text
 
-        def spent() -> UsageSnapshot | None:
-            return usage or next(iter(seen), None)
+        def get_usage() -> UsageSnapshot | None:
+            return usage or next(iter(usages), None)
 
-        failed: list[Exception] = []
+        errors: list[Exception] = []
 
         async def turn() -> None:
             try:
                 _, used = await self._run_turn(
-                    listen, model, spent, estimate_usage, timeout, hook_ctx
+                    listen, model, get_usage, estimate_usage, timeout, hook_ctx
                 )
-                end = {"status": "completed", "usage": used.to_dict()}
+                final_payload = {"status": "completed", "usage": used.to_dict()}
             except Exception as exc:
-                failed.append(exc)
-                why = {"error_type": type(exc).__name__, "message": mask_secrets(str(exc))}
-                await told.put(StreamEvent("error", why))
-                end = {"status": "failed", "detail": why["message"]}
-            await told.put(StreamEvent("final", end))
+                errors.append(exc)
+                error_payload = {
+                    "error_type": type(exc).__name__,
+                    "message": mask_secrets(str(exc)),
+                }
+                await events.put(StreamEvent("error", error_payload))
+                final_payload = {"status": "failed", "detail": error_payload["message"]}
+            await events.put(StreamEvent("final", final_payload))
 
         task, event = asyncio.create_task(turn()), StreamEvent("text_delta")
         try:
             while event.type != "final":
-                event = await told.get()
+                event = await events.get()
                 yield event
-            if failed:
-                raise failed[0]
+            if errors:
+                raise errors[0]
         finally:
             self.stream_cancelled = self.stream_cancelled or event.type != "final"
             task.cancel()
@@ -661,24 +683,25 @@ class OrchestrationSession:
         idempotency_key: str | None = None,
         hook_ctx: HookContext | None = None,
     ) -> Any:
-        """Run one tool: permission, limits, hooks, guards, the call, guards, hooks.
+        """Run one tool: permission, limits, hooks, guardrails, the call, guardrails, hooks.
 
         Args:
-            tool_name: Its name.
-            fn: Calls it.
-            arguments: What it is called with, for guards and hooks.
-            timeout: Seconds that it may take.
-            idempotency_key: A second call of one key in one session is the first.
-            hook_ctx: What hooks are told, with the arguments as ``args``.
+            tool_name: Name of the tool.
+            fn: Function that calls the tool.
+            arguments: Arguments of the call, for guardrails and hooks.
+            timeout: Time limit in seconds.
+            idempotency_key: Key of the call. A second call with the same key returns the first
+                result.
+            hook_ctx: Context for hooks. Its ``args`` are set to the arguments.
 
         Raises:
-            PermissionDeniedError: The role may not use it.
-            GuardrailViolationError: A guard refuses its arguments or its result.
+            PermissionDeniedError: The role may not use the tool.
+            GuardrailViolationError: A guardrail refuses the arguments or the result.
         """
-        told = hook_ctx or HookContext(self.agent.role, self.agent.phase, tool=tool_name)
-        told.args = dict(told.args if arguments is None else arguments)
+        hook_context = hook_ctx or HookContext(self.agent.role, self.agent.phase, tool=tool_name)
+        hook_context.args = dict(hook_context.args if arguments is None else arguments)
         return await self._run_once(
-            idempotency_key, lambda: self._run_tool(tool_name, fn, told, timeout)
+            idempotency_key, lambda: self._run_tool(tool_name, fn, hook_context, timeout)
         )
 
     run_tool = _synchronous(arun_tool)
@@ -703,30 +726,35 @@ class OrchestrationSession:
     async def _run_attempt(
         self, stage: str, name: str, run: Call, hook_ctx: HookContext, timeout: float | None
     ) -> Any:
-        """Run something through the pipeline as a capability of its name."""
+        """Run a turn or tool call through the pipeline as a capability of its name."""
         name = name or stage
-        services, work = self._bind_services(stage, name), _SessionCall(run)
-        plain = {str(key): to_plain(value, lenient=True) for key, value in hook_ctx.args.items()}
-        work.arguments = plain
-        step: Any = {"parameters": plain, **({} if timeout is None else {"timeout": timeout})}
+        services, call = self._bind_services(stage, name), _SessionCall(run)
+        arguments = {
+            str(key): to_plain(value, lenient=True) for key, value in hook_ctx.args.items()
+        }
+        call.arguments = arguments
+        step: Any = {"parameters": arguments, **({} if timeout is None else {"timeout": timeout})}
         caller = replace(current_caller(), role=self.agent.role)
         try:
             with acting_as(caller):
                 spec = services.registry.capabilities[name]
-                about: Any = {"services": services, "raw_errors": True, "work": work}
-                record = await run_standalone_step(spec, step, **about)
-            gave = record.contexts[_RESULT_TYPE][record.key]
-            result = work.result if gave == work.plain_result else gave  # a guard rewrote it
+                options: Any = {"services": services, "raw_errors": True, "work": call}
+                record = await run_standalone_step(spec, step, **options)
+            output = record.contexts[_RESULT_TYPE][record.key]
+            result = (
+                call.result if output == call.plain_result else output
+            )  # a guardrail rewrote the result
             result = await self._run_hooks(f"after_{stage}", hook_ctx, result)
         except GraphBubbleUp:
             raise
         except Exception as exc:
-            if isinstance(exc, ConfigurationError) and exc is not work.error:
-                why = "a person would have to agree, and only a LangGraph run with a saver asks one"
-                exc = GuardrailViolationError("ask", why)
-            elif isinstance(exc, TimeoutError) and exc is not work.error:
+            if isinstance(exc, ConfigurationError) and exc is not call.error:
+                reason = "approval is only possible in a LangGraph run with a checkpointer"
+                exc = GuardrailViolationError("ask", reason)
+            elif isinstance(exc, TimeoutError) and exc is not call.error:
                 exc = TurnTimeoutError(
-                    f"{name} took longer than {timeout} s.", fix="Raise timeout."
+                    f"The call of {name!r} exceeded its timeout of {timeout} s.",
+                    fix="Raise the timeout.",
                 )
             await self._handle_failure(exc)
             raise exc
@@ -735,9 +763,9 @@ class OrchestrationSession:
         return result
 
     def _bind_services(self, stage: str, name: str) -> Services:
-        """Return what a model or a tool of some name runs with: what this session decides."""
-        found = self._bound_services.get((stage, name))
-        if found is None:
+        """Return the services of a model or tool, with the options of this session."""
+        services = self._bound_services.get((stage, name))
+        if services is None:
             agent = self.agent
             options: dict[str, Any] = {"clock": agent.clock, "audit": agent.audit_log}
             if stage == "tool":
@@ -745,47 +773,48 @@ class OrchestrationSession:
                 options["permissions"] = agent.permissions
             registry = Registry(infrastructure=())
             registry.register(_session_capability(name))
-            found = self._bound_services[stage, name] = bind(
+            services = self._bound_services[stage, name] = bind(
                 registry, settings=self.agent.settings, **options
             )
-        return found
+        return services
 
     async def arun_parallel_tools(
         self, calls: Sequence[Call | tuple[str, Call]], *, timeout: float | None = None
     ) -> list[Any]:
-        """Run several tools at once, each as :meth:`arun_tool` does.
+        """Run several tools in parallel, each as by :meth:`arun_tool`.
 
         Args:
-            calls: The functions, or name and function of each; without one it is the function's.
-            timeout: Seconds that all of them may take.
+            calls: Functions, or pairs of name and function. The default name is that of the
+                function.
+            timeout: Time limit of all calls together, in seconds.
 
         Returns:
-            Their results, in the order of the calls.
+            The results in the order of the calls.
 
         Raises:
-            Exception: What the first one that failed raised; the others are cancelled.
+            Exception: The exception of the first failed call. The others are cancelled.
         """
         named = [
-            one if isinstance(one, tuple) else (getattr(one, "__name__", "tool"), one)
-            for one in calls
+            call if isinstance(call, tuple) else (getattr(call, "__name__", "tool"), call)
+            for call in calls
         ]
         try:
             async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.arun_tool(tool, fn)) for tool, fn in named]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from failed
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from group_error
         return [task.result() for task in tasks]
 
-    # People, policies, the end
+    # People, policies and completion
 
     async def pause_for_input(self, prompt: Any = None) -> Any:
-        """Wait until somebody gives an input.
+        """Wait for an input.
 
-        In a LangGraph run it interrupts the run, which waits as long as it takes, in no memory;
-        otherwise :meth:`provide_input` gives it.
+        In a LangGraph run this interrupts the run, which is then resumed with the input. Otherwise
+        it waits for :meth:`provide_input`.
 
         Raises:
-            RuntimeError: The session has ended, or waits already.
+            RuntimeError: The session has ended or already waits.
         """
         self._require_running("wait for input")
         if current_runtime() is not None:
@@ -800,13 +829,15 @@ class OrchestrationSession:
                 self.worker.transition(AgentStatus.RUNNING)
 
     def provide_input(self, value: Any) -> None:
-        """Give what :meth:`pause_for_input` waits for.
+        """Provide the input that :meth:`pause_for_input` waits for.
 
         Raises:
-            RuntimeError: Nobody waits.
+            RuntimeError: The session does not wait for input.
         """
         if self._pending_input is None or self._pending_input.done():
-            raise SessionStateError("Nobody waits for input.", fix="Call it after pause_for_input.")
+            raise SessionStateError(
+                "The session does not wait for input.", fix="Call pause_for_input first."
+            )
         self._pending_input.set_result(value)
 
     async def ahandoff_to(
@@ -817,19 +848,19 @@ class OrchestrationSession:
         *,
         hook_ctx: HookContext | None = None,
     ) -> Handoff:
-        """Hand the work to another role; whoever called runs it.
+        """Hand the work off to another role, whose worker the caller runs.
 
         Raises:
             RuntimeError: The session has ended.
         """
         self._require_running("hand over")
         agent = self.agent
-        told = hook_ctx or HookContext(agent.role, agent.phase)
-        told.args, told.extra["target_role"] = dict(context or {}), target_role
-        await self._run_hooks("before_handoff", told)
+        hook_context = hook_ctx or HookContext(agent.role, agent.phase)
+        hook_context.args, hook_context.extra["target_role"] = dict(context or {}), target_role
+        await self._run_hooks("before_handoff", hook_context)
         worker = agent.registry.create(target_role, agent.phase, agent.project_id)
         worker.transition(AgentStatus.INITIALIZING)
-        to, context = worker.worker_id, told.args
+        to, context = worker.worker_id, hook_context.args
         handoff = Handoff(
             agent.role,
             target_role,
@@ -849,18 +880,18 @@ class OrchestrationSession:
     def evaluate_policy(
         self, context: governance.PhaseContext | None = None, **overrides: Any
     ) -> list[Any]:
-        """Return the actions that the policies ask for; none without policies.
+        """Return the actions required by the policies; an empty list without policies.
 
         Args:
-            context: How the phase stands; when not given, how this session does.
-            **overrides: What the caller knows better of it, by the fields of ``PhaseContext``.
+            context: State of the phase. Defaults to the state of this session.
+            **overrides: Values that replace fields of ``PhaseContext``.
         """
         engine = self.agent.policy_engine
         if engine is None:
             return []
-        said = {name: value for name, value in overrides.items() if value is not None}
-        seen = replace(context or self._phase_context(), **said)
-        return list(run_sync(maybe_await(engine.evaluate(seen))))
+        changes = {name: value for name, value in overrides.items() if value is not None}
+        phase_context = replace(context or self._phase_context(), **changes)
+        return list(run_sync(maybe_await(engine.evaluate(phase_context))))
 
     def authorize(self, tool_name: str) -> governance.PermissionOutcome:
         """Return whether the role may use a tool."""
@@ -870,7 +901,7 @@ class OrchestrationSession:
         return enforcer.check(self.agent.role, tool_name)
 
     def complete(self, detail: str | None = None) -> None:
-        """End the session as done, before its block ends."""
+        """End the session as completed, before its block ends."""
         self._close(
             AgentStatus.COMPLETED, AgentEvent.completed(**self._event_fields, detail=detail)
         )
@@ -903,17 +934,17 @@ class OrchestrationSession:
         )
 
     def evaluate_gate(self, observed: Any) -> Any:
-        """Return whether a quality is enough; ``None`` without a gate."""
+        """Return whether an observed quality satisfies the gate; ``None`` without a gate."""
         gate = self.agent.quality_gate
         if gate is None:
             return None
         outcome = gate.evaluate(observed)
-        made = AgentEvent.gate_passed if outcome.satisfied else AgentEvent.gate_failed
-        run_sync(self._emit(made(self.agent.phase)))
+        create_event = AgentEvent.gate_passed if outcome.satisfied else AgentEvent.gate_failed
+        run_sync(self._emit(create_event(self.agent.phase)))
         return outcome
 
     def summary(self) -> SessionSummary:
-        """Return what the session came to so far."""
+        """Return a summary of the session so far."""
         return SessionSummary(
             worker=self.worker.to_dict(),
             usage=self.tracker.summary(),
@@ -922,22 +953,22 @@ class OrchestrationSession:
             agent_events=[event.to_dict() for event in self.events],
         )
 
-    # What turns and tools share
+    # Shared by turns and tools
 
     async def _run_once(self, key: str | None, run: Callable[[], Awaitable[T]]) -> T:
         if key is None:
             return await run()
-        mine: Future[T] = Future()
-        if (known := self._results_by_key.setdefault(key, mine)) is not mine:
-            return await asyncio.shield(asyncio.wrap_future(known))
+        future: Future[T] = Future()
+        if (existing := self._results_by_key.setdefault(key, future)) is not future:
+            return await asyncio.shield(asyncio.wrap_future(existing))
         try:
             result = await run()
         except BaseException as exc:
-            del self._results_by_key[key]  # what failed may be tried again
-            failed = isinstance(exc, Exception)
-            mine.set_exception(exc if failed else SessionStateError("It was cancelled."))
+            del self._results_by_key[key]  # a failed call may be repeated
+            is_failure = isinstance(exc, Exception)
+            future.set_exception(exc if is_failure else SessionStateError("It was cancelled."))
             raise
-        mine.set_result(result)
+        future.set_result(result)
         return result
 
     async def _run_hooks(self, name: str, context: HookContext, result: Any = None) -> Any:
@@ -945,9 +976,9 @@ class OrchestrationSession:
             method = getattr(hook, f"a{name}", None) or getattr(hook, name, None)
             if method is None:
                 continue
-            before = name.startswith("before")
-            found = await maybe_await(method(context) if before else method(context, result))
-            result = result if found is None or before else found
+            is_before = name.startswith("before")
+            returned = await maybe_await(method(context) if is_before else method(context, result))
+            result = result if returned is None or is_before else returned
         return result
 
     async def _emit(self, event: AgentEvent) -> None:
@@ -963,26 +994,26 @@ class OrchestrationSession:
         try:
             await maybe_await(sink(*arguments))
         except Exception as exc:
-            get_logger("framework", "session").warning("a sink failed: %s", mask_secrets(repr(exc)))
+            get_logger("framework", "session").warning("A sink failed: %s", mask_secrets(repr(exc)))
 
 
 AsyncOrchestrationSession = OrchestrationSession
-"""What ``asession()`` gives is the same."""
+"""Alias of :class:`OrchestrationSession`, which ``asession()`` returns as well."""
 
-# What stands for turns and tools in the pipeline
+# Capabilities that represent turns and tools in the pipeline
 
 _RESULT_TYPE = "SESSION_RESULT"
 
 
 class _SessionCall:
-    """One turn, or one call of a tool.
+    """One turn or tool call.
 
     Attributes:
-        run: Does it.
-        arguments: What guards were shown before.
-        result: What it gave.
-        plain_result: What guards were shown of that.
-        error: What it raised itself.
+        run: Performs the call.
+        arguments: Arguments that guardrails checked.
+        result: Result of the call.
+        plain_result: Plain form of the result, which guardrails check.
+        error: Exception that the call raised.
     """
 
     def __init__(self, run: Call) -> None:
@@ -995,20 +1026,18 @@ class _SessionCall:
 
 @lru_cache(maxsize=256)
 def _session_capability(call_name: str) -> Any:
-    """Make the capability that stands for a model or a tool."""
+    """Return the capability that represents a model or a tool."""
 
     class Work(BaseCapability):
         name = call_name
-        description = f"What a session calls {call_name!r}."
+        description = f"Call of {call_name!r} in a session."
         provides = (_RESULT_TYPE,)
 
         async def execute(self) -> Any:
             work: _SessionCall = requested_work()
             if dict(self.parameters) != work.arguments:
-                told = (
-                    "The arguments of a session's tool are with its function, and stay as they are."
-                )
-                raise GuardrailViolationError("rewriting", told)
+                reason = "A session's tool is called by its own function: arguments are fixed."
+                raise GuardrailViolationError("rewriting", reason)
             try:
                 with acting_as(None):
                     work.result = await work.run()

@@ -1,6 +1,6 @@
-"""Strategies with an enforced lifecycle, under the names of PyRIT; the lifecycle is the pipeline's.
+"""PyRIT's strategies, whose enforced lifecycle is that of the step pipeline.
 
-A capability with ``validate``, ``setup`` and ``teardown`` is the way of this project.
+New code uses a capability with ``validate``, ``setup`` and ``teardown``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _logger = logging.getLogger(__name__)
 
 
 class StrategyError(CapgraphError, RuntimeError):
-    """A strategy that could not do its work; the first error is its cause."""
+    """Error raised when a strategy fails. The first error is its cause."""
 
     code = "CG-CAPABILITY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
-class StrategyContext(ABC):  # noqa: B024  a name to derive from
-    """What a strategy works on; usually a dataclass."""
+class StrategyContext(ABC):  # noqa: B024  subclasses define the fields
+    """Context of a strategy run, usually a dataclass."""
 
     def duplicate(self: SelfT) -> SelfT:
-        """Return a deep copy; ``field(metadata={"duplicate": False})`` marks what both share."""
+        """Return a deep copy. Fields with ``field(metadata={"duplicate": False})`` are shared."""
         shared: dict[int, Any] = {}
         declared: Any = getattr(self, "__dataclass_fields__", {})
         for entry in declared.values():
@@ -55,11 +55,11 @@ class StrategyContext(ABC):  # noqa: B024  a name to derive from
 
 @dataclass
 class StrategyConverterConfig:
-    """What prompts and answers are passed through, in order.
+    """Ordered converters of prompts and responses.
 
     Attributes:
-        request_converters: For what is sent.
-        response_converters: For what comes back.
+        request_converters: Converters of outgoing prompts.
+        response_converters: Converters of incoming responses.
     """
 
     request_converters: list[Any] = field(default_factory=list)
@@ -67,7 +67,7 @@ class StrategyConverterConfig:
 
 
 class StrategyEvent(Enum):
-    """A moment of a strategy's run."""
+    """Lifecycle event of a strategy."""
 
     ON_PRE_VALIDATE = "on_pre_validate"
     ON_POST_VALIDATE = "on_post_validate"
@@ -83,17 +83,17 @@ class StrategyEvent(Enum):
 
 @dataclass
 class StrategyEventData(Generic[ContextT, ResultT]):
-    """What handlers are told.
+    """Data of a lifecycle event.
 
     Attributes:
-        event: The moment.
-        strategy_name: Name of the class.
-        strategy_id: Id of the strategy.
-        context: What it works on.
-        result: What it gave, after ``execute``.
-        error: What was raised.
-        timestamp: When.
-        duration: Seconds of the phase, after it; of the run, at its end.
+        event: The event.
+        strategy_name: Class name of the strategy.
+        strategy_id: ID of the strategy.
+        context: Context of the run.
+        result: Result of the run, after ``execute``.
+        error: Exception that was raised.
+        timestamp: Time of the event.
+        duration: Duration in seconds of the finished phase, or of the whole run at its end.
     """
 
     event: StrategyEvent
@@ -107,15 +107,15 @@ class StrategyEventData(Generic[ContextT, ResultT]):
 
 
 class StrategyEventHandler(ABC, Generic[ContextT, ResultT]):
-    """Is told of the moments of runs."""
+    """Handler of lifecycle events."""
 
     @abstractmethod
     async def on_event(self, event_data: StrategyEventData[ContextT, ResultT]) -> None:
-        """Take up one moment."""
+        """Handle an event."""
 
 
 class StrategyLogAdapter(logging.LoggerAdapter[logging.Logger]):
-    """Puts the strategy's name and the start of its id before each message.
+    """Log adapter that prefixes messages with the strategy's name and short ID.
 
     >>> adapter = StrategyLogAdapter(_logger, {"strategy_name": "Ask", "strategy_id": "0123456789"})
     >>> adapter.process("ready", {})[0]
@@ -125,22 +125,22 @@ class StrategyLogAdapter(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Put the prefix before a message."""
+        """Add the prefix to a message."""
         known: Mapping[str, Any] = self.extra or {}
         name, short = known.get("strategy_name"), str(known.get("strategy_id", ""))[:8]
         return f"[{name} (ID: {short})] {msg}", kwargs
 
 
 class Strategy(ABC, Generic[ContextT, ResultT]):
-    """Work with a lifecycle: validate, set up, perform, tear down (always).
+    """Work with a lifecycle: validate, set up, perform, and always tear down.
 
-    Two runs on one context share it: give each ``context.duplicate()``.
+    Two runs with one context share it. Pass ``context.duplicate()`` to each.
 
     Args:
-        context_type: What :meth:`execute_async` makes of its keywords.
-        event_handler: Told of each moment; :meth:`add_event_handler` adds more.
-        logger: Where failures of handlers and labels go.
-        handler_timeout: Seconds that handlers may take for one moment.
+        context_type: Class of the context that :meth:`execute_async` creates.
+        event_handler: Handler of lifecycle events; :meth:`add_event_handler` adds more.
+        logger: Logger for failures of handlers and invalid labels.
+        handler_timeout: Time limit of the handlers of one event, in seconds.
 
     >>> @dataclass
     ... class Text(StrategyContext):
@@ -173,92 +173,95 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
     def _load_labels(self) -> dict[str, str]:
         text = os.environ.get(_LABELS_VARIABLE, "").strip()
         try:
-            found = ast.literal_eval(text) if text else {}
+            labels = ast.literal_eval(text) if text else {}
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            return found
-        self._logger.warning("%s is no dictionary and is not used: %.80r", _LABELS_VARIABLE, text)
+            labels = None
+        if isinstance(labels, dict):
+            return labels
+        self._logger.warning("%s is ignored: %.80r is not a dictionary", _LABELS_VARIABLE, text)
         return {}
 
     def add_event_handler(self, handler: StrategyEventHandler[ContextT, ResultT]) -> None:
-        """Tell a handler of each moment from now on; one that is told already is told once."""
-        if not any(known is handler for known in self._handlers):
+        """Add an event handler, unless it is already registered."""
+        if not any(registered is handler for registered in self._handlers):
             self._handlers.append(handler)
 
     def remove_event_handler(self, handler: StrategyEventHandler[ContextT, ResultT]) -> None:
-        """Tell a handler nothing more.
+        """Remove an event handler.
 
         Raises:
-            ValueError: It was told nothing.
+            ValueError: The handler is not registered.
         """
-        if not any(known is handler for known in self._handlers):
-            raise ValidationError(f"{handler!r} is no handler of {self!r}.")
-        self._handlers = [known for known in self._handlers if known is not handler]
+        if not any(registered is handler for registered in self._handlers):
+            raise ValidationError(
+                f"The handler {handler!r} is not registered on {self!r}.",
+                fix="Pass a registered handler.",
+            )
+        self._handlers = [registered for registered in self._handlers if registered is not handler]
 
     def get_identifier(self) -> dict[str, str]:
-        """Return the class, its module and the id."""
+        """Return the class, its module and the ID."""
         cls = type(self)
         return {"__type__": cls.__name__, "__module__": cls.__module__, "id": str(self._id)}
 
     @abstractmethod
     def _validate_context(self, *, context: ContextT) -> Any:
-        """Raise when the context is not fit; may be a coroutine function."""
+        """Raise an exception if the context is invalid. May be a coroutine function."""
 
     @abstractmethod
     async def _setup_async(self, *, context: ContextT) -> None:
-        """Prepare the work."""
+        """Prepare the run."""
 
     @abstractmethod
     async def _perform_async(self, *, context: ContextT) -> ResultT:
-        """Do the work."""
+        """Perform the run and return its result."""
 
     @abstractmethod
     async def _teardown_async(self, *, context: ContextT) -> None:
-        """Clean up; it runs also when the preparation failed half-way."""
+        """Clean up after the run, also after a failed setup."""
 
     async def execute_async(self, **kwargs: Any) -> ResultT:
-        """Make a context of the keywords and run with it.
+        """Create a context from keyword arguments and run the strategy.
 
         Raises:
-            ValueError: The keywords or the context are not fit.
-            RuntimeError: The work failed.
+            ValueError: The arguments or the context are invalid.
+            RuntimeError: The run failed.
         """
         try:
             context = self._context_type(**kwargs)
         except (TypeError, ValueError) as exc:
             name = self._context_type.__name__
             raise ValidationError(
-                f"{type(self).__name__} cannot make a {name} of {sorted(kwargs)}: {exc}.",
-                fix=f"Give what {name} takes.",
+                f"Invalid arguments {sorted(kwargs)} of {type(self).__name__}: {exc}.",
+                fix=f"Pass the arguments of {name}.",
             ) from exc
         return await self.execute_with_context_async(context=context)
 
     async def execute_with_context_async(self, *, context: ContextT) -> ResultT:
-        """Run with a context.
+        """Run the strategy with a context.
 
         Raises:
-            ValueError: The context is not fit; the cause is chained.
-            RuntimeError: The work failed; the first error is chained, later ones are its notes.
+            ValueError: The context is invalid. The cause is chained.
+            RuntimeError: The run failed. The first error is chained, later ones are its notes.
         """
-        name, began = type(self).__name__, time.perf_counter()
+        name, started_at = type(self).__name__, time.perf_counter()
         phase: Phase = "validate"
-        phase_began = began
+        phase_started_at = started_at
 
-        async def tell(now: Phase, moment: str, result: Any) -> None:
-            nonlocal phase, phase_began
-            phase, duration = now, None
+        async def tell(new_phase: Phase, moment: str, result: Any) -> None:
+            nonlocal phase, phase_started_at
+            phase, duration = new_phase, None
             if moment == "pre":
-                phase_began = time.perf_counter()
+                phase_started_at = time.perf_counter()
             else:
-                duration = time.perf_counter() - phase_began
-            event = StrategyEvent(f"on_{moment}_{now}")
+                duration = time.perf_counter() - phase_started_at
+            event = StrategyEvent(f"on_{moment}_{new_phase}")
             await self._notify_handlers(event, context, result=result, duration=duration)
 
         async def validate() -> None:
             await maybe_await(self._validate_context(context=context))
 
-        life = Lifecycle(
+        lifecycle = Lifecycle(
             validate=validate,
             setup=partial(self._setup_async, context=context),
             execute=partial(self._perform_async, context=context),
@@ -266,14 +269,14 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             on_phase=tell,
         )
         try:
-            result: ResultT = await life.run()
+            result: ResultT = await lifecycle.run()
         except asyncio.CancelledError as exc:
-            told = {"error": exc, "duration": time.perf_counter() - began}
-            await shielded(self._notify_handlers(StrategyEvent.ON_CANCELLED, context, **told))
+            details = {"error": exc, "duration": time.perf_counter() - started_at}
+            await shielded(self._notify_handlers(StrategyEvent.ON_CANCELLED, context, **details))
             raise
         except Exception as exc:
-            told = {"error": exc, "duration": time.perf_counter() - began}
-            await self._notify_handlers(StrategyEvent.ON_ERROR, context, **told)
+            details = {"error": exc, "duration": time.perf_counter() - started_at}
+            await self._notify_handlers(StrategyEvent.ON_ERROR, context, **details)
             if phase == "validate":
                 raise ValidationError(
                     f"Strategy context validation failed for {name}: {exc}"
@@ -299,12 +302,12 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             await asyncio.gather(*tasks, return_exceptions=True)
         for task, handler in tasks.items():
             if task in late:
-                told_why = f"took longer than {self._handler_timeout:g} s"
+                problem = f"took longer than {self._handler_timeout:g} s"
             elif not task.cancelled() and (error := task.exception()) is not None:
-                told_why = f"raised {error!r}"
+                problem = f"raised {error!r}"
             else:
                 continue
-            self._logger.error("the handler %r %s at %s", handler, told_why, event.value)
+            self._logger.error("The handler %r %s at %s", handler, problem, event.value)
 
 
 def _format_root_cause(exc: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Who works on what, under the names of techrevati-runtime: ``AgentWorker``, ``AgentRegistry``."""
+"""techrevati-runtime's workers: ``AgentWorker``, ``AgentRegistry`` and ``Handoff``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capgraph.base.ports import utc_now_text
 
 
 class AgentStatus(StrEnum):
-    """Where a worker stands."""
+    """Status of a worker."""
 
     IDLE = "idle"
     INITIALIZING = "initializing"
@@ -28,7 +28,7 @@ class AgentStatus(StrEnum):
 
 
 TERMINAL_STATUSES = frozenset({AgentStatus.COMPLETED, AgentStatus.FAILED, AgentStatus.CANCELLED})
-"""States that nothing follows."""
+"""Final statuses."""
 _FAILURE_STATUSES = {AgentStatus.FAILED, AgentStatus.CANCELLED}
 _TRANSITIONS: Mapping[AgentStatus, set[AgentStatus]] = MappingProxyType(
     {
@@ -49,11 +49,11 @@ _TRANSITIONS: Mapping[AgentStatus, set[AgentStatus]] = MappingProxyType(
 
 
 class InvalidTransitionError(CapgraphError):
-    """A worker cannot go from one state to another.
+    """Error raised for a transition that a worker's status does not allow.
 
     Attributes:
-        current: Where it stands.
-        target: Where it should have gone.
+        current: Status of the worker.
+        target: Requested status.
     """
 
     code = "CG-CAPABILITY"
@@ -61,9 +61,9 @@ class InvalidTransitionError(CapgraphError):
     def __init__(self, current: AgentStatus, target: AgentStatus) -> None:
         super().__init__(
             f"Invalid transition: {current.value} → {target.value}.",
-            fix="Begin a new worker."
+            fix="Create a new worker."
             if current in TERMINAL_STATUSES
-            else "Go by way of the states between.",
+            else "Use the statuses in between.",
         )
         self.current: AgentStatus = current
         self.target: AgentStatus = target
@@ -71,14 +71,14 @@ class InvalidTransitionError(CapgraphError):
 
 @dataclass(frozen=True, slots=True)
 class AgentWorkerEvent:
-    """One move of a worker.
+    """Transition of a worker.
 
     Attributes:
-        seq: Its number, from 1.
-        kind: What happened.
-        status: Where the worker stands since.
-        detail: Why.
-        timestamp: When, as ISO text.
+        seq: Sequence number, from 1.
+        kind: Kind of the event.
+        status: Status after the transition.
+        detail: Reason of the transition.
+        timestamp: Time as ISO text.
     """
 
     seq: int
@@ -88,27 +88,27 @@ class AgentWorkerEvent:
     timestamp: str = field(default_factory=utc_now_text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; a detail that is empty is left out."""
+        """Return the event as plain data, without an empty detail."""
         data = {name: getattr(self, name) for name in ("seq", "kind", "status", "timestamp")}
         return {**data, "detail": self.detail} if self.detail else data
 
 
 @dataclass(slots=True)
 class AgentWorker:
-    """One piece of work by one role, and how it went; several threads may move it.
+    """Worker of one role in one phase. Its methods are thread-safe.
 
     Attributes:
-        worker_id: Its name.
-        role: Who works.
-        phase: On what.
-        project_id: For which project.
-        status: Where it stands.
-        events: Its moves.
-        retry_count: How often something in it was tried again.
-        last_error: Message and moment of the failure.
-        provider_used: The provider that served it.
-        created_at: When it was made.
-        updated_at: When it last moved.
+        worker_id: ID of the worker.
+        role: Role of the worker.
+        phase: Phase of the work.
+        project_id: ID of the project.
+        status: Current status.
+        events: Transitions so far.
+        retry_count: Number of retries.
+        last_error: Message and time of the last failure.
+        provider_used: Provider that served the worker.
+        created_at: Time of creation.
+        updated_at: Time of the last transition.
 
     >>> worker = AgentWorker("w", "writer", "draft")
     >>> worker.transition(AgentStatus.INITIALIZING).seq
@@ -131,10 +131,10 @@ class AgentWorker:
     def transition(
         self, new_status: AgentStatus | str, detail: str | None = None
     ) -> AgentWorkerEvent:
-        """Move it.
+        """Change the status.
 
         Raises:
-            InvalidTransitionError: It cannot go there from where it stands.
+            InvalidTransitionError: The current status does not allow the transition.
         """
         target = AgentStatus(new_status)
         with self._lock:
@@ -149,11 +149,11 @@ class AgentWorker:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing follows."""
+        """True if the status is final."""
         return self.status in TERMINAL_STATUSES
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the worker as plain data."""
         names = [name for name in AgentWorker.__slots__ if name not in ("events", "_lock")]
         data = {name: copy.deepcopy(getattr(self, name)) for name in names}
         return {
@@ -164,10 +164,10 @@ class AgentWorker:
 
 
 class AgentRegistry:
-    """The workers of a process.
+    """Registry of the workers of a process.
 
     Args:
-        max_finished: How many that have ended are kept; the oldest go first.
+        max_finished: Maximum number of finished workers. The oldest are removed first.
     """
 
     def __init__(self, *, max_finished: int = 1000) -> None:
@@ -176,28 +176,28 @@ class AgentRegistry:
         self._lock = threading.Lock()
 
     def create(self, role: str, phase: str, project_id: int | None = None) -> AgentWorker:
-        """Make a worker that stands at ``idle``."""
+        """Create a worker with status ``idle``."""
         worker = AgentWorker(f"{role}-{phase}-{uuid.uuid4().hex[:8]}", role, phase, project_id)
         with self._lock:
             self._workers[worker.worker_id] = worker
-            ended = [w.worker_id for w in self._workers.values() if w.is_terminal]
-            for name in ended[: max(0, len(ended) - self.max_finished)]:
+            finished = [w.worker_id for w in self._workers.values() if w.is_terminal]
+            for name in finished[: max(0, len(finished) - self.max_finished)]:
                 del self._workers[name]
         return worker
 
     def get(self, worker_id: str) -> AgentWorker | None:
-        """Return a worker; ``None`` when there is none of that name."""
+        """Return a worker, or ``None``."""
         with self._lock:
             return self._workers.get(worker_id)
 
     def transition(
         self, worker_id: str, status: AgentStatus | str, detail: str | None = None
     ) -> AgentWorker:
-        """Move a worker.
+        """Change the status of a worker.
 
         Raises:
-            KeyError: There is none of that name.
-            InvalidTransitionError: It cannot go there.
+            KeyError: There is no such worker.
+            InvalidTransitionError: The current status does not allow the transition.
         """
         worker = self.get(worker_id)
         if worker is None:
@@ -206,20 +206,20 @@ class AgentRegistry:
         return worker
 
     def list_active(self) -> list[AgentWorker]:
-        """Return those that have not ended."""
+        """Return the workers that have not finished."""
         return [worker for worker in self._list_workers() if not worker.is_terminal]
 
     def get_by_role_phase(self, role: str, phase: str) -> AgentWorker | None:
-        """Return the first that has not ended, of a role and a phase."""
-        found = (w for w in self.list_active() if (w.role, w.phase) == (role, phase))
-        return next(found, None)
+        """Return the first unfinished worker of a role and a phase, or ``None``."""
+        workers = (w for w in self.list_active() if (w.role, w.phase) == (role, phase))
+        return next(workers, None)
 
     def get_by_project(self, project_id: int) -> list[AgentWorker]:
-        """Return those of a project."""
+        """Return the workers of a project."""
         return [worker for worker in self._list_workers() if worker.project_id == project_id]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all workers."""
         with self._lock:
             self._workers.clear()
 
@@ -230,17 +230,18 @@ class AgentRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Work that one role hands to another.
+    """Handoff of work from one role to another.
 
     Attributes:
-        source_role: Who hands it over.
-        target_role: Who takes it up.
-        phase: On what they work.
-        reason: Why.
-        context: What the target is told: a copy.
-        project_id: For which project.
-        target_worker_id: The target's worker, at ``initializing``; whoever has the handoff runs it.
-        created_at: When.
+        source_role: Role that hands off the work.
+        target_role: Role that receives the work.
+        phase: Phase of the work.
+        reason: Reason of the handoff.
+        context: Copy of the context for the target.
+        project_id: ID of the project.
+        target_worker_id: ID of the target's worker, whose status is ``initializing``. The caller
+            runs it.
+        created_at: Time of the handoff.
     """
 
     source_role: str
@@ -256,5 +257,5 @@ class Handoff:
         object.__setattr__(self, "context", copy.deepcopy(dict(self.context)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the handoff as plain data."""
         return asdict(self)

@@ -46,7 +46,7 @@ def test_an_unacceptable_risk_stops_work_and_is_named() -> None:
     risks.add(Risk("R2", "bursts", "unacceptable"))  # type: ignore[arg-type]
     with pytest.raises(RiskUnacceptableError, match="R2: bursts"):
         risks.assert_no_unacceptable()
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(ValueError, match="Duplicate risk 'R2'"):
         risks.add(Risk("R2", "again", ResidualRiskLevel.LOW))
     with pytest.raises(ValueError, match="no level"):
         Risk("R3", "x", "huge")  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_an_incident_is_overdue_after_fifteen_days() -> None:
         incident(severity="awful")
 
 
-def test_incidents_are_kept_though_the_teller_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_incidents_are_recorded_if_the_listener_fails(caplog: pytest.LogCaptureFixture) -> None:
     def tell(_: IncidentReport) -> None:
         raise OSError("mail is down")
 
@@ -77,7 +77,7 @@ def test_incidents_are_kept_though_the_teller_fails(caplog: pytest.LogCaptureFix
     assert len(sink.overdue()) == 2
 
 
-async def test_a_review_is_waited_for_and_its_time_out_decides() -> None:
+async def test_a_review_is_awaited_and_its_timeout_decides() -> None:
     queue = HumanReviewQueue()
     queue.request("r", "open\x1b[2J valve")
     assert queue.pending[0].subject == "open\\x1b[2J valve"
@@ -86,17 +86,17 @@ async def test_a_review_is_waited_for_and_its_time_out_decides() -> None:
     queue.resolve("r", True, reviewer="ann")
     assert await waiting
     assert queue.reviews["r"].reviewer == "ann"
-    with pytest.raises(ValueError, match="answered before"):
+    with pytest.raises(ValueError, match="already has a decision"):
         queue.resolve("r", False)
     for on_timeout, approved in (("abort", False), ("proceed", True)):
         late = HumanReviewQueue(0, on_timeout)  # type: ignore[arg-type]
         late.request("r", "open valve")
         assert await late.wait("r") is approved
-    with pytest.raises(ValueError, match="neither"):
+    with pytest.raises(ValueError, match="Invalid on_timeout"):
         HumanReviewQueue(1, "shrug")  # type: ignore[arg-type]
 
 
-def test_a_report_counts_what_was_done() -> None:
+def test_a_report_counts_audit_records() -> None:
     found = transparency_report(
         [{"kind": "effect"}, {"kind": "effect"}, {"kind": "plan"}],
         risks=[Risk("R1", "sticks", ResidualRiskLevel.LOW)],
@@ -117,7 +117,7 @@ def test_csv_is_quoted_and_no_formula_runs() -> None:
     assert sanitize("pay\u202epal") == "pay\\u202epal"
 
 
-def test_a_worker_moves_by_the_table_and_numbers_its_moves() -> None:
+def test_a_worker_follows_the_transition_table() -> None:
     registry = AgentRegistry()
     worker = registry.create("writer", "draft", 7)
     for status in (AgentStatus.INITIALIZING, AgentStatus.RUNNING, AgentStatus.WAITING_FOR_INPUT):
@@ -141,7 +141,7 @@ def test_a_worker_moves_by_the_table_and_numbers_its_moves() -> None:
         registry.transition("nobody", AgentStatus.FAILED)
 
 
-def test_workers_are_found_and_those_that_ended_go_in_time() -> None:
+def test_workers_are_found_and_finished_ones_removed() -> None:
     registry = AgentRegistry(max_finished=2)
     first, second = registry.create("writer", "draft", 7), registry.create("writer", "draft", 7)
     assert registry.get_by_role_phase("writer", "draft") is first
@@ -157,7 +157,7 @@ def test_workers_are_found_and_those_that_ended_go_in_time() -> None:
     assert registry.list_active() == []
 
 
-def test_one_move_of_many_threads_wins() -> None:
+def test_one_transition_of_many_threads_wins() -> None:
     worker = AgentRegistry().create("a", "b")
 
     def move(_: int) -> int:

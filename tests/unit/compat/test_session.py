@@ -104,7 +104,7 @@ def fail() -> None:
 # Beginning and end
 
 
-def test_a_session_that_ends_well_is_completed_and_told() -> None:
+def test_a_successful_session_is_completed_and_emits_events() -> None:
     notes = Notes()
     with agent(event_sink=notes).session() as session:
         assert session.run_turn(lambda: 42, "m", DOLLAR) == (42, DOLLAR)
@@ -114,7 +114,7 @@ def test_a_session_that_ends_well_is_completed_and_told() -> None:
     assert Orchestrator is AgentSession
 
 
-def test_a_session_that_fails_says_why() -> None:
+def test_a_failed_session_has_a_reason() -> None:
     notes = Notes()
     with pytest.raises(ConnectionError), agent(event_sink=notes).session() as session:
         session.run_turn(fail)
@@ -151,7 +151,7 @@ async def test_a_cancelled_session_is_cancelled() -> None:
     assert seen[0].worker.status is AgentStatus.CANCELLED
 
 
-def test_an_unacceptable_risk_keeps_a_session_from_beginning() -> None:
+def test_an_unacceptable_risk_prevents_a_session() -> None:
     risks = RiskRegistry([Risk("R", "bursts", ResidualRiskLevel.UNACCEPTABLE)])
     registry = AgentRegistry()
     with pytest.raises(RiskUnacceptableError), agent(risks=risks, registry=registry).session():
@@ -161,32 +161,32 @@ def test_an_unacceptable_risk_keeps_a_session_from_beginning() -> None:
 # Turns
 
 
-def test_the_number_of_turns_is_looked_at_before_the_call() -> None:
+def test_max_iterations_is_checked_before_the_call() -> None:
     calls: list[int] = []
     with agent(max_iterations=2).session() as session:
         for _ in range(2):
             session.run_turn(lambda: calls.append(1))
-        with pytest.raises(MaxIterationsExceededError, match="max_iterations is 2"):
+        with pytest.raises(MaxIterationsExceededError, match="max_iterations=2"):
             session.run_turn(lambda: calls.append(1))
     assert len(calls) == 2
 
 
-async def test_a_turn_is_bounded_in_time() -> None:
+async def test_a_turn_has_a_timeout() -> None:
     async with agent().asession() as session:
-        with pytest.raises(TurnTimeoutError, match="took longer"):
+        with pytest.raises(TurnTimeoutError, match="exceeded its timeout"):
             await session.arun_turn(lambda: asyncio.sleep(60), timeout=0.01)
 
 
-def test_a_function_that_holds_up_its_thread_is_left_behind() -> None:
+def test_a_blocking_function_is_abandoned_at_its_timeout() -> None:
     go = threading.Event()
     with agent().session() as session:
-        with pytest.raises(TurnTimeoutError, match="took longer"):
+        with pytest.raises(TurnTimeoutError, match="exceeded its timeout"):
             session.run_turn(go.wait, timeout=0.01)
         assert session.run_turn(lambda: asyncio.sleep(0, 3), timeout=60)[0] == 3
     go.set()
 
 
-async def test_two_turns_of_one_key_are_one_call() -> None:
+async def test_turns_with_the_same_key_make_one_call() -> None:
     calls: list[int] = []
 
     async def work() -> int:
@@ -205,7 +205,7 @@ async def test_two_turns_of_one_key_are_one_call() -> None:
     assert len(calls) == 2
 
 
-def test_a_budget_that_is_passed_is_told_once_and_ends_what_enforces_it() -> None:
+def test_an_exceeded_budget_is_emitted_once_and_enforced() -> None:
     notes = Notes()
     with agent(budget_usd=1.5, event_sink=notes).session() as session:
         priced(session)
@@ -219,13 +219,13 @@ def test_a_budget_that_is_passed_is_told_once_and_ends_what_enforces_it() -> Non
     with strict.session() as session:
         session.run_turn(lambda: None)  # nobody says that it used anything
         priced(session).run_turn(lambda: None, "m", DOLLAR)
-        with pytest.raises(BudgetExceededError, match=r"budget_usd is 1\.5"):
+        with pytest.raises(BudgetExceededError, match=r"budget_usd=1\.5"):
             session.run_turn(lambda: calls.append(1), "m", estimate_usage=DOLLAR)
     assert calls == []
     assert session.worker.status is AgentStatus.FAILED
 
 
-async def test_turns_side_by_side_hold_what_they_may_cost() -> None:
+async def test_parallel_turns_reserve_their_cost() -> None:
     strict = agent(budget_usd=1.5, enforce_budget=True)
     async with strict.asession() as session:
         turn = priced(session).arun_turn
@@ -236,13 +236,13 @@ async def test_turns_side_by_side_hold_what_they_may_cost() -> None:
 
 
 @pytest.mark.parametrize("given", [{"max_iterations": -1}, {"budget_usd": float("nan")}])
-def test_a_bound_that_is_none_is_refused(given: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         agent(**given)
 
 
 @pytest.mark.parametrize("name", ["circuit_breaker", "async_circuit_breaker"])
-def test_one_breaker_may_stand_around_all_turns(name: str) -> None:
+def test_one_breaker_covers_all_turns(name: str) -> None:
     kind = CircuitBreaker if name == "circuit_breaker" else AsyncCircuitBreaker
     given: dict[str, Any] = {name: kind("m", failure_threshold=1)}
     with agent(**given).session() as session:
@@ -279,7 +279,7 @@ def test_a_breaker_and_a_router_see_the_failures() -> None:
     assert router.seen[1][2] == "other"
 
 
-async def test_a_streamed_turn_ends_with_what_it_cost() -> None:
+async def test_a_streamed_turn_ends_with_its_usage() -> None:
     async def pieces() -> Any:
         yield "a"
         yield DOLLAR
@@ -291,7 +291,7 @@ async def test_a_streamed_turn_ends_with_what_it_cost() -> None:
     assert found[-1].payload == {"status": "completed", "usage": DOLLAR.to_dict()}
 
 
-async def test_a_stream_that_breaks_says_so_and_is_closed() -> None:
+async def test_a_failed_stream_emits_an_error_and_is_closed() -> None:
     closed: list[int] = []
 
     async def pieces() -> Any:
@@ -322,7 +322,7 @@ def policy() -> PermissionPolicy:
     return PermissionPolicy([role], {"delete": PermissionMode.FULL_ACCESS})
 
 
-def test_a_tool_that_the_role_may_not_use_is_not_called() -> None:
+def test_a_denied_tool_is_not_called() -> None:
     with agent(permissions=policy()).session() as session:
         assert session.run_tool("read", lambda: "text") == "text"
         with pytest.raises(PermissionDeniedError) as caught:
@@ -330,7 +330,7 @@ def test_a_tool_that_the_role_may_not_use_is_not_called() -> None:
     assert not caught.value.outcome.allowed
 
 
-def test_guards_see_arguments_and_results_also_when_they_are_asynchronous() -> None:
+def test_async_guardrails_check_arguments_and_results() -> None:
     class Later:
         name = "later"
 
@@ -353,7 +353,7 @@ def test_guards_see_arguments_and_results_also_when_they_are_asynchronous() -> N
                 session.run_tool("read", lambda found=result: found, arguments=arguments)
 
 
-def test_a_guard_rewrites_a_result_and_no_arguments() -> None:
+def test_a_guardrail_may_rewrite_a_result_but_no_arguments() -> None:
     class Cover:
         name = "cover"
 
@@ -374,15 +374,15 @@ def test_a_guard_rewrites_a_result_and_no_arguments() -> None:
         assert session.run_tool("read", lambda: "secret") == "*"
         whole = {"an", "object"}
         assert session.run_tool("read", lambda: whole) is whole
-        with pytest.raises(GuardrailViolationError, match="a person would have to agree"):
+        with pytest.raises(GuardrailViolationError, match="approval is only possible"):
             session.run_tool("read", lambda: "odd")
-        with pytest.raises(GuardrailViolationError, match="stay as they are"):
+        with pytest.raises(GuardrailViolationError, match="arguments are fixed"):
             session.run_tool(
                 "read", lambda: pytest.fail("it was called"), arguments={"a": "secret"}
             )
 
 
-def test_an_audit_holds_what_the_pipeline_decided(tmp_path: Path) -> None:
+def test_the_audit_has_the_decisions_of_the_pipeline(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     with agent(audit_log=log, permissions=policy()).session() as session:
         session.run_turn(lambda: None, "m", DOLLAR)
@@ -395,7 +395,7 @@ def test_an_audit_holds_what_the_pipeline_decided(tmp_path: Path) -> None:
     assert log.verify()
 
 
-async def test_in_a_run_that_was_stopped_no_tool_begins(tmp_path: Path) -> None:
+async def test_no_tool_starts_in_a_stopped_run(tmp_path: Path) -> None:
     """And one that waits for a person waits with its run, whose question outlives the process."""
     seen: list[OrchestrationSession] = []
 
@@ -418,7 +418,7 @@ async def test_in_a_run_that_was_stopped_no_tool_begins(tmp_path: Path) -> None:
         assert (await graph.ainvoke(Command(resume=5), config))["said"] == 5
 
 
-async def test_tools_side_by_side_keep_their_order_and_pass_the_same_doors() -> None:
+async def test_parallel_tools_keep_their_order_and_pass_all_checks() -> None:
     async def after(seconds: float, value: str) -> str:
         await asyncio.sleep(seconds)
         return value
@@ -432,7 +432,7 @@ async def test_tools_side_by_side_keep_their_order_and_pass_the_same_doors() -> 
             await session.arun_parallel_tools([("read", lambda: "a"), ("delete", lambda: "b")])
 
 
-def test_limits_end_a_session_and_count_for_each_anew() -> None:
+def test_limits_end_a_session_and_count_per_session() -> None:
     plane = GovernancePlane([MaxToolCallsLimit(1), MaxConsecutiveFailuresLimit(1)])
     limited = agent(governance=plane)
     for _ in range(2):
@@ -442,7 +442,7 @@ def test_limits_end_a_session_and_count_for_each_anew() -> None:
         assert session.worker.status is AgentStatus.FAILED
 
 
-def test_hooks_change_what_they_see_and_none_keeps_it() -> None:
+def test_hooks_may_change_values_and_none_keeps_them() -> None:
     class Cut:
         async def before_tool(self, context: HookContext) -> None:
             context.args["n"] = 1
@@ -459,7 +459,7 @@ def test_hooks_change_what_they_see_and_none_keeps_it() -> None:
 
 
 @pytest.mark.may_block
-async def test_the_words_of_the_source_are_understood() -> None:
+async def test_names_of_the_source_system_are_accepted() -> None:
     seen: list[Any] = []
 
     class Told:
@@ -504,7 +504,7 @@ async def test_the_words_of_the_source_are_understood() -> None:
 
 async def test_a_session_waits_for_its_input() -> None:
     async with agent().asession() as session:
-        with pytest.raises(RuntimeError, match="Nobody waits"):
+        with pytest.raises(RuntimeError, match="does not wait for input"):
             session.provide_input(1)
         waiting = asyncio.create_task(session.pause_for_input("how much?"))
         await asyncio.sleep(0)
@@ -518,7 +518,7 @@ async def test_a_session_waits_for_its_input() -> None:
         await session.pause_for_input()
 
 
-def test_work_that_is_handed_over_is_completed_and_the_target_stands_ready() -> None:
+def test_a_handoff_completes_the_source_and_prepares_the_target() -> None:
     notes, registry = Notes(), AgentRegistry()
     with agent(event_sink=notes, registry=registry).session() as session:
         handoff = session.handoff_to("editor", "too long", {"text": ["a"]})
@@ -530,7 +530,7 @@ def test_work_that_is_handed_over_is_completed_and_the_target_stands_ready() -> 
     assert [worker.role for worker in registry.list_active()] == ["editor"]
 
 
-def test_a_gate_is_told_and_a_summary_has_everything() -> None:
+def test_a_gate_emits_an_event_and_a_summary_is_complete() -> None:
     notes = Notes()
     gated = agent(event_sink=notes, quality_gate=QualityGate(QualityLevel.STANDARD))
     with gated.session() as session:
@@ -548,7 +548,7 @@ def test_a_gate_is_told_and_a_summary_has_everything() -> None:
     assert len(summary.agent_events) == 3
 
 
-def test_policies_see_how_the_session_stands() -> None:
+def test_policies_receive_the_state_of_the_session() -> None:
     seconds = [0.0]
     rules = [
         PolicyRule("slow", TimedOut(60), [PolicyActionData(PolicyAction.ESCALATE)]),
@@ -565,7 +565,7 @@ def test_policies_see_how_the_session_stands() -> None:
         assert session.evaluate_policy(PhaseContext()) == []
 
 
-def test_a_sink_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_sink_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         async def emit(self, event: AgentEvent) -> None:
             raise OSError("disk full")
