@@ -78,7 +78,7 @@ class Asks(BaseAgent):
 
 class Leads(BaseOrchestrator):
     async def lead(self, task: str, context: Any, team_run: Any) -> Any:
-        [found] = await team_run.give([("clerk", task)], context)
+        [found] = await team_run.delegate([("clerk", task)], context)
         return found.output
 
 

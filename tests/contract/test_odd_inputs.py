@@ -212,7 +212,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "compile": (lambda saver: g.ReActAgent(model()).compile(saver), {"saver": None}, ()),
     "resume by saver": (lambda **k: resumed(InMemorySaver(), **k), {}, ("execution_id", "from_step")),
     "resume by store": (lambda **k: resumed(s.CheckpointManager(s.InMemoryStateStore()), **k), {}, ("execution_id", "from_step")),
-    "memory": (g.Memory, {}, ("window", "max_tokens", "most_facts")),
+    "memory": (g.Memory, {}, ("window", "max_tokens", "max_facts")),
     "handoff": (g.handoff, {"to": "a"}, ("update",)),
     "agent_card": (a.agent_card, {}, ("url",)),
     "due": (s.list_suspended_threads, {"saver": InMemorySaver()}, ("now",)),

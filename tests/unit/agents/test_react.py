@@ -120,7 +120,7 @@ async def test_invalid_json_arguments_are_corrected() -> None:
 
 async def test_a_truncated_answer_is_an_error() -> None:
     cut = AIMessage("It is", response_metadata={"finish_reason": "length"})
-    with pytest.raises(ModelError, match="cut off"):
+    with pytest.raises(ModelError, match="length limit"):
         await ReActAgent(scripted(cut)).execute("What is it?")
 
 
