@@ -56,7 +56,7 @@ class Risk:
     residual: ResidualRiskLevel
 
     def __post_init__(self) -> None:
-        level = parse_enum(ResidualRiskLevel, self.residual, f"level of the risk {self.id!r}")
+        level = parse_enum(ResidualRiskLevel, self.residual, f"level (risk {self.id!r})")
         object.__setattr__(self, "residual", level)
 
 
@@ -138,7 +138,7 @@ class IncidentReport:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detected_at", _to_utc(self.detected_at))
-        what = f"severity of the incident {self.id!r}"
+        what = f"severity (incident {self.id!r})"
         object.__setattr__(self, "severity", parse_enum(IncidentSeverity, self.severity, what))
 
     @property

@@ -85,7 +85,7 @@ def test_a_state_machine_and_an_event_driven_one(written):
         ),
         (
             "{kind: dag, nodes: [{id: a, agent: up}], edges: [{source: a, target: a, when: {is: 1}}]}",
-            "is no condition",
+            "is not a condition",
         ),
         ("{kind: dag, agents: {x: 'nothing.here:x'}, nodes: []}", "cannot be imported"),
     ],
@@ -136,7 +136,7 @@ def test_capgraph_run_uses_capabilities_by_name_and_stores_the_run(written, tmp_
     assert found["outputs"]["level"]["output"] == 21.0
     nothing = capgraph("--thread", "new")
     assert isinstance(nothing.exception, ConfigurationError)
-    assert "no run to go on with in the thread 'new'" in str(nothing.exception)
+    assert "thread 'new' has no unfinished run" in str(nothing.exception)
 
 
 def test_a_configured_role_is_the_caller_of_a_workflow(written, tmp_path):
