@@ -844,7 +844,7 @@ def channel(name: str) -> str:
 
 def test_once_without_a_saver_and_parameters_nobody_fills_are_warned_of(caplog: Any) -> None:
     build_graph([pay, channel])
-    assert "'pay' has effect='once' and there is no saver" in caplog.text
+    assert "'pay' has effect='once', but there is no saver" in caplog.text
     assert "'channel' needs the parameters name, which planning without a model" in caplog.text
     caplog.clear()
     build_graph([pay], checkpointer=InMemorySaver())

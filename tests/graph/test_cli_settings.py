@@ -136,7 +136,7 @@ def test_check_warns_of_what_works_otherwise_than_one_may_think(capgraph, home):
     told = "\n".join(found["text"] for found in warnings)
     for words in (
         "'pay' requires the parameters amount",
-        "'pay' has effect='once' and there is no saver",
+        "'pay' has effect='once', but there is no saver",
         "offline_toys, line 14: a call with its own callbacks",
         "'ask_a_model' has no examples",
         "capabilities.payy configures a capability that is not registered",
