@@ -36,7 +36,7 @@ def status(page: Any, key: str, word: str, seconds: float = 20) -> None:
     )
 
 
-def test_who_is_not_logged_in_sees_the_login_page_only(browser: Any, served: Any) -> None:
+def test_login_page_is_shown_without_a_session(browser: Any, served: Any) -> None:
     context = browser.new_context()
     page = context.new_page()
     page.goto(served.url)
@@ -45,7 +45,7 @@ def test_who_is_not_logged_in_sees_the_login_page_only(browser: Any, served: Any
     context.close()
 
 
-def test_a_first_load_is_light(context: Any, served: Any) -> None:
+def test_first_load_is_small(context: Any, served: Any) -> None:
     page = context.new_page()
     sizes: list[int] = []
     page.on("response", lambda answer: sizes.append(len(answer.body())))
@@ -56,7 +56,7 @@ def test_a_first_load_is_light(context: Any, served: Any) -> None:
     assert sum(sizes) < 100_000
 
 
-def test_ask_edit_refused_then_accepted(page: Any, served: Any) -> None:
+def test_edit_is_rejected_then_accepted(page: Any, served: Any) -> None:
     ask(page)
     question = page.get_by_test_id("question")
     question.wait_for(timeout=30_000)
@@ -95,7 +95,7 @@ def test_reject_with_a_reason(page: Any, served: Any) -> None:
     assert "not today" in json.dumps(served.call(f"/api/threads/{thread}/state"))
 
 
-def test_a_rejected_step_asks_no_longer(page: Any) -> None:
+def test_rejected_step_has_no_open_question(page: Any) -> None:
     ask(page)
     page.get_by_test_id("reject").click()
     page.get_by_test_id("answer").wait_for()
@@ -109,7 +109,7 @@ def test_a_rejected_step_asks_no_longer(page: Any) -> None:
     assert asking.count() == 0
 
 
-def test_what_a_model_says_stays_text(page: Any) -> None:
+def test_model_output_is_shown_as_text(page: Any) -> None:
     asked: list[str] = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     ask(page, "get the forecast: will it rain?")
@@ -126,12 +126,12 @@ def test_what_a_model_says_stays_text(page: Any) -> None:
     assert asked == []
 
 
-def test_a_line_of_a_megabyte_is_shown_in_part(page: Any, served: Any) -> None:
+def test_long_line_is_shown_in_part(page: Any, served: Any) -> None:
     ask(page, "x" * 100_000)
     page.get_by_role("button", name="Show all 100,000 characters").wait_for()
 
 
-def test_a_figure_leads_to_its_step(page: Any) -> None:
+def test_number_links_to_its_step(page: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").get_by_role("button", name="12.0").click()
     detail = page.get_by_test_id("plan").get_by_label(re.compile("Step forecast"))
@@ -152,7 +152,7 @@ def slow(count: int = 3, seconds: float = 1.5) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def test_a_reload_in_mid_run_goes_on(page: Any, served: Any) -> None:
+def test_reload_during_a_run_continues(page: Any, served: Any) -> None:
     thread = served.run_plan(slow())
     page.goto(f"{served.url}/?thread={thread}")
     status(page, "s1", "running")
@@ -162,7 +162,7 @@ def test_a_reload_in_mid_run_goes_on(page: Any, served: Any) -> None:
     assert page.get_by_test_id("stop").is_hidden()
 
 
-def test_a_reload_in_mid_run_counts_no_attempt_twice(page: Any, served: Any) -> None:
+def test_reload_during_a_run_does_not_duplicate_attempts(page: Any, served: Any) -> None:
     thread = served.run_plan(slow(seconds=1.5))
     page.goto(f"{served.url}/?thread={thread}")
     status(page, "s1", "running")
@@ -173,7 +173,7 @@ def test_a_reload_in_mid_run_counts_no_attempt_twice(page: Any, served: Any) -> 
         assert "×" not in page.locator(f'[data-testid=step][data-key="{key}"]').inner_text()
 
 
-def test_a_run_is_stopped(page: Any, served: Any) -> None:
+def test_run_is_stopped(page: Any, served: Any) -> None:
     thread = served.run_plan(slow(seconds=20))
     page.goto(f"{served.url}/?thread={thread}")
     status(page, "s0", "running")
@@ -182,7 +182,7 @@ def test_a_run_is_stopped(page: Any, served: Any) -> None:
     assert page.get_by_test_id("send").is_enabled()
 
 
-def test_eight_tabs_see_the_same(context: Any, page: Any, served: Any) -> None:
+def test_eight_tabs_show_the_same_events(context: Any, page: Any, served: Any) -> None:
     thread = served.run_plan(slow(seconds=3))
     tabs = [context.new_page() for _ in range(8)]
     for tab in tabs:
@@ -191,7 +191,7 @@ def test_eight_tabs_see_the_same(context: Any, page: Any, served: Any) -> None:
         status(tab, "s2", "done", 40)
 
 
-def test_another_tab_sees_what_this_one_begins(context: Any, page: Any, served: Any) -> None:
+def test_other_tab_shows_a_new_run(context: Any, page: Any, served: Any) -> None:
     from playwright.sync_api import expect
 
     ask(page)
@@ -204,7 +204,7 @@ def test_another_tab_sees_what_this_one_begins(context: Any, page: Any, served: 
     expect(other.get_by_test_id("question")).to_have_count(0)
 
 
-def test_of_a_long_conversation_the_end_is_shown(page: Any, served: Any) -> None:
+def test_end_of_a_long_conversation_is_shown(page: Any, served: Any) -> None:
     from playwright.sync_api import expect
 
     said = [{"role": ("user", "assistant")[n % 2], "content": f"Word {n}."} for n in range(90)]
@@ -223,7 +223,7 @@ def test_of_a_long_conversation_the_end_is_shown(page: Any, served: Any) -> None
     assert page.evaluate("document.scrollingElement.scrollTop") == 0, "only its part scrolls"
 
 
-def test_the_inbox_holds_the_questions_of_all_threads(page: Any, served: Any) -> None:
+def test_inbox_contains_questions_of_all_threads(page: Any, served: Any) -> None:
     plan = {
         "steps": [
             {"context_key": "level", "capability": "read_level"},
@@ -246,7 +246,7 @@ def test_the_inbox_holds_the_questions_of_all_threads(page: Any, served: Any) ->
         )
 
 
-def test_threads_are_made_renamed_forked_searched_and_deleted(page: Any, served: Any) -> None:
+def test_threads_are_created_renamed_forked_searched_and_deleted(page: Any, served: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()
     first = page.url.split("#")[0]
@@ -273,7 +273,7 @@ def test_threads_are_made_renamed_forked_searched_and_deleted(page: Any, served:
     page.get_by_text("How can I help?").wait_for()
 
 
-def test_a_message_is_edited_in_a_fork(page: Any) -> None:
+def test_message_is_edited_in_a_fork(page: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()
     page.get_by_role("button", name="Copy").last.wait_for()
@@ -315,11 +315,11 @@ def longest_task(page: Any, served: Any) -> float:
     return max(one.get("tdur", 0) for one in events if (one["pid"], one["tid"]) in mains)
 
 
-def test_a_plan_of_500_steps_stays_fast(page: Any, served: Any) -> None:
+def test_plan_with_500_steps_renders_fast(page: Any, served: Any) -> None:
     assert any(longest_task(page, served) < 50_000 for _ in range(3))
 
 
-def test_the_keyboard_alone_is_enough(page: Any) -> None:
+def test_console_is_usable_by_keyboard(page: Any) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.keyboard.type(ASK)
@@ -337,7 +337,7 @@ def test_the_keyboard_alone_is_enough(page: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 800, 1360, 2560])
-def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> None:
+def test_layout_has_no_overflow_at_any_width(browser: Any, served: Any, width: int) -> None:
     context = served.logged_in(browser.new_context(viewport={"width": width, "height": 800}))
     page = context.new_page()
     page.goto(served.url)
@@ -358,9 +358,7 @@ def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> N
     context.close()
 
 
-def test_the_command_that_the_demonstration_prints_shows_its_thread(
-    browser: Any, tmp_path: Path
-) -> None:
+def test_demo_command_opens_its_thread(browser: Any, tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     asked, printed = (
         found.replace("$$thread", "demo-1")
@@ -385,7 +383,7 @@ def test_the_command_that_the_demonstration_prints_shows_its_thread(
         server.end()
 
 
-def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> None:
+def test_open_page_continues_after_a_restart(browser: Any, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     token = issue_token(tokens, "ada")
     server = Served(tmp_path, auth=tokens)
@@ -415,7 +413,7 @@ def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> N
 
 @pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> None:
+def test_axe_reports_no_serious_violation(browser: Any, served: Any, scheme: str) -> None:
     rules = axe()
     context = served.logged_in(browser.new_context(color_scheme=scheme, bypass_csp=True))
     page = context.new_page()
@@ -453,7 +451,7 @@ def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> No
     assert found == []
 
 
-def test_where_nobody_brings_files_a_short_one_is_text(page: Any) -> None:
+def test_short_file_becomes_text_without_uploads(page: Any) -> None:
     page.get_by_test_id("message-input").wait_for()
     assert page.get_by_test_id("attach").is_hidden()
     for name, size in {"short.txt": 10, "long.txt": 300_000}.items():
@@ -463,7 +461,7 @@ def test_where_nobody_brings_files_a_short_one_is_text(page: Any) -> None:
     assert "xxxxxxxxxx\n" in page.get_by_test_id("message-input").input_value()
 
 
-def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
+def test_activity_view_shows_budgets_and_limits(page: Any, served: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()
     page.get_by_role("tab", name="Activity").click()
@@ -483,7 +481,7 @@ def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("order", ["in order", "reversed"])
-def test_of_overlapping_loads_the_last_one_is_shown(
+def test_last_of_overlapping_loads_is_shown(
     page: Any, served: Any, tab: str, path: str, place: str, item: Any, order: str
 ) -> None:
     page.goto(f"{served.url}/?thread={served.run_plan(slow(1, 0.1))}")
@@ -516,7 +514,7 @@ def evaluation(label: str, problems: list[str]) -> str:
     return json.dumps({"dataset": "tank", "ok": not problems, "reports": [report]})
 
 
-def test_the_agent_page_holds_graph_findings_and_evaluations(page: Any, served: Any) -> None:
+def test_agent_view_shows_graph_findings_and_evaluations(page: Any, served: Any) -> None:
     folder = served.folder / "evaluations"
     folder.mkdir()
     (folder / "monday.json").write_text(evaluation("old", ["- step rain_forecast"]))
@@ -536,7 +534,7 @@ def test_the_agent_page_holds_graph_findings_and_evaluations(page: Any, served: 
     assert "- step rain_forecast" in told.get_by_role("row").filter(has_text="rain").inner_text()
 
 
-def test_the_timeline_is_saved_and_moments_are_compared(page: Any, served: Any) -> None:
+def test_timeline_is_saved_and_checkpoints_are_compared(page: Any, served: Any) -> None:
     thread = served.run_plan(slow(2, 0.1))
     page.goto(f"{served.url}/?thread={thread}#timeline")
     page.get_by_test_id("timeline").locator("rect.span").nth(1).wait_for()

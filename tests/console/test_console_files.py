@@ -42,7 +42,7 @@ def ask(page: Any, text: str) -> None:
     page.get_by_test_id("send").click()
 
 
-def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
+def test_attached_file_and_artifacts_are_shown(page: Any) -> None:
     from playwright.sync_api import expect
 
     page.get_by_test_id("attach").wait_for()
@@ -85,7 +85,7 @@ def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
     page.get_by_test_id("plot").wait_for()
 
 
-def test_a_file_is_dropped_onto_the_box(page: Any) -> None:
+def test_file_is_attached_by_drag_and_drop(page: Any) -> None:
     page.get_by_test_id("attach").wait_for()
     held = page.evaluate_handle(
         """text => {
@@ -119,7 +119,7 @@ def test_nothing_is_cut(browser: Any, served: Served, width: int) -> None:
     context.close()
 
 
-def test_axe_finds_nothing_serious(browser: Any, served: Served) -> None:
+def test_axe_reports_no_serious_violation(browser: Any, served: Served) -> None:
     rules = axe()
     context = served.logged_in(browser.new_context(bypass_csp=True))
     page = context.new_page()

@@ -56,7 +56,7 @@ def status(page: Any, key: str, word: str) -> Any:
 FIRST = {"context_key": "first", "capability": "base"}
 
 
-def test_another_plan_stands_beside_the_first_also_after_a_reload(page: Any) -> None:
+def test_both_plan_versions_are_shown_after_a_reload(page: Any) -> None:
     page.get_by_test_id("message-input").fill("Ask the station for the weather")
     page.get_by_test_id("send").click()
     page.get_by_test_id("answer").get_by_text("fine").wait_for()
@@ -70,7 +70,7 @@ def test_another_plan_stands_beside_the_first_also_after_a_reload(page: Any) -> 
         page.reload()
 
 
-def test_a_wait_is_shown_and_goes_on(page: Any, served: Served) -> None:
+def test_wait_is_shown_and_resumed(page: Any, served: Served) -> None:
     step = {**FIRST, "wait_for": {"key": "go", "within": "1h"}}
     thread = opened(page, served, step)
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_wait_is_shown_and_goes_on(page: Any, served: Served) -> None:
     page.locator("[data-testid=thread] [data-outcome=stopped]").first.wait_for()
 
 
-def test_copies_conditions_and_looks_are_marked(page: Any, served: Served) -> None:
+def test_for_each_conditions_and_reviews_are_marked(page: Any, served: Served) -> None:
     opened(
         page,
         served,
@@ -111,7 +111,7 @@ def test_copies_conditions_and_looks_are_marked(page: Any, served: Served) -> No
 LAUNCH = {"context_key": "go", "capability": "launch", "parameters": {"amount": 3}}
 
 
-def test_a_step_is_allowed_for_the_thread_from_now_on(page: Any, served: Served) -> None:
+def test_step_is_always_allowed_in_the_thread(page: Any, served: Served) -> None:
     Path(os.environ["LAUNCHED"]).touch()
     thread = opened(page, served, LAUNCH)
     page.get_by_label("Always allow in this thread").check()
@@ -126,7 +126,7 @@ def test_a_step_is_allowed_for_the_thread_from_now_on(page: Any, served: Served)
     Path(os.environ["LAUNCHED"]).unlink()
 
 
-def test_an_answer_instead_ends_the_question(page: Any, served: Served) -> None:
+def test_respond_instead_ends_the_question(page: Any, served: Served) -> None:
     thread = opened(page, served, LAUNCH)
     page.get_by_test_id("reason").fill("do it yourself")
     page.get_by_role("button", name="Respond instead").click()
@@ -135,7 +135,7 @@ def test_an_answer_instead_ends_the_question(page: Any, served: Served) -> None:
     assert served.call(f"/api/threads/{thread}")["outcome"] != "waiting"
 
 
-def test_what_nobody_knows_is_asked_with_what_is_known(page: Any, served: Served) -> None:
+def test_unknown_outcome_shows_the_idempotency_key(page: Any, served: Served) -> None:
     thread = opened(page, served, LAUNCH)
     page.get_by_test_id("approve").click()
     status(page, "go", "running")
@@ -152,7 +152,7 @@ def test_what_nobody_knows_is_asked_with_what_is_known(page: Any, served: Served
     status(page, "go", "done")
 
 
-def test_a_message_is_asked_again(page: Any) -> None:
+def test_message_is_retried(page: Any) -> None:
     page.get_by_test_id("message-input").fill("Make the first report")
     page.get_by_test_id("send").click()
     page.get_by_test_id("answer").wait_for()
@@ -166,7 +166,7 @@ def test_a_message_is_asked_again(page: Any) -> None:
     )
 
 
-def test_an_earlier_message_is_asked_again_in_a_fork(page: Any) -> None:
+def test_earlier_message_is_retried_in_a_fork(page: Any) -> None:
     for number, text in enumerate(("Make the first report", "Ask the satellite for the weather")):
         page.get_by_test_id("message-input").fill(text)
         page.get_by_test_id("send").click()
@@ -189,7 +189,7 @@ def test_an_earlier_message_is_asked_again_in_a_fork(page: Any) -> None:
     assert "Make the first report" in page.get_by_test_id("message").first.inner_text()
 
 
-def test_a_thread_is_filtered_exported_and_forked_at_an_answer(page: Any, served: Served) -> None:
+def test_thread_is_filtered_exported_and_forked(page: Any, served: Served) -> None:
     opened(page, served, FIRST)
     page.get_by_test_id("answer").wait_for()
     page.get_by_text("Actions").click()
@@ -207,7 +207,7 @@ def test_a_thread_is_filtered_exported_and_forked_at_an_answer(page: Any, served
     page.get_by_test_id("answer").wait_for()
 
 
-def test_two_people_agree_and_are_notified(browser: Any, tmp_path: Path) -> None:
+def test_two_approvers_are_notified(browser: Any, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     names = {name: issue_token(tokens, name, role="clerk") for name in ("ann", "bob")}
     server = Served(tmp_path, auth=tokens, agent=AGENT)
@@ -246,7 +246,7 @@ def test_two_people_agree_and_are_notified(browser: Any, tmp_path: Path) -> None
         server.end()
 
 
-def test_who_agreed_is_notified_by_the_system(page: Any, served: Served) -> None:
+def test_system_notification_after_consent(page: Any, served: Served) -> None:
     page.add_init_script(
         "window.told = []; window.Notification = class { static permission = 'granted';"
         " constructor(title, more) { window.told.push([title, more.body]); } };"

@@ -78,7 +78,7 @@ STATES: dict[str, tuple[Callable[[Any], None], dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_picture_is_taken(browser: Any, served: Served, tmp_path: Path, name: str) -> None:
+def test_screenshot_is_current(browser: Any, served: Served, tmp_path: Path, name: str) -> None:
     make, size, scheme = STATES[name]
     folder = DOCS if os.environ.get("PICTURES") == "keep" else tmp_path
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 CASES = Path(__file__).with_name("state.test.mjs")
 
 
-def test_the_pure_parts() -> None:
+def test_javascript_unit_tests() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is missing: the console's reducer is tried by the browser's tests only")

@@ -23,9 +23,7 @@ SEAL = {
 
 
 @pytest.mark.parametrize("machine", ["", "another"])
-async def test_a_frozen_worker_has_lost_its_turn_and_begins_no_effect(
-    crew: Crew, machine: str
-) -> None:
+async def test_frozen_worker_loses_its_turn_and_starts_no_effect(crew: Crew, machine: str) -> None:
     if machine and not LONG:
         pytest.skip("LONG_TESTS=1 tries one machine and two")
     frozen = crew.start(CAPGRAPH_MACHINE=machine)
@@ -56,7 +54,7 @@ async def _values(client: Any, thread: str) -> Any:
     return found.values
 
 
-async def test_much_comes_to_the_end_and_no_order_holds_it(crew: Crew) -> None:
+async def test_high_load_loses_no_job(crew: Crew) -> None:
     """A hundred megabytes in the long form."""
     frames, films = (10_000_000, 10) if LONG else (200_000, 4)
     steps = [step(f"m{number}", "film_tank") for number in range(films)]

@@ -52,7 +52,7 @@ async def _listed(client: Temporal, mark: str) -> list[str]:
     return [one.id async for one in await client.list_schedules() if mark in one.id]
 
 
-async def test_temporal_is_told_no_word_of_a_thread(crew: Crew) -> None:
+async def test_temporal_stores_no_thread_content(crew: Crew) -> None:
     thread, timed = crew.named("t"), crew.named("s")
     plan = {"steps": [{**READ["steps"][0], "task_objective": SECRET * 10_000}]}
     temporal = await Temporal.connect(str(crew.temporal))
@@ -90,7 +90,7 @@ async def test_temporal_is_told_no_word_of_a_thread(crew: Crew) -> None:
     assert max(map(len, seen)) < 65_536
 
 
-async def test_histories_may_be_deleted(crew: Crew) -> None:
+async def test_temporal_histories_can_be_deleted(crew: Crew) -> None:
     asks, waits, runs = crew.named("a"), crew.named("w"), crew.named("r")
     temporal = await Temporal.connect(str(crew.temporal))
     async with crew.client() as client:
@@ -115,7 +115,7 @@ async def test_histories_may_be_deleted(crew: Crew) -> None:
 
 @pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
 @pytest.mark.parametrize("alone", [True, False], ids=["temporal", "both"])
-async def test_temporal_may_be_away_for_half_a_minute(
+async def test_temporal_outage_is_survived(
     crew: Crew, temporal_server: Server, server: Database, alone: bool
 ) -> None:
     runs, later = crew.named("r"), crew.named("l")
@@ -140,7 +140,7 @@ async def test_temporal_may_be_away_for_half_a_minute(
 
 
 @pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
-async def test_a_server_that_is_away_says_nothing_on_stdout(
+async def test_unavailable_server_prints_nothing_on_stdout(
     crew: Crew, temporal_server: Server
 ) -> None:
     with crew:
@@ -159,14 +159,14 @@ async def test_a_server_that_is_away_says_nothing_on_stdout(
         assert worker.stdout.read() == ""
 
 
-async def test_an_engine_that_is_not_there_is_told_apart(crew: Crew) -> None:
+async def test_unavailable_engine_is_distinguished(crew: Crew) -> None:
     crew.temporal = "127.0.0.1:9"
     with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' is unavailable: Conn"):
         async with crew.client():
             pass
 
 
-async def test_a_thread_whose_name_temporal_does_not_take_is_refused(crew: Crew) -> None:
+async def test_thread_id_rejected_by_temporal_is_refused(crew: Crew) -> None:
     thread = crew.named("long" * 1000)
     async with crew.client() as client:
         with pytest.raises(ValidationError, match="Temporal rejected the request"):
@@ -174,7 +174,7 @@ async def test_a_thread_whose_name_temporal_does_not_take_is_refused(crew: Crew)
         assert not await client.log.open_runs(thread)
 
 
-def test_a_missing_extra_names_what_to_install() -> None:
+def test_missing_engine_extra_names_the_package() -> None:
     program = """
 import sys
 sys.modules["temporalio"] = None

@@ -34,7 +34,7 @@ def _until(holds: Any) -> None:
         time.sleep(0.1)
 
 
-def test_what_is_typed(crew: Crew) -> None:
+def test_worker_commands(crew: Crew) -> None:
     worker = crew.launch("--queues", "turns,gpu", CAPGRAPH_MACHINE="here")
     thread = crew.named("v")
     turn = crew.run("ask", "--submit", "--thread", thread, "--plan", crew.plan(VALVE))
@@ -65,7 +65,7 @@ def test_what_is_typed(crew: Crew) -> None:
     assert json.loads(crew.run("workers", "--json"))["workers"] == []
 
 
-def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
+def test_worker_commands_reject_invalid_arguments(crew: Crew, tmp_path: Any) -> None:
     if crew.engine != "postgres":
         pytest.skip("the options are the same for both engines")
     for wrong in (
@@ -83,7 +83,7 @@ def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
 
 
 @pytest.mark.timeout(3000 if LONG else 300)
-async def test_a_turn_survives_its_worker(crew: Crew) -> None:
+async def test_turn_survives_its_worker(crew: Crew) -> None:
     """SIGKILL at any moment: an effect at most once, and the answer is the undisturbed one."""
     dice = random.Random(SEED)
     crew.gate.touch()
@@ -124,7 +124,7 @@ CREATE TRIGGER beat AFTER UPDATE ON {beats} FOR EACH ROW EXECUTE FUNCTION see('b
 """
 
 
-async def test_a_turn_is_taken_over_within_two_leases(crew: Crew) -> None:
+async def test_turn_is_taken_over_within_two_leases(crew: Crew) -> None:
     """Measured by the other worker's own signs of life, however slow the machine is."""
     import psycopg
 
@@ -152,7 +152,7 @@ async def test_a_turn_is_taken_over_within_two_leases(crew: Crew) -> None:
     assert len(seen) <= 2 * LEASE / seconds
 
 
-async def test_a_rolling_restart_fails_no_turn(crew: Crew) -> None:
+async def test_rolling_restart_fails_no_turn(crew: Crew) -> None:
     crew.gate.touch()
     working = [crew.start(CAPGRAPH_MACHINE=f"m{n}") for n in range(2)]
     async with crew.client() as client:
@@ -174,7 +174,7 @@ async def test_a_rolling_restart_fails_no_turn(crew: Crew) -> None:
 
 
 @long
-async def test_sigterm_ends_what_runs_and_a_second_one_at_once(crew: Crew) -> None:
+async def test_sigterm_drains_and_a_second_one_exits(crew: Crew) -> None:
     one = crew.start()
     async with crew.client() as client:
         thread = crew.named("t")
@@ -190,7 +190,7 @@ async def test_sigterm_ends_what_runs_and_a_second_one_at_once(crew: Crew) -> No
         assert await crew.over(client, thread) == ["completed"]
 
 
-async def test_a_worker_whose_loop_is_blocked_hears_signals(crew: Crew) -> None:
+async def test_worker_with_blocked_loop_handles_signals(crew: Crew) -> None:
     if crew.engine != "postgres":
         pytest.skip("no engine is asked")
     one = crew.start(TOY_BLOCK="600")
@@ -204,7 +204,7 @@ async def test_a_worker_whose_loop_is_blocked_hears_signals(crew: Crew) -> None:
 
 
 @long
-async def test_a_step_that_blocks_the_loop_keeps_its_thread(crew: Crew) -> None:
+async def test_blocking_step_keeps_its_thread(crew: Crew) -> None:
     working = [
         crew.launch(CAPGRAPH_MACHINE=f"m{number}", TOY_BLOCK=str(3 * LEASE)) for number in range(2)
     ]
@@ -217,7 +217,7 @@ async def test_a_step_that_blocks_the_loop_keeps_its_thread(crew: Crew) -> None:
 
 
 @long
-async def test_the_database_is_away_for_a_while(crew: Crew) -> None:
+async def test_database_outage_is_survived(crew: Crew) -> None:
     if crew.engine != "postgres" and not LONG:
         pytest.skip("LONG_TESTS=1 tries both engines")
     crew.start()
@@ -236,7 +236,7 @@ async def test_the_database_is_away_for_a_while(crew: Crew) -> None:
     assert crew.notes().count("filled") == len(threads)
 
 
-async def test_the_database_is_away_while_a_step_runs_elsewhere(crew: Crew) -> None:
+async def test_database_outage_during_a_remote_step(crew: Crew) -> None:
     if crew.engine != "postgres" and not LONG:
         pytest.skip("LONG_TESTS=1 tries both engines")
     with (crew.folder / "agent.yml").open("a") as config:
@@ -257,7 +257,7 @@ async def test_the_database_is_away_while_a_step_runs_elsewhere(crew: Crew) -> N
     assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled", "sealed"]
 
 
-async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:
+async def test_due_time_of_a_schedule_starts_one_turn(crew: Crew) -> None:
     if crew.engine != "postgres":
         pytest.skip("moments of Temporal come by its own clock; see test_temporal.py")
     crew.start()
@@ -302,14 +302,14 @@ def serving(crew: Crew, tokens: Path) -> Iterator[tuple[subprocess.Popen[str], s
         server.stdout.close()
 
 
-def test_workers_of_a_server_end_with_it_in_whatever_way_it_ends(crew: Crew) -> None:
+def test_workers_exit_with_their_server(crew: Crew) -> None:
     issue_token(tokens := crew.folder / "tokens.json", "ann")
     with serving(crew, tokens):
         assert len(json.loads(crew.run("workers", "--json"))["workers"]) == 1
     _until(lambda: json.loads(crew.run("workers", "--json"))["workers"] == [])
 
 
-def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
+def test_server_turns_run_on_workers(crew: Crew) -> None:
     token = issue_token(tokens := crew.folder / "tokens.json", "ann")
     with serving(crew, tokens) as (server, address):
         _turn_of_a_server(crew, server, address, token)
@@ -337,7 +337,7 @@ def _turn_of_a_server(crew: Crew, server: subprocess.Popen[str], address: str, t
 
 
 @long
-async def test_a_frozen_worker_loses_its_thread_and_works_on(crew: Crew) -> None:
+async def test_frozen_worker_loses_its_thread_and_continues(crew: Crew) -> None:
     frozen = crew.start(CAPGRAPH_MACHINE="a")
     async with crew.client() as client:
         thread, later = crew.named("t"), crew.named("l")

@@ -121,7 +121,7 @@ def _is_reached(effect: str, instant: str) -> bool:
 
 
 @pytest.mark.parametrize(("engine", "effect", "place"), sample(KILLS, 2))
-async def test_a_killed_worker_costs_no_step_and_repeats_no_effect(
+async def test_killed_worker_repeats_no_step_and_no_effect(
     make: Any, engine: str, effect: str, place: tuple[str, str]
 ) -> None:
     queue, instant = place
@@ -142,7 +142,7 @@ async def test_a_killed_worker_costs_no_step_and_repeats_no_effect(
 
 
 @pytest.mark.parametrize(("engine", "place"), sample(FREEZES, 1))
-async def test_a_worker_frozen_past_its_lease_begins_no_second_effect(
+async def test_frozen_worker_repeats_no_effect(
     make: Any, engine: str, place: tuple[str, str]
 ) -> None:
     queue, instant = place
@@ -162,9 +162,7 @@ async def test_a_worker_frozen_past_its_lease_begins_no_second_effect(
 
 
 @pytest.mark.parametrize("engine", sample(ENGINES, 1))
-async def test_a_step_ends_while_no_router_lives_and_its_engine_forgets_everything(
-    make: Any, engine: str
-) -> None:
+async def test_step_finishes_without_router_and_engine_data(make: Any, engine: str) -> None:
     async with make(engine, "once") as scene, asyncio.timeout(200):
         scene.start("turns", "order>", "SIGKILL")
         name = f"t{next(_numbers)}"
@@ -208,7 +206,7 @@ async def _forget_at_temporal(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", sample(ENGINES, 1))
-async def test_a_stop_reaches_the_step_of_another_worker(make: Any, engine: str) -> None:
+async def test_stop_reaches_a_remote_step(make: Any, engine: str) -> None:
     async with make(engine, "none") as scene, asyncio.timeout(100):
         scene.start("gpu", "work<", "hang")
         scene.start("turns")

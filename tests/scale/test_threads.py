@@ -33,7 +33,7 @@ def _notes_are_kept_here(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toys, "GATE", crew.gate)
 
 
-async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
+async def test_turns_of_a_thread_run_sequentially(crew: Crew) -> None:
     thread, other = crew.named("t"), crew.named("o")
     found: list[dict[str, Any]] = []
 
@@ -71,7 +71,7 @@ async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
     assert [line.split()[0] for line in crew.notes() if "f" in line] == ["fill", "filled"]
 
 
-async def test_who_hears_of_the_end_of_a_run_finds_it_ended(
+async def test_outcome_is_readable_after_the_last_event(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = RunLog.finish
@@ -88,7 +88,7 @@ async def test_who_hears_of_the_end_of_a_run_finds_it_ended(
         assert (await client.status(thread)).status == "completed"
 
 
-async def test_answers_are_taken_once_and_wait_for_a_worker(crew: Crew) -> None:
+async def test_answers_are_accepted_once_and_wait_for_a_worker(crew: Crew) -> None:
     thread, other = crew.named("t"), crew.named("o")
     async with crew.client() as client:
         async with crew.worker():
@@ -127,7 +127,7 @@ async def _asks_again(client: Client, thread: str) -> bool:
     return any(one.get("problems") for one in found)
 
 
-async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
+async def test_waiting_and_running_threads_are_stopped(crew: Crew) -> None:
     asks, waits, runs, dead = (crew.named(name) for name in ("a", "w", "r", "d"))
     async with crew.client() as client:
         await client.submit(waits, plan=READ)
@@ -162,7 +162,7 @@ async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
             assert await crew.over(client, runs, waits) == ["completed", "stopped"]
 
 
-async def test_orders_may_be_lost_doubled_and_late(crew: Crew) -> None:
+async def test_jobs_can_be_lost_duplicated_and_late(crew: Crew) -> None:
     thread = crew.named("t")
     async with crew.client() as client:
         run = await client.submit(thread, plan=READ)
@@ -178,7 +178,7 @@ async def test_orders_may_be_lost_doubled_and_late(crew: Crew) -> None:
     assert crew.notes() == ["read", "read"]
 
 
-async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path) -> None:
+async def test_invalid_requests_are_rejected_immediately(crew: Crew, tmp_path: Path) -> None:
     async with crew.client() as client:
         for wrong in (
             {},
@@ -211,7 +211,7 @@ async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path
             pass
 
 
-async def test_signals_and_times_wake_threads(crew: Crew) -> None:
+async def test_signals_and_times_resume_threads(crew: Crew) -> None:
     event, clock, early = (crew.named(name) for name in ("e", "c", "y"))
     read = step("a", "read_level")
     at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
@@ -243,7 +243,7 @@ async def _is_completed(client: Client, thread: str) -> bool:
     return (await client.status(thread)).status == "completed"
 
 
-async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
+async def test_queued_steps_run_on_workers_of_the_queue(crew: Crew) -> None:
     thread = crew.named("t")
     gpu: Any = {"capabilities": {"fill_tank": {"queue": "gpu"}}}
     crew.gate.touch()
@@ -261,7 +261,7 @@ async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
     assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled"]
 
 
-async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew) -> None:
+async def test_workers_serving_each_other_do_not_deadlock(crew: Crew) -> None:
     queues: Any = {"capabilities": {"film_tank": {"queue": "a"}, "seal_tank": {"queue": "b"}}}
     steps = [*FILL["steps"], step("m", "film_tank")]
     # Each of the two has a worker for one of its steps, and needs the other's for another one.
@@ -280,7 +280,7 @@ async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew
         assert await crew.over(client, *threads) == ["completed"] * 2
 
 
-async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew: Crew) -> None:
+async def test_unreadable_run_fails_without_blocking_others(crew: Crew) -> None:
     broken, lost, good, waits = (crew.named(name) for name in ("broken", "lost", "good", "waits"))
     async with crew.client() as client:
         rows = Persistence.of(client.graph.checkpointer).tables

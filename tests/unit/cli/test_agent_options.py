@@ -42,7 +42,7 @@ def registry():
     return registry
 
 
-def test_the_given_configuration_wins_then_the_local_one_then_the_packaged(home, monkeypatch):
+def test_configuration_precedence(home, monkeypatch):
     assert config_files(None)[0].name == "data_agent.yml"
     assert config_files(None)[0].is_file()
     (home / "capgraph.yml").write_text("name: local")
@@ -53,19 +53,19 @@ def test_the_given_configuration_wins_then_the_local_one_then_the_packaged(home,
     assert read_settings(None).name == "other"
 
 
-def test_modules_beside_the_configuration_can_be_imported_but_hide_no_installed_one(home):
+def test_modules_next_to_the_configuration_do_not_shadow_installed_ones(home):
     (home / "deep").mkdir()
     (home / "deep" / "my.yml").write_text("name: mine")
     read_settings(Path("deep/my.yml"))
     assert sys.path[-1] == str(home / "deep")
 
 
-def test_a_configuration_that_is_missing_is_named(home):
+def test_missing_configuration_is_named(home):
     with pytest.raises(ConfigurationError, match=r"'none.yml' cannot be read"):
         read_settings(Path("none.yml"))
 
 
-async def test_data_files_take_the_place_of_configured_ones(home):
+async def test_data_option_replaces_configured_files(home):
     (home / "capgraph.yml").write_text(
         "modules: [capgraph.capabilities.contexts]\n"
         "provided_types: [DATA_SOURCE, TIME_RANGE]\n"
@@ -80,24 +80,24 @@ async def test_data_files_take_the_place_of_configured_ones(home):
         assert agent.data == {}
 
 
-def test_data_files_are_found_from_any_folder(home, registry):
+def test_data_files_are_resolved_from_any_folder(home, registry):
     (home / "my data.csv").write_text("a")
     given = file_contexts(registry, resolve_data_files(["my data.csv", "vega:seattle-weather.csv"]))
     files = [str(home / "my data.csv"), "vega:seattle-weather.csv"]
     assert given == {"DATA_SOURCE": {"data": {"files": files}}}
 
 
-def test_a_data_file_that_is_missing_is_named(home, registry):
+def test_missing_data_file_is_named(home, registry):
     with pytest.raises(ConfigurationError, match=r"'no.csv' does not exist"):
         resolve_data_files(["no.csv"])
 
 
-def test_an_agent_that_reads_no_data_says_so(home):
+def test_agent_without_data_capability_rejects_files(home):
     with pytest.raises(ConfigurationError, match=r"no provided context type.*Fix:"):
         file_contexts(Registry(), ["x.csv"])
 
 
-def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):
+def test_database_precedence(home):
     settings = Settings()
     assert database_url(None, settings) == f"sqlite:///{home}/data/capgraph/threads.sqlite"
     assert (home / "data" / "capgraph").stat().st_mode & 0o077 == 0
@@ -107,26 +107,26 @@ def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):
     assert database_url("my threads#1.db", settings) == f"sqlite:///{home}/my%20threads%231.db"
 
 
-def test_a_data_folder_that_cannot_be_made_is_said(home):
+def test_uncreatable_data_folder_is_reported(home):
     (home / "data").write_text("a file")
     with pytest.raises(ConfigurationError, match=r"cannot be created.*--db"):
         database_url(None, Settings())
 
 
 @pytest.mark.parametrize("bad", ["", "   ", "a\nb", "\x1b[2J", "x" * 201, "a\u202eb"])
-def test_thread_ids_that_cannot_be_printed_are_refused(bad):
+def test_unprintable_thread_ids_are_rejected(bad):
     with pytest.raises(ConfigurationError, match="thread id"):
         check_thread_id(bad)
 
 
-def test_new_thread_ids_differ_and_can_be_used():
+def test_new_thread_ids_are_unique_and_valid():
     ids = {new_thread_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(check_thread_id(item) == item for item in ids)
 
 
 @pytest.mark.may_block
-async def test_the_command_line_reads_its_folder_and_the_files_of_data(home, tmp_path_factory):
+async def test_command_line_may_read_working_folder_and_data_files(home, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "far.csv"
     elsewhere.write_text("a\n1\n")
     settings = read_settings(None)
@@ -135,14 +135,14 @@ async def test_the_command_line_reads_its_folder_and_the_files_of_data(home, tmp
         assert agent.settings.data_folders == [str(home), str(elsewhere)]
 
 
-def test_folders_of_the_configuration_take_the_place_of_the_working_folder(home):
+def test_configured_folders_replace_the_working_folder(home):
     (home / "capgraph.yml").write_text("data_folders: [/srv/data]\n")
 
     assert read_settings(None).data_folders == ["/srv/data"]
     assert read_settings(None, is_shared=True).data_folders == ["/srv/data"]
 
 
-def test_of_a_shared_agent_only_what_is_named_may_be_read(home):
+def test_shared_agent_reads_only_configured_folders(home):
     # Threads of others and tokens may lie in the working folder.
     assert read_settings(None, is_shared=True).data_folders == []
     assert Settings().data_folders == []

@@ -13,7 +13,7 @@ from capgraph.registry import Registry
 from capgraph.testing import ScriptedModel
 
 
-def test_extras_that_a_run_loads_late_are_looked_for():
+def test_late_imported_extras_are_checked():
     settings = Settings(modules=["capgraph.capabilities.plotting"])
     assert [f.text for f in checks.check_extras(settings, offline=True)] == [
         "offline: installed",
@@ -22,7 +22,7 @@ def test_extras_that_a_run_loads_late_are_looked_for():
     assert list(checks.check_extras(Settings(), offline=False)) == []
 
 
-def test_a_missing_extra_is_named_with_its_command(monkeypatch):
+def test_missing_extra_is_reported_with_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     [found] = checks.check_extras(Settings(), offline=True)
     assert found.level == "error"
@@ -30,7 +30,7 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch):
     assert found.fix == "pip install 'capgraph[offline]'"
 
 
-def test_extras_of_a_server_are_looked_for_where_one_is_configured(monkeypatch):
+def test_server_extras_are_checked_if_configured(monkeypatch):
     known = [f.text for f in checks.check_extras(Settings(serve={}), offline=False)]
     assert known == ["serve: installed", "mcp: installed", "a2a: installed"]
     for missing in ("starlette", "mcp.server", "a2a.server.routes"):
@@ -60,7 +60,7 @@ def looked_at(configured, *, ask=True):
     return asyncio.run(checks.check_models(configured, ask_models=ask))
 
 
-def test_each_model_is_asked_once_whatever_its_roles(monkeypatch):
+def test_each_model_gets_one_test_request(monkeypatch):
     one, other = ScriptedModel(responses=["ready"]), ScriptedModel(responses=["ready"])
     found = asked(monkeypatch, {"planning": one, "answer": one, "selection": other})
     assert [f.level for f in found] == ["ok", "ok"]
@@ -68,7 +68,7 @@ def test_each_model_is_asked_once_whatever_its_roles(monkeypatch):
     assert len(one.calls) == 1
 
 
-def test_a_model_that_fails_is_told_without_its_key(monkeypatch):
+def test_failing_model_is_reported_without_its_key(monkeypatch):
     broken = ScriptedModel(responses=[RuntimeError("401 for api_key=sk-abcdefgh123")])
     [found] = asked(monkeypatch, {"answer": broken})
     assert found.level == "error"
@@ -76,24 +76,24 @@ def test_a_model_that_fails_is_told_without_its_key(monkeypatch):
     assert "abcdefgh" not in found.text
 
 
-def test_a_model_that_does_not_answer_is_given_up(monkeypatch):
+def test_unresponsive_model_times_out(monkeypatch):
     monkeypatch.setattr(checks, "MODEL_SECONDS", 0.05)
     [found] = asked(monkeypatch, {"answer": SilentModel(responses=["late"])})
     assert "no response within" in found.text
 
 
-def test_models_need_not_be_asked(monkeypatch):
+def test_model_requests_can_be_disabled(monkeypatch):
     model = ScriptedModel(responses=["ready"])
     [found] = asked(monkeypatch, {"answer": model}, ask=False)
     assert (found.level, len(model.calls)) == ("ok", 0)
 
 
-def test_without_a_model_there_is_nothing_to_ask():
+def test_check_without_a_model():
     [found] = looked_at(None)
     assert found.level == "ok"
 
 
-def test_behaviours_that_the_settings_name_are_made():
+def test_configured_behaviors_are_created():
     settings = Settings(
         behaviors=[{"use": "retri"}],
         capabilities={"reed": {"behaviors": [{"use": "cache"}]}},
@@ -108,7 +108,7 @@ def test_behaviours_that_the_settings_name_are_made():
     assert (made.area, made.level) == ("behaviors", "ok")
 
 
-def test_a_broken_recipe_is_found_and_does_not_hide_the_rest(tmp_path):
+def test_broken_recipe_does_not_hide_other_findings(tmp_path):
     broken = tmp_path / "broken.yml"
     broken.write_text("version: 1\nname: report\n")
     settings = Settings(recipes=[str(broken)], capabilities={"nothing": {}})
@@ -117,7 +117,7 @@ def test_a_broken_recipe_is_found_and_does_not_hide_the_rest(tmp_path):
     assert "capabilities.nothing configures a capability that is not registered." in found
 
 
-def test_a_folder_of_recipes_that_does_not_exist_yet_is_empty(tmp_path):
+def test_missing_recipe_folder_is_empty(tmp_path):
     folder = tmp_path / "recipes"
     settings = Settings(recipes=[str(folder)])
     assert not Registry.from_settings(settings).capabilities

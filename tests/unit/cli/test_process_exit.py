@@ -24,9 +24,7 @@ main()
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["worker", "--no"], 2)])
-def test_the_threads_of_temporal_do_not_meet_the_end_of_the_interpreter(
-    arguments: list[str], code: int
-) -> None:
+def test_exit_with_temporal_threads_does_not_abort(arguments: list[str], code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _CODE, *arguments],
         capture_output=True,
@@ -37,14 +35,14 @@ def test_the_threads_of_temporal_do_not_meet_the_end_of_the_interpreter(
     assert done.stdout.splitlines()[-1] == "at the end"
 
 
-def test_a_process_that_runs_the_command_beside_other_things_goes_on() -> None:
+def test_embedding_process_continues_after_the_command() -> None:
     code = "import temporalio, sys\nfrom capgraph.cli.main import main\n"
     code += "try:\n    main(['--version'])\nexcept SystemExit:\n    print('goes on')\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "goes on"
 
 
-def test_a_database_that_is_away_is_nothing_typed_wrong() -> None:
+def test_unavailable_database_is_not_a_usage_error() -> None:
     """Every command that takes --db says that it cannot be reached, and ends with 1."""
     commands = [
         *(["ask", "Hello?"], ["ask", "Hello?", "--submit"], ["approvals"], ["threads", "list"]),

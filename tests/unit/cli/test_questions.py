@@ -58,12 +58,12 @@ def answer(monkeypatch, question, *typed):
         ),
     ],
 )
-def test_each_decision_can_be_typed(monkeypatch, typed, expected):
+def test_each_decision_can_be_entered(monkeypatch, typed, expected):
     found, _ = answer(monkeypatch, asked(STEP), *typed)
     assert found == {"mail": expected}
 
 
-def test_a_question_of_several_steps_gets_an_answer_for_each(monkeypatch):
+def test_each_step_of_a_question_is_answered(monkeypatch):
     found, _ = answer(monkeypatch, asked(STEP, {**STEP, "context_key": "post"}), "a", "r", "no")
     assert found == {
         "mail": {"decision": "approve"},
@@ -71,14 +71,14 @@ def test_a_question_of_several_steps_gets_an_answer_for_each(monkeypatch):
     }
 
 
-def test_an_unknown_outcome_offers_what_can_be_done_about_it(monkeypatch):
+def test_unknown_outcome_offers_its_decisions(monkeypatch):
     found, shown = answer(monkeypatch, asked(UNKNOWN), "a", "again")
     assert found == {"mail": {"decision": "rerun"}}
     assert "It had started." in shown
     assert "Use one of: rerun, skip, reject." in shown
 
 
-def test_an_effect_that_happened_is_told_with_what_it_gave(monkeypatch):
+def test_done_decision_takes_outputs(monkeypatch):
     unknown = {**UNKNOWN, "decisions": ["rerun", "skip", "done", "reject"]}
     assert answer(monkeypatch, asked(unknown), "d", "")[0] == {
         "mail": {"decision": "done", "outputs": {}}
@@ -87,7 +87,7 @@ def test_an_effect_that_happened_is_told_with_what_it_gave(monkeypatch):
     assert found == {"mail": {"decision": "done", "outputs": {"SENT": {"n": 1}}}}
 
 
-def test_a_plan_is_shown_by_its_steps_and_replaced_from_a_file(monkeypatch, tmp_path):
+def test_plan_is_shown_and_replaced_from_a_file(monkeypatch, tmp_path):
     steps = [
         {"context_key": "a", "capability": "look", "parameters": {"at": "\x1b[2J"}},
         {"context_key": "b", "capability": "paint", "inputs": [{"SKY": "a"}]},
@@ -104,20 +104,20 @@ def test_a_plan_is_shown_by_its_steps_and_replaced_from_a_file(monkeypatch, tmp_
     assert "'no.json' cannot be read" in shown
 
 
-def test_what_is_asked_is_shown_safely_and_in_full(monkeypatch):
+def test_question_is_shown_safely_and_completely(monkeypatch):
     _, shown = answer(monkeypatch, asked(STEP, problems=["parameters.to: no \x1b[31m"]), "a")
     for words in ("mail (send)", "effect: once", "TEXT from draft", '"copies": 2', "problem: "):
         assert words in shown
     assert "\x1b[31m" not in shown
 
 
-def test_other_interrupts_take_a_line_of_text(monkeypatch):
+def test_custom_interrupt_takes_a_line_of_text(monkeypatch):
     found, shown = answer(monkeypatch, {"i1": "Which city?"}, "Rome")
     assert (found, "Which city?" in shown) == ("Rome", True)
     assert question_lines("Which city?") == ["Which city?"]
 
 
-def test_yes_and_no_answer_every_step():
+def test_yes_and_no_options_answer_every_step():
     assert answer_all(asked(STEP), approve=True) == {"i1": {"mail": {"decision": "approve"}}}
     assert answer_all(asked(STEP), approve=False) == {
         "i1": {"mail": {"decision": "reject", "reason": "rejected with --no"}}
@@ -138,7 +138,7 @@ def test_ctrl_c_is_not_swallowed(monkeypatch):
         questions.ask_all(asked(STEP), Console(file=io.StringIO()))
 
 
-def test_an_approver_sees_all_of_what_would_run(monkeypatch):
+def test_approver_sees_all_details(monkeypatch):
     code = "print(1)\n" * 3000 + "print('the end')"
     steps = [
         {
@@ -160,7 +160,7 @@ def test_an_approver_sees_all_of_what_would_run(monkeypatch):
     assert '"step": "b"' in shown
 
 
-def test_characters_that_deceive_an_approver_are_shown(monkeypatch):
+def test_deceptive_characters_are_escaped(monkeypatch):
     step = {**STEP, "parameters": {"to": "pay\u200bpal\u3164\u00ad"}, "description": "a\u2066b"}
     _, shown = answer(monkeypatch, asked(step), "a")
     assert "pay\\u200bpal\\u3164\\xad" in shown

@@ -11,18 +11,18 @@ HOSTILE = "\x1b]0;title\x07 \x9b2J \u202eevil\u2069 \r over \x08\x7f \ud800"
 
 
 @pytest.mark.parametrize("clean", [to_printable, one_line])
-def test_nothing_that_acts_on_a_terminal_is_left(clean):
+def test_control_characters_are_escaped(clean):
     text = clean(HOSTILE)
     assert text.encode("utf-8")
     assert all(char.isprintable() for char in text)
 
 
-def test_line_breaks_stay_in_text_and_go_from_lines():
+def test_line_breaks_are_kept_in_text_and_removed_from_lines():
     assert to_printable("a\r\nb\nc") == "a\nb\nc"
     assert one_line("a\r\nb\n\n c") == "a b c"
 
 
-def test_a_long_line_is_shortened():
+def test_long_line_is_truncated():
     assert one_line("x" * 500, 20) == "x" * 19 + "…"
 
 
@@ -34,12 +34,12 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "3", "d", "-3d", "3 days", "9999999d", "1e3s", "3d\n4d"])
-def test_what_is_no_duration_is_refused(text):
+def test_invalid_duration_is_rejected(text):
     with pytest.raises(ConfigurationError, match="Invalid duration"):
         parse_duration_option(text)
 
 
-def test_every_outcome_has_its_exit_code():
+def test_every_outcome_has_an_exit_code():
     expected = {
         "completed": 0,
         "failed": 1,

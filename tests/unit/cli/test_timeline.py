@@ -28,7 +28,7 @@ def words(svg):
     return " ".join("".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ").split())
 
 
-def test_each_attempt_has_a_bar_in_the_order_of_its_beginning():
+def test_attempts_are_drawn_in_start_order():
     failed = ended("b", 1.5, 1.5, StepFailed, severity="retriable", message="no")
     svg = noted(ended("a", 4.0, 1.0), failed, ended("b", 3.0, 1.25)).to_svg("Why <b>?")
     shown = words(svg)
@@ -37,11 +37,11 @@ def test_each_attempt_has_a_bar_in_the_order_of_its_beginning():
     assert "Why <b>?" in shown
 
 
-def test_nothing_to_draw_and_a_step_without_end_are_drawn_all_the_same():
+def test_empty_and_unfinished_timelines_are_drawn():
     assert words(noted(StepStarted(context_key="a", capability="look")).to_svg("empty"))
 
 
-def test_text_of_others_is_visible_and_nothing_is_fetched():
+def test_untrusted_text_is_escaped_and_nothing_is_loaded():
     svg = noted(ended("\x1b[2J\u202ekey</svg>", 1, 1)).to_svg("\x1b]0;x\x07<script>")
     assert "\\x1b[2J\\u202ekey</svg>" in words(svg)
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "").replace(
@@ -49,7 +49,7 @@ def test_text_of_others_is_visible_and_nothing_is_fetched():
     )
 
 
-def test_a_picture_takes_the_place_of_the_last_one_whole_or_not_at_all(tmp_path):
+def test_timeline_file_is_replaced_atomically(tmp_path):
     file = tmp_path / "deep" / "run.svg"
     noted().write(file, "one")
     noted().write(file, "two")

@@ -94,14 +94,14 @@ def live(width=100, height=40, **options):
 
 
 @pytest.mark.parametrize("show", [lambda: plain(PlainView), lambda: plain(AnswerView), live])
-def test_text_of_others_cannot_act_on_the_terminal(show):
+def test_untrusted_text_cannot_control_the_terminal(show):
     shown = show()
     assert "\x1b[2J" not in shown
     assert "\u202e" not in shown
     assert "\\x1b[2J[bold]x[/bold] :smile:" in shown
 
 
-def test_piped_output_tells_every_event_in_a_line():
+def test_piped_output_has_a_line_per_event():
     shown = plain(PlainView)
     for words in (
         "thread: t1",
@@ -128,19 +128,19 @@ def test_piped_output_tells_every_event_in_a_line():
         assert words in shown, words
 
 
-def test_quiet_output_is_the_answer_alone():
+def test_quiet_output_is_only_the_answer():
     assert plain(AnswerView).startswith("It is blue. ")
     assert "outcome" not in plain(AnswerView)
 
 
-def test_a_terminal_shows_plan_answer_files_and_outcome():
+def test_terminal_shows_plan_answer_files_and_outcome():
     shown = live()
     for words in ("plan 1", "plan 2", "✓", "look", "It is blue.", "file: /out/", "partial answer"):
         assert words in shown, words
     assert shown.count("It is blue.") == 1
 
 
-def test_an_answer_is_shown_once_however_it_came():
+def test_answer_is_shown_once():
     assert live(events=EVENTS[:-2]).count("It is blue.") == 1
     whole = live(end=TurnResult("t1", "completed", answer="It is blue. And so on."),
                  events=[AnswerToken(text="It is "), AnswerToken(text="blue.")])  # fmt: skip
@@ -148,7 +148,7 @@ def test_an_answer_is_shown_once_however_it_came():
     assert whole.count("It is") == 1
 
 
-def test_an_answer_that_was_begun_anew_ends_whole():
+def test_restarted_answer_is_complete():
     begun = [
         AnswerToken(text="It is gr"),
         Retry(name="respond", attempt=2, max_attempts=3, delay=0),
@@ -159,7 +159,7 @@ def test_an_answer_that_was_begun_anew_ends_whole():
     assert "retry respond" in shown
 
 
-def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
+def test_interrupted_answer_is_separated_from_the_next():
     shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", resets=True),
                          AnswerToken(text="It is blue.")],
                  end=TurnResult("t1", "completed", answer="It is blue."))  # fmt: skip
@@ -167,7 +167,7 @@ def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
     assert shown.count("It is blue.") == 1
 
 
-def test_a_turn_that_goes_on_shows_what_is_done():
+def test_resumed_turn_shows_finished_steps():
     values = {
         "planning_execution_plan": PLAN,
         "execution_step_results": {"sky": {"success": True}},
@@ -179,7 +179,7 @@ def test_a_turn_that_goes_on_shows_what_is_done():
     assert "?" in shown
 
 
-def test_a_new_plan_keeps_what_stands_as_before():
+def test_new_plan_keeps_unchanged_rows():
     done = [
         PlanMade(plan=PLAN),
         StepFinished(**SKY, duration=1.0),
@@ -190,11 +190,11 @@ def test_a_new_plan_keeps_what_stands_as_before():
     assert "✓" not in live(events=[*done, PlanMade(plan=other, version=2)]).split("plan 2")[-1]
 
 
-def test_the_cursor_comes_back():
+def test_cursor_is_restored():
     assert live().rfind("\x1b[?25h") > live().rfind("\x1b[?25l")
 
 
-def test_a_narrow_low_terminal_shows_what_runs_and_how_much_is_done():
+def test_small_terminal_shows_running_steps_and_progress():
     many = {"steps": [{"context_key": f"s{n}", "capability": "look"} for n in range(300)]}
     step = {"context_key": "s299", "capability": "look"}
     done = {"context_key": "s1", "capability": "look"}
@@ -222,7 +222,7 @@ def test_json_lines_are_ascii_events_and_end_with_the_result():
     assert result["thread_id"] == "t1"
 
 
-def test_an_error_is_part_of_the_end():
+def test_error_is_shown_at_the_end():
     end = TurnResult("t1", "failed", error=CapabilityError("It broke.", fix="Mend it."))
     assert "error: It broke. Fix: Mend it." in plain(PlainView, end=end)
     assert end.to_dict()["error"] == {
@@ -232,7 +232,7 @@ def test_an_error_is_part_of_the_end():
     }
 
 
-def test_a_step_over_a_list_is_one_row_and_what_is_not_needed_says_why():
+def test_for_each_step_is_one_row_and_skipped_step_has_a_reason():
     plan = {
         "steps": [
             {"context_key": "sky", "capability": "look", "for_each": {"of": "x.places"}},

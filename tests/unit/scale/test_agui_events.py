@@ -85,7 +85,7 @@ def checked(events: list[Any]) -> None:
 
 
 @given(EVENTS, st.integers(0, 40), st.booleans())
-def test_what_begins_ends_also_over_a_restart(events: list[Any], cut: int, fails: bool) -> None:
+def test_open_events_are_closed_after_a_restart(events: list[Any], cut: int, fails: bool) -> None:
     translator = EventTranslator("t", "r")
     told = translator.start_events({}, {})
     for event in events:
@@ -98,7 +98,7 @@ def test_what_begins_ends_also_over_a_restart(events: list[Any], cut: int, fails
     checked([*told[:at], *again.takeover_events(told[:at]), *again.end_events(result, [])])
 
 
-def test_a_run_that_tells_too_much_says_how_much_was_left_out(monkeypatch: Any) -> None:
+def test_dropped_events_are_counted(monkeypatch: Any) -> None:
     monkeypatch.setattr(agui_events, "_MAX_EVENTS", 10)
     translator = EventTranslator("t", "r")
     told = translator.start_events({}, {})
@@ -111,7 +111,7 @@ def test_a_run_that_tells_too_much_says_how_much_was_left_out(monkeypatch: Any) 
     assert lost == 50 - sum(event["type"] == "TEXT_MESSAGE_CONTENT" for event in told)
 
 
-def test_a_copy_of_a_step_is_counted_and_the_plan_shows_the_step() -> None:
+def test_for_each_elements_are_counted_on_one_step() -> None:
     translator = EventTranslator("t", "r")
     plan = {"steps": [{"context_key": "each", "capability": "c"}]}
     told = translator.start_events({}, {}) + translator.translate(
@@ -128,7 +128,7 @@ def test_a_copy_of_a_step_is_counted_and_the_plan_shows_the_step() -> None:
     checked([*told, *translator.end_events({"status": "completed"}, [])])
 
 
-def test_a_run_that_goes_on_shows_the_plan_as_it_is() -> None:
+def test_resumed_run_shows_the_current_plan() -> None:
     plan = {"steps": [{"context_key": key} for key in "abc"], "stamp": {"version": 2}}
     states = {"a": "done", "b": "not needed", "c": "waiting"}
     _, snapshot = EventTranslator("t", "r").start_events({"planning_execution_plan": plan}, states)
@@ -137,13 +137,13 @@ def test_a_run_that_goes_on_shows_the_plan_as_it_is() -> None:
     assert found == ["done", "skipped", "asks"]
 
 
-def test_a_question_of_a_capability_of_its_own_has_no_schema() -> None:
+def test_custom_question_has_no_schema() -> None:
     found = to_interrupt({"question_id": "q", "value": "Which one?"})
     assert found["message"] == "Which one?"
     assert "responseSchema" not in found
 
 
-def test_a_long_answer_comes_in_pieces_and_nothing_of_it_is_lost() -> None:
+def test_long_answer_is_split_without_loss() -> None:
     translator = EventTranslator("t", "r")
     told = translator.translate({"event_type": "answer_token", "text": "é" * 1_200_000})
     deltas = [one["delta"] for one in told if one["type"] == "TEXT_MESSAGE_CONTENT"]
@@ -151,7 +151,7 @@ def test_a_long_answer_comes_in_pieces_and_nothing_of_it_is_lost() -> None:
     assert max(map(len, deltas)) < 100_000
 
 
-def test_an_event_that_is_too_long_is_cut_and_says_where_the_whole_is() -> None:
+def test_oversized_event_is_truncated_with_a_link() -> None:
     values = ["x" * 1_200_000, ["x" * 9_000] * 300, [[1] * 20_000], {"a": {"b": "x" * 10_001}}]
     for value in values:
         event = {"type": "CUSTOM", "name": "n", "value": value, "metadata": {"capgraph": {"k": 1}}}
@@ -164,7 +164,7 @@ def test_an_event_that_is_too_long_is_cut_and_says_where_the_whole_is() -> None:
         assert told["cut"]["parts"]
 
 
-def test_a_plan_that_is_looked_at_and_kept_is_told_of_to_its_end() -> None:
+def test_reviewed_and_unchanged_plan_is_followed_to_its_end() -> None:
     translator = EventTranslator("t", "r")
     plan = {"steps": [{"context_key": "a"}, {"context_key": "b"}]}
     translator.translate({"event_type": "plan_made", "plan": plan})

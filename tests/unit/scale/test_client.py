@@ -19,7 +19,7 @@ def tank_level() -> float:
     return 2.5
 
 
-async def test_who_has_another_encryption_key_is_told_before_any_turn_fails_by_it() -> None:
+async def test_wrong_encryption_key_fails_before_any_turn() -> None:
     with postgres() as server:
         url = server.database()
 

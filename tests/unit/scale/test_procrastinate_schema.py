@@ -50,7 +50,7 @@ async def migrated(conn: Any, last: str) -> None:
 
 
 @pytest.mark.parametrize("last", sample(THIRD, 3))
-async def test_older_tables_get_what_they_lack(server: Any, last: str) -> None:
+async def test_older_tables_are_migrated(server: Any, last: str) -> None:
     async with await connected(server) as new, await connected(server) as old:
         await migrate_tables(new, lease_seconds=3)
         await migrated(old, last)
@@ -64,7 +64,7 @@ async def test_older_tables_get_what_they_lack(server: Any, last: str) -> None:
         assert kept == [("t",)]
 
 
-async def test_what_old_workers_need_stays_while_one_lives(server: Any) -> None:
+async def test_breaking_migrations_wait_for_old_workers(server: Any) -> None:
     async with await connected(server) as new, await connected(server) as old:
         await migrate_tables(new, lease_seconds=3)
         await migrated(old, "03.03.00_01_pre_priority_lock_fetch_job.sql")
@@ -78,7 +78,7 @@ async def test_what_old_workers_need_stays_while_one_lives(server: Any) -> None:
         assert await shape(old) == await shape(new)
 
 
-async def test_tables_of_a_later_version_serve_and_others_are_left_alone(server: Any) -> None:
+async def test_tables_of_later_versions_are_left_unchanged(server: Any) -> None:
     async with await connected(server) as conn:
         await migrated(conn, FILES[-1].name)
         more = "CREATE FUNCTION procrastinate_new() RETURNS int LANGUAGE sql AS 'SELECT 1'"
@@ -94,7 +94,7 @@ async def test_tables_of_a_later_version_serve_and_others_are_left_alone(server:
             await migrate_tables(conn, lease_seconds=3)
 
 
-async def test_one_of_many_that_came_at_once_is_fetched_without_a_look_at_all(server: Any) -> None:
+async def test_fetching_a_job_does_not_scan_all_jobs(server: Any) -> None:
     """The database has not counted them yet, and takes the table for an empty one."""
     engine = await PostgresEngine.open(server.database(), lease_seconds=30)
     try:

@@ -103,7 +103,7 @@ async def rows(worker: Worker, statement: str) -> list[Any]:
     return (await found.run(statement))[1]
 
 
-async def test_a_step_runs_where_its_queue_is_served(shared: Place) -> None:
+async def test_step_runs_on_a_worker_of_its_queue(shared: Place) -> None:
     router = await shared.worker([grab, segment("router")], "turns")
     gpu = await shared.worker([grab, segment("gpu")], "gpu")
     gpu.serve()
@@ -116,7 +116,7 @@ async def test_a_step_runs_where_its_queue_is_served(shared: Place) -> None:
 
 
 @pytest.mark.service
-async def test_a_router_hears_of_the_end_of_a_step_and_looks_no_more(
+async def test_router_is_notified_instead_of_polling(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "_LONGEST", 3600.0)
@@ -147,7 +147,7 @@ async def test_a_router_hears_of_the_end_of_a_step_and_looks_no_more(
         assert masks(await turn)["m"]["who"] == "gpu"
 
 
-async def test_settings_give_a_queue_and_without_workers_it_changes_nothing(one: Place) -> None:
+async def test_queue_setting_has_no_effect_without_workers(one: Place) -> None:
     settings = Settings(infrastructure=[], capabilities={"segment": {"queue": "gpu"}})
     capabilities = [grab, segment("router", queue=None)]
     router = await one.worker(capabilities, "turns", settings=settings)
@@ -160,14 +160,14 @@ async def test_settings_give_a_queue_and_without_workers_it_changes_nothing(one:
     assert masks(out)["m"]["who"] == "router"
 
 
-async def test_a_worker_that_serves_the_queue_itself_runs_the_step(one: Place) -> None:
+async def test_worker_of_the_queue_runs_the_step_itself(one: Place) -> None:
     both = await one.worker([grab, segment("both")], "turns", "gpu")
     assert masks(await both.graph.ainvoke(plan(*STEPS), thread()))["m"]["who"] == "both"
     assert one.engine.seen == []
 
 
 @pytest.mark.parametrize("queues", [["turns"], ["turns", "gpu"]])
-async def test_a_live_step_is_found_by_the_next_router(
+async def test_next_router_finds_a_running_step(
     shared: Place, monkeypatch: pytest.MonkeyPatch, queues: list[str]
 ) -> None:
     begun, go_on, runs = asyncio.Event(), asyncio.Event(), []
@@ -196,7 +196,7 @@ async def test_a_live_step_is_found_by_the_next_router(
 
 
 @pytest.mark.parametrize("queues", [["turns"], ["turns", "gpu"]])
-async def test_a_step_that_ended_while_no_router_lived_is_not_run_again(
+async def test_step_finished_without_router_is_not_repeated(
     shared: Place, monkeypatch: pytest.MonkeyPatch, queues: list[str]
 ) -> None:
     begun, runs = asyncio.Event(), []
@@ -222,7 +222,7 @@ async def test_a_step_that_ended_while_no_router_lived_is_not_run_again(
     assert runs == ["gpu"]
 
 
-async def test_a_worker_that_dies_in_an_effect_leads_to_a_question(shared: Place) -> None:
+async def test_worker_death_during_effect_asks_a_question(shared: Place) -> None:
     begun, runs = asyncio.Event(), []
 
     async def hang(_: Any) -> None:
@@ -250,7 +250,7 @@ async def test_a_worker_that_dies_in_an_effect_leads_to_a_question(shared: Place
     assert runs == ["dying", "other"]
 
 
-async def test_a_worker_that_dies_in_a_step_without_effect_is_replaced(one: Place) -> None:
+async def test_worker_death_without_effect_is_retried(one: Place) -> None:
     begun = asyncio.Event()
 
     async def hang(_: Any) -> None:
@@ -269,7 +269,7 @@ async def test_a_worker_that_dies_in_a_step_without_effect_is_replaced(one: Plac
 
 
 @pytest.mark.parametrize("whose", ["the step's", "the thread's"])
-async def test_a_worker_that_lost_a_lease_begins_no_effect(
+async def test_worker_without_lease_starts_no_effect(
     one: Place, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[str] = []
@@ -300,7 +300,7 @@ async def test_a_worker_that_lost_a_lease_begins_no_effect(
     await asyncio.wait([turn])
 
 
-async def test_a_failure_is_tried_again_by_the_turn(one: Place) -> None:
+async def test_turn_retries_a_failed_step(one: Place) -> None:
     tries: list[int] = []
 
     class Flaky(BaseCapability):
@@ -330,7 +330,7 @@ async def test_a_failure_is_tried_again_by_the_turn(one: Place) -> None:
     assert out["execution_step_results"]["a"]["attempts"] == 3
 
 
-async def test_what_a_step_tells_reaches_the_stream_of_its_turn(one: Place) -> None:
+async def test_step_events_reach_the_stream_of_the_turn(one: Place) -> None:
     model = ScriptedModel(responses=["seen"])
 
     async def work(progress: Progress) -> None:
@@ -357,7 +357,7 @@ async def test_what_a_step_tells_reaches_the_stream_of_its_turn(one: Place) -> N
     assert [e["model"] for e in told if e.get("event_type") in ("usage", "model_called")]
 
 
-async def test_a_cancelled_turn_cancels_its_step(one: Place) -> None:
+async def test_cancelled_turn_cancels_its_step(one: Place) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def hang(_: Any) -> None:
@@ -379,7 +379,7 @@ async def test_a_cancelled_turn_cancels_its_step(one: Place) -> None:
         await ended.wait()
 
 
-async def test_the_time_of_a_turn_ends_also_where_nobody_serves_the_queue(one: Place) -> None:
+async def test_turn_times_out_without_a_worker(one: Place) -> None:
     settings = Settings(infrastructure=[], limits={"run_timeout_seconds": 0.5})
     router = await one.worker([grab, segment("router")], "turns", settings=settings)
     out = await router.graph.ainvoke(plan(*STEPS), thread())
@@ -387,7 +387,7 @@ async def test_the_time_of_a_turn_ends_also_where_nobody_serves_the_queue(one: P
     assert await rows(router, "SELECT step_id FROM capgraph_steps") == []
 
 
-async def test_the_time_of_a_step_holds_on_its_worker(one: Place) -> None:
+async def test_step_timeout_applies_on_its_worker(one: Place) -> None:
     async def hang(_: Any) -> None:
         await asyncio.Event().wait()
 
@@ -410,7 +410,7 @@ class _Reads(BaseCapability):
         return {"ui_captured_figures": [str(len(self.state["messages"]))]}
 
 
-async def test_what_only_the_turn_has_is_refused_by_name(one: Place) -> None:
+async def test_turn_only_state_is_refused_by_name(one: Place) -> None:
     reads = capability_node(_Reads)
     router = await one.worker([grab, segment("router"), reads], "turns")
     gpu = await one.worker([grab, segment("gpu", _asks), reads], "gpu")
@@ -421,7 +421,7 @@ async def test_what_only_the_turn_has_is_refused_by_name(one: Place) -> None:
     assert "'messages' is not here" in out["execution_step_results"]["r"]["error"]
 
 
-async def test_limits_hold_over_two_workers(shared: Place) -> None:
+async def test_limits_apply_across_workers(shared: Place) -> None:
     at_once = most = 0
 
     async def work(_: Any) -> None:
@@ -441,7 +441,7 @@ async def test_limits_hold_over_two_workers(shared: Place) -> None:
     assert most == 2
 
 
-async def test_a_budget_counts_steps_of_other_workers(one: Place) -> None:
+async def test_budget_counts_remote_steps(one: Place) -> None:
     budget = {"budget": Budget(steps=3, per="thread")}
     router = await one.worker([grab, segment("router")], "turns", **budget)
     gpu = await one.worker([grab, segment("gpu")], "gpu", **budget)
@@ -453,7 +453,7 @@ async def test_a_budget_counts_steps_of_other_workers(one: Place) -> None:
     assert "budget" in str(out["messages"][-1].content)
 
 
-async def test_approval_is_asked_by_the_turn_and_then_sent(one: Place) -> None:
+async def test_approval_is_requested_before_dispatch(one: Place) -> None:
     more: dict[str, Any] = {"requires_approval": True, "effect": "once"}
     router = await one.worker([grab, segment("router", **more)], "turns")
     gpu = await one.worker([grab, segment("gpu", **more)], "gpu")
@@ -465,7 +465,7 @@ async def test_approval_is_asked_by_the_turn_and_then_sent(one: Place) -> None:
     assert masks(out)["m"]["who"] == "gpu"
 
 
-async def test_large_results_pass_the_database_only(shared: Place) -> None:
+async def test_large_results_are_stored_in_the_database_only(shared: Place) -> None:
     size = 12_500_000 if LONG else 1_000_000
 
     class Take(BaseCapability):
@@ -494,7 +494,7 @@ async def test_large_results_pass_the_database_only(shared: Place) -> None:
     assert max(len(str(order)) for order in shared.engine.seen) < 400
 
 
-async def test_what_travels_is_encrypted_and_goes_with_its_thread(shared: Place) -> None:
+async def test_step_requests_are_encrypted_and_deleted_with_the_thread(shared: Place) -> None:
     key = "0123456789abcdef"
 
     @capability_node(name="segment", queue="gpu")
@@ -514,7 +514,7 @@ async def test_what_travels_is_encrypted_and_goes_with_its_thread(shared: Place)
     assert await rows(router, "SELECT step_id FROM capgraph_steps") == []
 
 
-async def test_a_worker_without_the_capability_is_no_end_of_the_step(one: Place) -> None:
+async def test_worker_without_the_capability_leaves_the_step(one: Place) -> None:
     router = await one.worker([grab, segment("router")], "turns", ttl=0.2)
     old = await one.worker([grab], "gpu", ttl=0.2)
     old.serve()
@@ -529,7 +529,7 @@ async def test_a_worker_without_the_capability_is_no_end_of_the_step(one: Place)
     assert out["execution_step_results"]["m"]["attempts"] == 1
 
 
-async def test_copies_of_a_step_run_on_other_workers(one: Place) -> None:
+async def test_for_each_elements_run_on_other_workers(one: Place) -> None:
     @capability_node(name="double", queue="gpu")
     async def double(number: int) -> Frame:
         """Double a number."""
@@ -552,7 +552,7 @@ async def test_copies_of_a_step_run_on_other_workers(one: Place) -> None:
     assert len(one.engine.seen) == 3
 
 
-async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) -> None:
+async def test_nested_effect_in_a_remote_step_is_refused(one: Place) -> None:
     from capgraph.engine.capability_node import run_standalone_step
 
     @capability_node(name="pay", effect="once")
@@ -577,7 +577,7 @@ async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) 
     assert "could repeat it" in out["ui_captured_figures"][0]
 
 
-def test_check_names_what_a_queue_takes_away() -> None:
+def test_check_reports_unsupported_remote_code() -> None:
     from capgraph import Registry
     from capgraph.graph.validate import queue_warnings
 
@@ -598,7 +598,7 @@ def test_check_names_what_a_queue_takes_away() -> None:
         queue_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
 
 
-async def test_a_part_of_a_step_is_done_once_over_two_tries(one: Place) -> None:
+async def test_once_block_runs_once_across_attempts(one: Place) -> None:
     tries: list[int] = []
     parts: list[str] = []
 
@@ -621,7 +621,7 @@ async def test_a_part_of_a_step_is_done_once_over_two_tries(one: Place) -> None:
     assert (len(tries), parts) == (2, ["done"])
 
 
-async def test_a_call_of_a_model_there_counts_in_the_budget_of_the_thread(one: Place) -> None:
+async def test_remote_model_call_counts_in_the_thread_budget(one: Place) -> None:
     model = ScriptedModel(responses=["seen", "seen again"])
 
     async def work(_: Any) -> None:
@@ -638,7 +638,7 @@ async def test_a_call_of_a_model_there_counts_in_the_budget_of_the_thread(one: P
     assert len(model.calls) == 1
 
 
-async def test_a_rate_in_the_savers_database_holds_there(one: Place) -> None:
+async def test_shared_rate_limit_applies_to_remote_steps(one: Place) -> None:
     def limit() -> Any:
         return [RateLimitBehavior(0.01, burst=1, wait_on_limit=False, store="saver")]
 
@@ -653,7 +653,7 @@ async def test_a_rate_in_the_savers_database_holds_there(one: Place) -> None:
     assert len(masks(out)) == 1
 
 
-async def test_a_router_that_drains_leaves_its_step_to_the_next(one: Place) -> None:
+async def test_draining_router_leaves_its_step_to_the_next(one: Place) -> None:
     begun, go_on, runs = asyncio.Event(), asyncio.Event(), []
 
     async def work(_: Any) -> None:
@@ -678,7 +678,7 @@ async def test_a_router_that_drains_leaves_its_step_to_the_next(one: Place) -> N
     assert runs == ["gpu"]
 
 
-async def test_a_router_that_lost_its_thread_sends_nothing(shared: Place) -> None:
+async def test_router_without_lease_dispatches_nothing(shared: Place) -> None:
     other = await shared.worker([grab, segment("other")], "turns")
 
     @capability_node(name="grab")
@@ -693,7 +693,7 @@ async def test_a_router_that_lost_its_thread_sends_nothing(shared: Place) -> Non
     assert shared.engine.seen == []
 
 
-async def test_a_stop_reaches_a_step_whose_router_is_dead(
+async def test_stop_reaches_a_step_of_a_dead_router(
     one: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -718,7 +718,7 @@ async def test_a_stop_reaches_a_step_whose_router_is_dead(
         await ended.wait()
 
 
-async def test_who_lost_the_thread_cancels_no_step_of_it(one: Place) -> None:
+async def test_router_without_lease_cancels_no_step(one: Place) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def work(_: Any) -> None:

@@ -33,7 +33,7 @@ class _Saver(InMemorySaver):
         return await super().aget_tuple(config)
 
 
-async def test_a_run_whose_end_cannot_be_read_is_left_and_not_ended() -> None:
+async def test_run_with_unreadable_outcome_is_not_ended() -> None:
     saver = _Saver()
     graph = build_graph([open_valve], checkpointer=saver)
     log = Persistence.of(saver).open_run_log()

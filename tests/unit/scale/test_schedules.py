@@ -18,7 +18,7 @@ class Clockwork:
         """Ask for nothing."""
 
 
-async def test_one_that_cannot_be_read_hides_no_other() -> None:
+async def test_unreadable_schedule_does_not_hide_others() -> None:
     engine: Any = Clockwork()
     async with open_saver("sqlite://:memory:") as saver:
         assert saver is not None

@@ -92,7 +92,7 @@ async def serving(
         await work
 
 
-async def test_orders_of_a_thread_are_done_one_after_the_other(
+async def test_jobs_of_a_thread_run_sequentially(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)) as worker:
@@ -111,7 +111,7 @@ async def test_orders_of_a_thread_are_done_one_after_the_other(
     assert worker.most == 1
 
 
-async def test_a_thread_that_has_nothing_to_do_has_no_workflow(
+async def test_idle_thread_has_no_workflow(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)):
@@ -124,7 +124,7 @@ async def test_a_thread_that_has_nothing_to_do_has_no_workflow(
     assert not [one for one in history.events if one.event_type == _HANDED_ON]
 
 
-async def test_orders_count_over_all_queues_of_a_worker(
+async def test_concurrency_applies_across_queues(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
     queues = (f"a{thread}", f"b{thread}")
@@ -140,7 +140,7 @@ async def test_orders_count_over_all_queues_of_a_worker(
     assert worker.most == 1
 
 
-async def test_a_step_that_is_ordered_twice_runs_once(
+async def test_duplicate_step_job_runs_once(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     order = StepJob(f"hold-{thread}", f"gpu{thread}", "ref", "token")
@@ -154,7 +154,7 @@ async def test_a_step_that_is_ordered_twice_runs_once(
     assert len(notes) == 2
 
 
-async def test_what_fails_is_tried_again_and_its_error_stays_here(
+async def test_failed_job_is_retried_without_exposing_its_error(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)):
@@ -168,7 +168,7 @@ async def test_what_fails_is_tried_again_and_its_error_stays_here(
     assert base64.b64encode(b'"ValueError"').decode() in history
 
 
-async def test_whoever_comes_after_somebody_waits_for_the_lease(
+async def test_second_attempt_waits_for_the_lease(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     worker = Scripted("w", notes.append)
@@ -184,7 +184,7 @@ async def test_whoever_comes_after_somebody_waits_for_the_lease(
     assert notes.count(f"w begins {thread} busy") == 5
 
 
-async def test_a_drained_worker_hands_its_order_on(
+async def test_drained_worker_hands_over_its_job(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
     second = Scripted("b", notes.append)
@@ -197,7 +197,7 @@ async def test_a_drained_worker_hands_its_order_on(
     assert notes[1] == f"a fails {thread} hold InterruptedError"
 
 
-async def test_a_worker_drains_for_longer_than_a_lease(
+async def test_worker_can_drain_longer_than_a_lease(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
     first, second = Scripted("a", notes.append), Scripted("b", notes.append)
@@ -217,7 +217,7 @@ async def test_a_worker_drains_for_longer_than_a_lease(
     assert notes == [f"a begins {thread} hold", f"a ends {thread} hold"]
 
 
-async def test_a_worker_that_is_cancelled_hands_its_order_on(
+async def test_cancelled_worker_hands_over_its_job(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
     first, second = Scripted("a", notes.append), Scripted("b", notes.append)
@@ -240,7 +240,7 @@ async def test_a_worker_that_is_cancelled_hands_its_order_on(
 
 
 @pytest.mark.parametrize("how", sample(["deleted", "terminated", "cancelled"], 1))
-async def test_what_becomes_of_a_workflow_does_not_reach_the_turn(
+async def test_terminating_a_workflow_does_not_stop_the_turn(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str, how: str
 ) -> None:
     name = f"capgraph/{thread}"
@@ -266,7 +266,7 @@ async def test_what_becomes_of_a_workflow_does_not_reach_the_turn(
     assert not [line for line in notes if "fails" in line]
 
 
-async def test_a_schedule_begins_its_moments(
+async def test_schedule_triggers_turns(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     await engine.schedule(thread, "30 7 * * *")
@@ -287,7 +287,7 @@ async def test_a_schedule_begins_its_moments(
         await engine.submit(TurnJob("long" * 1000, "r"))
 
 
-async def test_times_mean_what_they_mean_to_cron(
+async def test_cron_semantics_are_preserved(
     engine: TemporalEngine, client: Client, thread: str
 ) -> None:
     # Either of the two days, not one that is both.
@@ -300,7 +300,7 @@ async def test_times_mean_what_they_mean_to_cron(
         await engine.schedule(thread, "0 7 * * mon#1")
 
 
-async def test_what_was_handed_over_before_is_told_only_where_it_was_lost(
+async def test_resubmission_signals_only_lost_jobs(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     order = TurnJob(thread, "hold")
@@ -318,7 +318,7 @@ async def test_what_was_handed_over_before_is_told_only_where_it_was_lost(
         await notes.until(*[f"w ends {thread} hold"] * 2)
 
 
-async def test_databases_that_share_a_server_have_their_orders_apart(
+async def test_databases_on_one_server_have_separate_jobs(
     temporal_server: Server, notes: Notes, thread: str
 ) -> None:
     one, other = [
@@ -345,7 +345,7 @@ async def test_databases_that_share_a_server_have_their_orders_apart(
     assert len(notes) == 8
 
 
-async def test_threads_without_a_worker_wait(engine: TemporalEngine, thread: str) -> None:
+async def test_jobs_without_a_worker_wait(engine: TemporalEngine, thread: str) -> None:
     await engine.submit(TurnJob(thread, "r"))
     async with asyncio.timeout(60):
         while not (await engine.count_waiting()).get(
@@ -354,7 +354,7 @@ async def test_threads_without_a_worker_wait(engine: TemporalEngine, thread: str
             await asyncio.sleep(0.2)
 
 
-async def test_a_server_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unavailable_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(temporal, "_CONNECT_TIMEOUT", timedelta(seconds=0.5))
     with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' is unavailable"):
         await TemporalEngine.open("127.0.0.1:9", lease_seconds=LEASE_SECONDS)
@@ -508,7 +508,7 @@ async def told_to_end(scene: Scene) -> None:
     sample([killed, frozen, blocked, server_away, told_to_end], 1),
     ids=lambda play: play.__name__,
 )
-async def test_what_happens_to_processes_loses_no_order(
+async def test_process_failures_lose_no_job(
     play: Callable[[Scene], Awaitable[None]],
     temporal_server: Server,
     engine: TemporalEngine,
@@ -522,7 +522,7 @@ async def test_what_happens_to_processes_loses_no_order(
 # --- what Temporal replays ----------------------------------------------------------------
 
 
-def test_what_is_replayed_imports_nothing_of_ours() -> None:
+def test_workflow_module_imports_nothing_of_the_project() -> None:
     tree = ast.parse(Path(temporal_workflows.__file__).read_text())
     names = {
         name.partition(".")[0]
@@ -539,7 +539,7 @@ def test_what_is_replayed_imports_nothing_of_ours() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(HISTORIES.glob("*.json")), ids=lambda file: file.stem)
-async def test_a_recorded_history_replays(file: Path) -> None:
+async def test_recorded_histories_replay(file: Path) -> None:
     history = WorkflowHistory.from_json("capgraph/recorded", file.read_text())
     workflows = [temporal_workflows.ThreadWorkflow, temporal_workflows.ScheduleWorkflow]
     await Replayer(workflows=workflows).replay_workflow(history)

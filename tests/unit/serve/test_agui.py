@@ -29,7 +29,7 @@ async def told(client: httpx.AsyncClient, thread: str, **more: Any) -> list[Any]
     return found
 
 
-async def test_a_question_has_a_schema_and_is_answered_by_resume() -> None:
+async def test_question_has_a_schema_and_is_answered_by_resume() -> None:
     async with served() as client:
         ann = await client()
         first = await told(ann, "t", forwardedProps={"capgraph": {"plan": PLAN}})
@@ -65,7 +65,7 @@ async def test_a_question_has_a_schema_and_is_answered_by_resume() -> None:
         assert (await ann.post("/agui", json=again)).status_code == 409
 
 
-async def test_a_thread_is_the_users() -> None:
+async def test_thread_belongs_to_its_user() -> None:
     async with served() as client:
         ann, bob = await client(), await client("bob")
         first = await told(ann, "t", forwardedProps={"capgraph": {"plan": PLAN}})
@@ -81,7 +81,7 @@ async def test_a_thread_is_the_users() -> None:
         assert (await ann.get("/api/threads/t")).json()["messages"] == []
 
 
-async def test_what_cannot_be_read_is_said() -> None:
+async def test_invalid_input_is_rejected() -> None:
     async with served() as client:
         ann = await client()
         assert (await ann.post("/agui", content=b"{")).status_code == 400

@@ -38,7 +38,7 @@ def kinds(events: list[Any]) -> list[str]:
     return [event["type"] for event in events]
 
 
-async def test_a_run_is_begun_followed_and_read() -> None:
+async def test_run_is_started_followed_and_read() -> None:
     async with served() as client:
         ann = await client()
         thread, run = await asked(ann, READ)
@@ -51,7 +51,7 @@ async def test_a_run_is_begun_followed_and_read() -> None:
         assert found == {"run_id": run, "thread_id": thread, "status": "completed"}
 
 
-async def test_a_question_is_asked_and_answered() -> None:
+async def test_question_is_answered() -> None:
     async with served() as client:
         ann = await client()
         thread, run = await asked(ann)
@@ -75,7 +75,7 @@ async def test_a_question_is_asked_and_answered() -> None:
         assert (await ann.post(name, json={"answer": "approve"})).status_code == 409
 
 
-async def test_what_is_somebody_elses_is_not_there() -> None:
+async def test_resources_of_other_users_are_not_found() -> None:
     async with served() as client:
         ann, bob = await client(), await client("bob")
         thread, run = await asked(ann)
@@ -104,7 +104,7 @@ async def test_what_is_somebody_elses_is_not_there() -> None:
             assert found.json() == known.json()
 
 
-async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
+async def test_effects_list_their_approvers(tmp_path: Any) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         settings = Settings(audit={"keep": True})
         async with served(saver=saver, settings=settings) as client:
@@ -142,7 +142,7 @@ async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
             assert {"read_level", "open_valve"} <= {one["name"] for one in found}
 
 
-async def test_usage_is_what_the_models_said_and_everybodys_own(tmp_path: Any) -> None:
+async def test_usage_contains_model_calls_of_the_user(tmp_path: Any) -> None:
     def answer(call: Any) -> Any:
         if call.schema is None:
             return "It holds seven litres."
@@ -181,7 +181,7 @@ async def test_usage_is_what_the_models_said_and_everybodys_own(tmp_path: Any) -
         assert day["input_tokens"] == sum(asked_of.values())
 
 
-async def test_what_a_step_cost_is_told_of_the_last_turn(tmp_path: Any) -> None:
+async def test_usage_by_step_covers_the_last_turn(tmp_path: Any) -> None:
     model = ScriptedModel(responses=lambda _: "Seven.")
 
     @capability_node
@@ -211,7 +211,7 @@ async def test_what_a_step_cost_is_told_of_the_last_turn(tmp_path: Any) -> None:
         assert (await ann.get("/api/usage?by=step")).status_code == 400
 
 
-async def test_an_event_that_is_too_long_says_where_the_whole_is() -> None:
+async def test_oversized_event_links_to_the_complete_data() -> None:
     @capability_node
     async def shout() -> Level:
         """Say much."""
@@ -230,7 +230,7 @@ async def test_an_event_that_is_too_long_says_where_the_whole_is() -> None:
         assert (await ann.get(about["whole"])).status_code == 200
 
 
-async def test_threads_are_made_listed_found_renamed_and_dropped() -> None:
+async def test_thread_create_list_search_rename_delete() -> None:
     async with served() as client:
         ann, bob = await client(), await client("bob")
         made = [await ann.post("/api/threads", json={"title": f"T{n}"}) for n in range(5)]
@@ -263,7 +263,7 @@ async def test_threads_are_made_listed_found_renamed_and_dropped() -> None:
         assert long.status_code == 422
 
 
-async def test_a_thread_is_forked_from_a_moment_of_its_history(tmp_path: Any) -> None:
+async def test_thread_is_forked_from_a_checkpoint(tmp_path: Any) -> None:
     async with (
         open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
         served(saver=saver) as client,
@@ -294,7 +294,7 @@ async def test_a_thread_is_forked_from_a_moment_of_its_history(tmp_path: Any) ->
         assert gone.status_code == 404
 
 
-async def test_a_fork_of_a_question_is_a_question_of_its_own(tmp_path: Any) -> None:
+async def test_fork_has_its_own_question(tmp_path: Any) -> None:
     async with (
         open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
         served(saver=saver) as client,
@@ -315,7 +315,7 @@ async def test_a_fork_of_a_question_is_a_question_of_its_own(tmp_path: Any) -> N
         assert own["question_id"] not in {one["question_id"] for one in left}
 
 
-async def test_an_answer_that_was_overtaken_is_told_so() -> None:
+async def test_second_answer_conflicts() -> None:
     async with served() as client:
         ann, runs = await client(), client.app.state.runs
         _, run = await asked(ann)
@@ -337,7 +337,7 @@ async def test_an_answer_that_was_overtaken_is_told_so() -> None:
         assert len(OpenValve.opened) == opened
 
 
-async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
+async def test_busy_thread_stop_and_replay() -> None:
     gate = asyncio.Event()
 
     @capability_node
@@ -370,7 +370,7 @@ async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
         assert await ended(ann, free.json()["run_id"]) == "completed"
 
 
-async def test_what_waits_is_stopped_and_asks_nothing_any_more() -> None:
+async def test_stopping_a_waiting_run_closes_its_question() -> None:
     waits = {"steps": [{**READ["steps"][0], "wait_for": {"key": "rain", "within": "1h"}}]}
     async with served() as client:
         ann = await client()
@@ -393,7 +393,7 @@ async def test_what_waits_is_stopped_and_asks_nothing_any_more() -> None:
         assert (await ann.post(f"/api/runs/{run}/stop")).json()["status"] == "waiting"
 
 
-async def test_identity_in_a_body_is_nobodys() -> None:
+async def test_identity_in_a_body_is_ignored() -> None:
     seen = []
 
     @capability_node
@@ -423,7 +423,7 @@ async def test_identity_in_a_body_is_nobodys() -> None:
         assert (await (await client("bob")).get("/api/threads")).json()["items"] == []
 
 
-async def test_what_cannot_be_run_is_said_before_anything_is_kept() -> None:
+async def test_invalid_run_is_rejected_before_storage() -> None:
     async with served(serve={"max_active_runs_per_user": 1}) as client:
         ann, bob = await client(), await client("bob")
         thread = (await ann.post("/api/threads")).json()["thread_id"]
@@ -452,7 +452,7 @@ async def test_what_cannot_be_run_is_said_before_anything_is_kept() -> None:
         assert (await bob.get("/api/threads")).json()["items"] == []
 
 
-async def test_a_user_has_only_so_many_runs_at_once() -> None:
+async def test_active_runs_per_user_are_limited() -> None:
     gate = asyncio.Event()
 
     @capability_node
@@ -480,7 +480,7 @@ async def test_a_user_has_only_so_many_runs_at_once() -> None:
         assert await ended(bob, other) == "completed"
 
 
-async def test_a_signal_wakes_what_waits_for_it() -> None:
+async def test_signal_resumes_a_waiting_step() -> None:
     plan = {"steps": [{**READ["steps"][0], "wait_for": "rain"}]}
     async with served() as client:
         ann, bob = await client(), await client("bob")
@@ -497,7 +497,7 @@ async def test_a_signal_wakes_what_waits_for_it() -> None:
         assert (await ann.get(f"/api/threads/{thread}")).json()["outcome"] == "completed"
 
 
-async def test_a_thread_whose_moment_has_come_goes_on_by_itself() -> None:
+async def test_due_thread_resumes_automatically() -> None:
     moment = (datetime.now(UTC) + timedelta(seconds=1.5)).isoformat()
     plan = {"steps": [{**READ["steps"][0], "wait_until": moment}]}
     async with served() as client:
@@ -510,7 +510,7 @@ async def test_a_thread_whose_moment_has_come_goes_on_by_itself() -> None:
         assert (await ann.get(f"/api/threads/{thread}")).json()["outcome"] == "completed"
 
 
-async def test_what_looks_after_the_server_learns_nothing_of_users() -> None:
+async def test_health_and_metrics_reveal_no_users() -> None:
     async with served() as client:
         ann = await client()
         thread, run = await asked(ann, READ)
@@ -531,7 +531,7 @@ async def test_what_looks_after_the_server_learns_nothing_of_users() -> None:
         assert late.status_code == 503
 
 
-async def test_the_document_names_every_route() -> None:
+async def test_openapi_document_lists_every_route() -> None:
     async with served() as client:
         ann = await client()
         document = (await ann.get("/openapi.json")).json()
@@ -552,7 +552,7 @@ async def test_the_document_names_every_route() -> None:
             assert operation["responses"]["default"]
 
 
-async def test_two_people_agree_and_whoever_may_not_sees_nothing() -> None:
+async def test_two_approvers_and_no_access_for_others() -> None:
     @capability_node
     class Pay(BaseCapability):
         name = "pay"

@@ -70,7 +70,7 @@ def query(**more: Any) -> dict[str, Any]:
     }
 
 
-async def test_a_file_is_brought_along_asked_about_and_dropped(tmp_path: Path) -> None:
+async def test_upload_use_and_delete_a_file(tmp_path: Path) -> None:
     async with served(**data_agent(tmp_path)) as client:
         ann, bob = await client(), await client("bob")
         empty = (await ann.get("/api/files")).json()
@@ -113,7 +113,7 @@ async def test_a_file_is_brought_along_asked_about_and_dropped(tmp_path: Path) -
         assert (await ann.get("/api/files")).json() == empty
 
 
-async def test_plots_and_tables_are_had_by_reference(tmp_path: Path) -> None:
+async def test_artifacts_are_downloaded_by_id(tmp_path: Path) -> None:
     async with served(**data_agent(tmp_path)) as client:
         ann, bob = await client(), await client("bob")
         file = (await bring(ann)).json()
@@ -169,7 +169,7 @@ class Rows(CapabilityContext):
     rows: list[dict[str, Any]]
 
 
-async def test_only_files_in_the_folders_that_are_named_are_given_out(tmp_path: Path) -> None:
+async def test_downloads_are_limited_to_configured_folders(tmp_path: Path) -> None:
     made, secret = tmp_path / "made", tmp_path / "secret.png"
     (made / "inner").mkdir(parents=True)
     (tmp_path / "made-up").mkdir()
@@ -206,7 +206,7 @@ async def test_only_files_in_the_folders_that_are_named_are_given_out(tmp_path: 
         assert (await ann.get(path)).status_code == 404
 
 
-async def test_a_table_harms_no_reader(tmp_path: Path) -> None:
+async def test_csv_export_escapes_formulas(tmp_path: Path) -> None:
     @capability_node
     async def look() -> Rows:
         """Look."""
@@ -224,7 +224,7 @@ async def test_a_table_harms_no_reader(tmp_path: Path) -> None:
         assert (await ann.get(f"/api/threads/{thread}/state")).status_code == 200
 
 
-async def test_what_is_not_taken_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_rejected_upload_leaves_no_file(tmp_path: Path) -> None:
     bounds = {"max_file_bytes": 1000, "max_user_bytes": 1500, "max_files": 3}
     async with served(**data_agent(tmp_path, **bounds)) as client:
         ann = await client()
@@ -263,7 +263,7 @@ async def test_what_is_not_taken_is_refused_and_leaves_nothing(tmp_path: Path) -
         assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
 
 
-async def test_nobody_brings_files_where_the_operator_does_not_say_so() -> None:
+async def test_uploads_are_disabled_by_default() -> None:
     async with served() as client:
         ann = await client()
         assert (await ann.get("/api/files")).json() == {"items": [], "next": None, "uploads": None}
@@ -276,13 +276,13 @@ async def test_nobody_brings_files_where_the_operator_does_not_say_so() -> None:
             assert answer.status_code == 400
 
 
-def test_uploads_that_nothing_reads_are_an_error_at_the_start(tmp_path: Path) -> None:
+def test_uploads_without_a_reader_fail_at_startup(tmp_path: Path) -> None:
     settings = Settings(serve={"uploads": {"folder": str(tmp_path)}})
     with pytest.raises(ConfigurationError, match="takes files"):
         Uploads(settings.serve.uploads, Registry())  # type: ignore[arg-type]
 
 
-def test_uploads_that_everybody_may_read_are_an_error_at_the_start(tmp_path: Path) -> None:
+def test_shared_upload_folder_fails_at_startup(tmp_path: Path) -> None:
     known = data_agent(tmp_path)
     for folder in (tmp_path, tmp_path / "brought"):
         settings = known["settings"].model_copy(update={"data_folders": [str(folder)]})
@@ -292,7 +292,7 @@ def test_uploads_that_everybody_may_read_are_an_error_at_the_start(tmp_path: Pat
         create_app(graph)  # there is one user
 
 
-def test_each_caller_has_a_folder_of_his_own() -> None:
+def test_each_caller_has_a_separate_folder() -> None:
     callers = [
         Caller(user, tenant=tenant)
         for user in ("ann", "Ann", "..", ".", "a@b", "a/b", "x" * 300, "x" * 301, "\udc80", "%41nn")

@@ -128,7 +128,7 @@ async def return_from(sent: httpx.Response, asking: httpx.AsyncClient) -> httpx.
     return await asking.get(f"{parts.path}?{parts.query}", headers=headers)
 
 
-async def test_whom_the_provider_names_is_logged_in(provider: FakeProvider) -> None:
+async def test_login_with_a_valid_id_token(provider: FakeProvider) -> None:
     async with client(served(provider)) as asking:
         assert (await come_back(asking, provider)).status_code == 303
         found = (await asking.get("/api/who")).json()
@@ -148,7 +148,7 @@ async def test_whom_the_provider_names_is_logged_in(provider: FakeProvider) -> N
         {"sub": ["ada"]},
     ],
 )
-async def test_what_does_not_fit_logs_nobody_in(
+async def test_invalid_id_tokens_are_rejected(
     provider: FakeProvider, change: dict[str, Any]
 ) -> None:
     provider.change = change
@@ -157,7 +157,7 @@ async def test_what_does_not_fit_logs_nobody_in(
         assert (await asking.get("/api/who")).status_code == 401
 
 
-async def test_a_key_that_the_provider_does_not_publish_logs_nobody_in(
+async def test_unpublished_key_is_rejected(
     provider: FakeProvider,
 ) -> None:
     provider.published = RSAKey.generate_key(2048, {"kid": "1"})
@@ -166,7 +166,7 @@ async def test_a_key_that_the_provider_does_not_publish_logs_nobody_in(
 
 
 @pytest.mark.parametrize("kid", ["1", "2"])
-async def test_a_rotated_key_is_read_at_the_next_login(provider: FakeProvider, kid: str) -> None:
+async def test_rotated_key_is_fetched_at_the_next_login(provider: FakeProvider, kid: str) -> None:
     async with client(served(provider)) as asking:
         assert (await come_back(asking, provider)).status_code == 303
         old, provider.key = provider.key, RSAKey.generate_key(2048, {"kid": kid})
@@ -175,28 +175,28 @@ async def test_a_rotated_key_is_read_at_the_next_login(provider: FakeProvider, k
         assert (await come_back(asking, provider)).status_code == 401
 
 
-async def test_a_login_begun_at_one_server_process_ends_at_another(provider: FakeProvider) -> None:
+async def test_login_can_complete_at_another_process(provider: FakeProvider) -> None:
     async with client(served(provider)) as first, client(served(provider)) as second:
         sent = await first.get("/login/oidc")
         second.cookies.update(first.cookies)
         assert (await return_from(sent, second)).status_code == 303
 
 
-async def test_a_login_of_a_server_with_another_secret_is_refused(provider: FakeProvider) -> None:
+async def test_login_with_another_session_secret_is_rejected(provider: FakeProvider) -> None:
     async with client(served(provider)) as first, client(served(provider, "other" * 8)) as second:
         sent = await first.get("/login/oidc")
         second.cookies.update(first.cookies)
         assert (await return_from(sent, second)).status_code == 401
 
 
-async def test_logins_at_the_provider_are_limited(provider: FakeProvider) -> None:
+async def test_provider_logins_are_rate_limited(provider: FakeProvider) -> None:
     async with client(served(provider, logins_per_minute=3)) as asking:
         codes = [(await asking.get("/login/oidc")).status_code for _ in range(5)]
         assert codes[:3] == [302] * 3
         assert codes[4] == 429
 
 
-async def test_a_login_that_another_browser_began_is_refused(provider: FakeProvider) -> None:
+async def test_login_from_another_browser_is_rejected(provider: FakeProvider) -> None:
     app = served(provider)
     async with client(app) as victim, client(app) as attacker:
         sent = await attacker.get("/login/oidc")
@@ -205,7 +205,7 @@ async def test_a_login_that_another_browser_began_is_refused(provider: FakeProvi
         assert (await attacker.get("/login/oidc/callback?code=c&state=made-up")).status_code == 401
 
 
-async def test_a_provider_that_is_away_is_told() -> None:
+async def test_unavailable_provider_is_reported() -> None:
     away = FakeProvider()
     away.issuer = "http://127.0.0.1:9"
     async with client(served(away)) as asking:
@@ -214,7 +214,7 @@ async def test_a_provider_that_is_away_is_told() -> None:
         assert "is unavailable" in found.text
 
 
-async def test_the_application_takes_its_provider_from_the_settings(
+async def test_provider_is_configured_by_settings(
     provider: FakeProvider,
 ) -> None:
     own = OidcSettings(issuer=provider.issuer, client_id="capgraph")

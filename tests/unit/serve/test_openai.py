@@ -29,7 +29,7 @@ ASK: Any = [{"role": "user", "content": "read the level of the tank"}]
 OPEN: Any = [{"role": "user", "content": "open the valve of the tank"}]
 
 
-async def test_an_answer_comes_whole_or_in_parts(serving: Any) -> None:
+async def test_completion_with_and_without_streaming(serving: Any) -> None:
     client = await openai_client(serving)
     whole = await client.chat.completions.create(model="capgraph", messages=ASK)
     text = whole.choices[0].message.content
@@ -47,7 +47,7 @@ async def test_an_answer_comes_whole_or_in_parts(serving: Any) -> None:
     assert (await client.models.retrieve("capgraph")).id == "capgraph"
 
 
-async def test_a_question_ends_the_answer_with_its_text_and_a_link(serving: Any) -> None:
+async def test_question_ends_the_completion_with_a_link(serving: Any) -> None:
     OpenValve.opened.clear()
     client = await openai_client(serving)
     found = await client.chat.completions.create(model="capgraph", messages=OPEN)
@@ -61,7 +61,7 @@ async def test_a_question_ends_the_answer_with_its_text_and_a_link(serving: Any)
     assert question["thread_id"] in text
 
 
-async def test_what_was_said_before_reaches_the_models() -> None:
+async def test_earlier_messages_reach_the_model() -> None:
     def answer(call: Any) -> Any:
         if call.schema is None:
             return "It is at 7."
@@ -82,7 +82,7 @@ async def test_what_was_said_before_reaches_the_models() -> None:
         assert "Answer in French." in prompts
 
 
-async def test_a_thread_is_gone_on_with_and_is_the_users(serving: Any) -> None:
+async def test_thread_id_continues_only_own_threads(serving: Any) -> None:
     ann, bob = await openai_client(serving), await openai_client(serving, "bob")
     first = await ann.chat.completions.create(model="capgraph", messages=ASK)
     thread = first.metadata["thread_id"]  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ async def test_a_thread_is_gone_on_with_and_is_the_users(serving: Any) -> None:
         ["x"],
     ],
 )
-async def test_what_is_no_conversation_is_told(serving: Any, messages: Any) -> None:
+async def test_invalid_messages_are_rejected(serving: Any, messages: Any) -> None:
     ann = await serving("ann")
     found = await ann.post("/v1/chat/completions", json={"model": "capgraph", "messages": messages})
     assert found.status_code == 400, found.text
@@ -119,7 +119,7 @@ async def test_what_is_no_conversation_is_told(serving: Any, messages: Any) -> N
     assert found.json()["detail"] in found.json()["error"]["message"], "the client shows no other"
 
 
-async def test_another_model_is_not_there(serving: Any) -> None:
+async def test_unknown_model_is_not_found(serving: Any) -> None:
     client = await openai_client(serving)
     with pytest.raises(openai.NotFoundError, match="gpt-x"):
         await client.chat.completions.create(model="gpt-x", messages=ASK)

@@ -41,22 +41,20 @@ async def status(address: str, **headers: str) -> int:
         return (await asking.get("/api/threads", headers=named)).status_code
 
 
-async def test_nobody_becomes_the_proxy_by_a_header() -> None:
+async def test_untrusted_clients_cannot_set_proxy_headers() -> None:
     async with running(proxy=ProxySettings(trusted=["10.0.0.9"])) as address:
         forged = {"x_forwarded_for": "10.0.0.9", "x_forwarded_user": "ada"}
         assert await status(address, **forged) == 401
 
 
-async def test_a_trusted_proxy_names_its_users_and_their_addresses() -> None:
+async def test_trusted_proxy_sets_user_and_address() -> None:
     async with running(proxy=ProxySettings(trusted=["127.0.0.0/8"])) as address:
         said = {"x_forwarded_for": "203.0.113.7", "x_forwarded_user": "ada"}
         assert await status(address, **said) == 200
 
 
 @pytest.mark.parametrize("trusted", [[], ["127.0.0.1"]])
-async def test_attempts_to_log_in_count_by_the_address_that_can_be_believed(
-    tmp_path: Any, trusted: list[str]
-) -> None:
+async def test_login_attempts_count_by_trusted_address(tmp_path: Any, trusted: list[str]) -> None:
     tokens = tmp_path / "tokens.json"
     await asyncio.to_thread(issue_token, tokens, "ada")
     proxy = ProxySettings(trusted=trusted, user_header=None) if trusted else None
@@ -76,6 +74,6 @@ async def test_attempts_to_log_in_count_by_the_address_that_can_be_believed(
         assert await guess("203.0.113.2") == (401 if trusted else 429)
 
 
-def test_what_is_no_address_cannot_be_trusted() -> None:
+def test_invalid_address_cannot_be_trusted() -> None:
     with pytest.raises(ValidationError):
         ProxySettings(trusted=["proxy.example"])

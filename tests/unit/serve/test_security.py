@@ -215,7 +215,7 @@ def is_open(path: str) -> bool:
 # --- nobody ---------------------------------------------------------------------------------------
 
 
-def test_nothing_is_done_for_whom_nobody_knows(
+def test_unauthenticated_requests_are_rejected(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     made_up = "x" * 43
@@ -245,14 +245,14 @@ def test_nothing_is_done_for_whom_nobody_knows(
     assert wrong == []
 
 
-def test_what_is_open_is_the_same_for_everybody(served: Served, anns: Things) -> None:
+def test_public_paths_are_identical_for_everyone(served: Served, anns: Things) -> None:
     for path in sorted(PUBLIC_PATHS - {"/", "/.well-known/agent-card.json"}):
         nobody, ann = served.ask("GET", path), served.ask("GET", path, served.ann)
         assert nobody.status == 200, path
         assert (nobody.status, nobody.body) == (ann.status, ann.body), path
 
 
-def test_paths_that_are_not_there_tell_nothing(served: Served) -> None:
+def test_unknown_paths_reveal_nothing(served: Served) -> None:
     for path in ("/nothing", "/api", "/api/", "/loginx", "/..%2fapi", "//api/threads"):
         wrong = refused(path, served.ask("GET", path), 401, "CG-LOGIN")
         assert wrong == []
@@ -264,7 +264,7 @@ def test_paths_that_are_not_there_tell_nothing(served: Served) -> None:
 # --- another site, another name -------------------------------------------------------------------
 
 
-def test_other_names_and_other_sites_are_refused_with_a_token_too(
+def test_foreign_hosts_and_origins_are_rejected_despite_token(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     own = f"http://{served.host}"
@@ -299,7 +299,7 @@ def test_other_names_and_other_sites_are_refused_with_a_token_too(
     assert wrong == []
 
 
-def test_a_page_of_another_site_cannot_use_a_session(
+def test_cross_site_request_cannot_use_a_session(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     chosen = "chosen-by-somebody-else"
@@ -337,7 +337,7 @@ def test_a_page_of_another_site_cannot_use_a_session(
     assert served.ask("GET", "/api/threads", headers=[mine]).status == 401
 
 
-def test_websockets_are_refused(served: Served, table: list[Entry], anns: Things) -> None:
+def test_websockets_are_rejected(served: Served, table: list[Entry], anns: Things) -> None:
     upgrade = [("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")]
     upgrade += [("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="), ("Connection", "Upgrade")]
     for one in table:
@@ -353,7 +353,7 @@ def test_websockets_are_refused(served: Served, table: list[Entry], anns: Things
 # --- another user ---------------------------------------------------------------------------------
 
 
-def test_another_user_gets_nothing_of_anns_and_changes_nothing(
+def test_other_users_cannot_read_or_change_resources(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     before = seen(served, table, anns)
@@ -406,7 +406,7 @@ def seen(served: Served, table: list[Entry], anns: Things) -> dict[str, bytes]:
     return found
 
 
-def test_what_is_measured_names_no_user_and_no_thread(served: Served, anns: Things) -> None:
+def test_metrics_contain_no_user_or_thread(served: Served, anns: Things) -> None:
     told = served.ask("GET", "/metrics", served.bob).body.decode()
     assert "capgraph_" in told
     assert [one for one in (*anns, "ann", "bob", CANARY) if one in told] == []
@@ -415,7 +415,7 @@ def test_what_is_measured_names_no_user_and_no_thread(served: Served, anns: Thin
 # --- odd requests ---------------------------------------------------------------------------------
 
 
-def test_long_bodies_are_refused_everywhere(
+def test_oversized_bodies_are_rejected_everywhere(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     wrong = []
@@ -441,7 +441,7 @@ def test_long_bodies_are_refused_everywhere(
     assert wrong == []
 
 
-def test_a_refusal_reaches_who_still_sends(served: Served) -> None:
+def test_rejection_reaches_a_client_that_is_still_sending(served: Served) -> None:
     for _ in range(12):
         answer = served.ask("POST", "/api/threads", served.bob, body=b" " * 30_000_000)
         assert (answer.status, answer.json()["code"]) == (413, "CG-TOO-LARGE")
@@ -481,9 +481,7 @@ PARTS = [
 ]
 
 
-def test_no_name_in_a_path_leads_elsewhere(
-    served: Served, table: list[Entry], anns: Things
-) -> None:
+def test_path_traversal_is_rejected(served: Served, table: list[Entry], anns: Things) -> None:
     wrong = []
     for one in table:
         if "{" not in one.path:
@@ -501,7 +499,7 @@ def test_no_name_in_a_path_leads_elsewhere(
     assert wrong == []
 
 
-def test_odd_methods_are_answered_in_the_same_form(
+def test_unknown_methods_return_problem_details(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     wrong = []
@@ -545,7 +543,7 @@ QUERIES = [
 ]
 
 
-def test_odd_queries_are_refused_or_passed_over(
+def test_invalid_queries_are_rejected_or_ignored(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     wrong = []
@@ -612,7 +610,7 @@ VALUES = [
 ]
 
 
-def test_odd_bodies_are_never_the_servers_failure(
+def test_invalid_bodies_never_cause_a_server_error(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     wrong = []
@@ -649,7 +647,7 @@ def odd(one: Entry, own: Things, names: list[str]) -> Iterator[bytes]:
             yield (json.dumps(rest)[:-1] + f', "{name}": {value}}}').encode()
 
 
-def test_logging_in_takes_whatever_comes(served: Served) -> None:
+def test_login_tolerates_arbitrary_input(served: Served) -> None:
     kinds = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data; x", "")
     bodies = [*BODIES, *(f'{{"token": {value}}}'.encode() for value in VALUES), b"token=%ff%00"]
     wrong = []
@@ -662,7 +660,7 @@ def test_logging_in_takes_whatever_comes(served: Served) -> None:
     assert wrong == []
 
 
-def test_requests_that_are_no_http_end_in_order(served: Served) -> None:
+def test_non_http_requests_are_closed(served: Served) -> None:
     host = f"Host: {served.host}\r\n".encode()
     close = b"Connection: close\r\n"
     secret = f"Authorization: Bearer {served.bob}\r\n".encode()
@@ -688,7 +686,7 @@ def test_requests_that_are_no_http_end_in_order(served: Served) -> None:
     assert served.ask("GET", "/healthz").status == 200
 
 
-def test_headers_that_come_twice_are_nobodys_gain(served: Served, anns: Things) -> None:
+def test_repeated_headers_grant_nothing(served: Served, anns: Things) -> None:
     tokens = [("Authorization", f"Bearer {token}") for token in (served.bob, served.ann)]
     mixed = [("Authorization", f"Bearer {served.bob}, Bearer {served.ann}")]
     for headers in (tokens, mixed):

@@ -91,7 +91,7 @@ async def ada(served: Any, token: str) -> AsyncIterator[httpx.AsyncClient]:
         yield found
 
 
-async def test_who_asks_is_who_the_token_says(ada: httpx.AsyncClient) -> None:
+async def test_token_determines_the_caller(ada: httpx.AsyncClient) -> None:
     found = await ada.post("/api/who", json={"user": "bob", "role": "admin"})
     assert (found.json()["user"], found.json()["role"]) == ("ada", "operator")
 
@@ -107,7 +107,9 @@ async def test_who_asks_is_who_the_token_says(ada: httpx.AsyncClient) -> None:
         {"x-forwarded-user": "ada"},
     ],
 )
-async def test_without_a_login_nothing_is_told(served: Any, headers: dict[str, str]) -> None:
+async def test_unauthenticated_request_reveals_nothing(
+    served: Any, headers: dict[str, str]
+) -> None:
     async with client(served[0]) as asking:
         for path in ("/api/who", "/api/nothing", "/openapi.json", "/loginx"):
             found = await asking.get(path, headers=headers)
@@ -122,13 +124,13 @@ async def test_without_a_login_nothing_is_told(served: Any, headers: dict[str, s
     "host",
     ["evil.example", "127.0.0.1.evil.example", "ada@127.0.0.1", "", "127.0.0.1:x", "10.0.0.1"],
 )
-async def test_another_name_is_misdirected(ada: httpx.AsyncClient, host: str) -> None:
+async def test_unknown_host_is_misdirected(ada: httpx.AsyncClient, host: str) -> None:
     found = await ada.get("/api/who", headers={"host": host})
     assert (found.status_code, found.json()["code"]) == (421, "CG-HOST")
 
 
 @pytest.mark.parametrize("host", ["localhost:9", "127.0.0.1", "[::1]:8000"])
-async def test_names_of_this_machine_are_known(ada: httpx.AsyncClient, host: str) -> None:
+async def test_local_host_names_are_accepted(ada: httpx.AsyncClient, host: str) -> None:
     assert (await ada.get("/api/who", headers={"host": host})).status_code == 200
 
 
@@ -144,7 +146,7 @@ async def test_names_of_this_machine_are_known(ada: httpx.AsyncClient, host: str
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
     ],
 )
-async def test_other_sites_pages_may_not_ask_even_with_a_token(
+async def test_cross_origin_request_is_rejected_despite_token(
     ada: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:
     for method in ("GET", "POST"):
@@ -153,7 +155,7 @@ async def test_other_sites_pages_may_not_ask_even_with_a_token(
         assert headers.get("origin", "") in found.json()["detail"]
 
 
-async def test_its_own_pages_and_allowed_ones_may(token: str, tokens: TokenFile) -> None:
+async def test_own_and_allowed_origins_are_accepted(token: str, tokens: TokenFile) -> None:
     settings = ServeSettings(allowed_origins=["https://app.example"])
     app, _ = made(settings, tokens)
     async with client(app) as asking:
@@ -165,7 +167,7 @@ async def test_its_own_pages_and_allowed_ones_may(token: str, tokens: TokenFile)
             assert (await asking.post("/api/who", headers=headers)).status_code == 200
 
 
-async def test_websockets_and_what_nobody_knows_are_refused(served: Any) -> None:
+async def test_websockets_and_unknown_scopes_are_rejected(served: Any) -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -181,7 +183,7 @@ async def test_websockets_and_what_nobody_knows_are_refused(served: Any) -> None
     assert sent == []
 
 
-async def test_long_bodies_are_refused_chunked_or_not(token: str, tokens: TokenFile) -> None:
+async def test_oversized_bodies_are_rejected_chunked_or_not(token: str, tokens: TokenFile) -> None:
     app, _ = made(ServeSettings(max_body_bytes=100), tokens)
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -198,7 +200,7 @@ async def test_long_bodies_are_refused_chunked_or_not(token: str, tokens: TokenF
         assert found.status_code == 413
 
 
-async def test_security_headers_stand_on_every_answer(served: Any) -> None:
+async def test_every_response_has_security_headers(served: Any) -> None:
     async with client(served[0]) as asking:
         for path in ("/healthz", "/api/who", "/login", "/nowhere"):
             found = await asking.get(path)
@@ -210,7 +212,7 @@ async def test_security_headers_stand_on_every_answer(served: Any) -> None:
             assert found.headers["cache-control"] == "no-store"
 
 
-async def test_who_asks_too_often_waits(token: str, tokens: TokenFile) -> None:
+async def test_requests_are_rate_limited(token: str, tokens: TokenFile) -> None:
     settings = ServeSettings(requests_per_minute=3)
     app, _ = made(settings, tokens)
     async with client(app) as asking:
@@ -220,7 +222,7 @@ async def test_who_asks_too_often_waits(token: str, tokens: TokenFile) -> None:
         assert (await asking.get("/healthz", headers={"authorization": ""})).status_code == 200
 
 
-async def test_logging_in_is_limited_by_address(tokens: TokenFile) -> None:
+async def test_logins_are_limited_by_address(tokens: TokenFile) -> None:
     app, _ = made(ServeSettings(logins_per_minute=2), tokens)
     async with client(app) as asking:
         codes = [(await asking.post("/login", data={"token": "x"})).status_code for _ in range(3)]
@@ -230,7 +232,7 @@ async def test_logging_in_is_limited_by_address(tokens: TokenFile) -> None:
 # --- sessions -------------------------------------------------------------------------------------
 
 
-async def test_a_session_begins_anew_and_ends_with_its_token(
+async def test_login_creates_a_new_session_that_ends_with_its_token(
     served: Any, token: str, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("capgraph.serve.tokens._REFRESH_SECONDS", 0.0)
@@ -252,7 +254,7 @@ async def test_a_session_begins_anew_and_ends_with_its_token(
         assert (await asking.get("/api/who", headers=mine)).status_code == 401
 
 
-async def test_a_stream_ends_with_the_login_it_was_asked_for_with(
+async def test_stream_ends_with_its_login(
     served: Any, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("capgraph.serve.security._RECHECK_SECONDS", 0.0)
@@ -264,7 +266,7 @@ async def test_a_stream_ends_with_the_login_it_was_asked_for_with(
     assert told.text == "data: 1\n\ndata: 2\n\n"
 
 
-async def test_logging_out_ends_the_session(served: Any, token: str) -> None:
+async def test_logout_ends_the_session(served: Any, token: str) -> None:
     async with client(served[0]) as asking:
         found = await asking.post("/login", json={"token": token})
         mine = {"cookie": found.headers["set-cookie"].split(";")[0]}
@@ -273,7 +275,7 @@ async def test_logging_out_ends_the_session(served: Any, token: str) -> None:
         assert (await asking.get("/api/who", headers=mine)).status_code == 401
 
 
-async def test_the_one_time_link_works_once() -> None:
+async def test_one_time_link_works_once() -> None:
     app, logins = made()
     link = logins.link
     async with client(app) as asking:
@@ -287,7 +289,7 @@ async def test_the_one_time_link_works_once() -> None:
         assert (await other.get("/api/who")).status_code == 401
 
 
-async def test_the_cookie_is_a_secure_one_behind_tls(token: str, tokens: TokenFile) -> None:
+async def test_cookie_is_secure_behind_tls(token: str, tokens: TokenFile) -> None:
     settings = ServeSettings(base_url="https://agent.example")
     app, _ = made(settings, tokens)
     async with client(app, url="https://agent.example") as asking:
@@ -299,7 +301,7 @@ async def test_the_cookie_is_a_secure_one_behind_tls(token: str, tokens: TokenFi
 # --- a proxy --------------------------------------------------------------------------------------
 
 
-async def test_a_proxy_is_believed_only_where_it_is_trusted() -> None:
+async def test_only_trusted_proxies_are_believed() -> None:
     proxy = ProxySettings(trusted=["10.0.0.9"], role_header="x-role")
     app, _ = made(ServeSettings(proxy=proxy, allowed_hosts=["agent.example"]))
     said = {"x-forwarded-user": "ada", "x-role": "operator"}

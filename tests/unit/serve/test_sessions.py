@@ -33,7 +33,7 @@ async def served(saver: Any, auth: Path | None) -> Any:
     return await asyncio.to_thread(lambda: create_app(graph, auth=auth, host="127.0.0.1"))
 
 
-async def test_a_login_at_one_server_holds_at_another_until_it_ends(tmp_path: Path) -> None:
+async def test_session_is_shared_between_servers(tmp_path: Path) -> None:
     url, auth = f"sqlite:///{tmp_path}/threads.db", tmp_path / "tokens.json"
     token = await asyncio.to_thread(issue_token, auth, "ada")
     async with open_saver(url) as one, open_saver(url) as two:
@@ -46,7 +46,7 @@ async def test_a_login_at_one_server_holds_at_another_until_it_ends(tmp_path: Pa
             assert (await first.get("/api/threads")).status_code == 401
 
 
-async def test_a_session_outlives_a_restart_and_ends_with_its_token(tmp_path: Path) -> None:
+async def test_session_survives_restart_and_ends_with_its_token(tmp_path: Path) -> None:
     url, auth = f"sqlite:///{tmp_path}/threads.db", tmp_path / "tokens.json"
     token = await asyncio.to_thread(issue_token, auth, "ada")
     async with open_saver(url) as saver, browser(await served(saver, auth)) as asking:
@@ -61,7 +61,7 @@ async def test_a_session_outlives_a_restart_and_ends_with_its_token(tmp_path: Pa
                 await asyncio.sleep(0.1)
 
 
-async def test_a_session_of_the_one_time_link_is_none_at_a_server_with_logins(
+async def test_one_time_link_session_is_invalid_at_other_servers(
     tmp_path: Path,
 ) -> None:
     url, auth = f"sqlite:///{tmp_path}/threads.db", tmp_path / "tokens.json"

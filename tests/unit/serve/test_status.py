@@ -20,7 +20,7 @@ async def items(client: Any, path: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_budgets_tell_what_is_left_of_ones_own(tmp_path: Path) -> None:
+async def test_budgets_show_the_remaining_amounts_of_the_user(tmp_path: Path) -> None:
     budgets = [
         {"steps": 10, "per": "user"},
         {"steps": 7, "per": "tenant", "window": "day"},
@@ -45,7 +45,7 @@ async def test_budgets_tell_what_is_left_of_ones_own(tmp_path: Path) -> None:
         assert (await bob.get(f"/api/budgets?thread_id={thread}")).status_code == 404
 
 
-async def test_workers_are_for_who_oversees(tmp_path: Path) -> None:
+async def test_only_admins_see_workers(tmp_path: Path) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver, served(saver=saver) as client:
         ann, eve = await client(), await client("eve", "auditor")
         rows = Persistence.of(saver).tables
@@ -59,7 +59,7 @@ async def test_workers_are_for_who_oversees(tmp_path: Path) -> None:
         assert await items(ann, "workers") == []
 
 
-async def test_limits_name_slots_and_what_is_out_of_reach() -> None:
+async def test_limits_list_slots_and_open_breakers() -> None:
     @capability_node(max_parallel=2)
     async def fetch() -> Level:
         """Fetch it from a place that is down."""
@@ -78,7 +78,7 @@ async def test_limits_name_slots_and_what_is_out_of_reach() -> None:
         assert "until" in closed["told"]
 
 
-async def test_findings_the_graph_and_evaluations_are_for_who_oversees(tmp_path: Path) -> None:
+async def test_only_admins_see_findings_and_evaluations(tmp_path: Path) -> None:
     run = {"label": "a", "figures": {"passed": 0.5, "seconds": float("nan")}}
     cases = [{"name": "one", "passed": False, "problems": ["- step x"], "request": "secret"}]
     data = {"dataset": "d", "ok": False, "reports": [{**run, "cases": cases}]}

@@ -25,7 +25,7 @@ def capgraph(*words: str):
     return CliRunner().invoke(app, ["token", *words])
 
 
-def test_the_command_prints_the_token_only_and_keeps_its_hash(file: Path) -> None:
+def test_token_command_prints_the_token_and_stores_its_hash(file: Path) -> None:
     made = capgraph("ada", "--role", "operator", "--tenant", "north", "--auth", str(file))
     assert made.exit_code == 0
     [token] = made.stdout.split()
@@ -39,7 +39,7 @@ def test_the_command_prints_the_token_only_and_keeps_its_hash(file: Path) -> Non
     assert (found[0].user_id, found[0].role, found[0].authenticated) == ("ada", "operator", True)
 
 
-def test_revoking_ends_a_token_and_revoking_nobody_is_an_error(file: Path) -> None:
+def test_revoke_removes_a_token_and_rejects_unknown_names(file: Path) -> None:
     issue_token(file, "ada")
     assert capgraph("revoke", "ada", "--auth", str(file)).exit_code == 0
     assert read_tokens(file) == {}
@@ -49,25 +49,25 @@ def test_revoking_ends_a_token_and_revoking_nobody_is_an_error(file: Path) -> No
     assert isinstance(capgraph("revoke", "--auth", str(file)).exception, ConfigurationError)
 
 
-def test_a_person_has_one_role(file: Path) -> None:
+def test_user_has_one_role(file: Path) -> None:
     two = capgraph("ada", "--role", "clerk", "--role", "operator", "--auth", str(file))
     assert "'clerk', 'operator'" in str(two.exception)
     assert not file.exists()
 
 
-def test_a_new_token_takes_the_place_of_the_old_one(file: Path) -> None:
+def test_new_token_replaces_the_old_one(file: Path) -> None:
     old, new = issue_token(file, "ada"), issue_token(file, "ada")
     known = TokenFile(file)
     assert asyncio.run(known.caller(old)) is None
     assert asyncio.run(known.caller(new)) is not None
 
 
-def test_an_expired_token_is_nobodys(file: Path) -> None:
+def test_expired_token_is_rejected(file: Path) -> None:
     token = issue_token(file, "ada", days=-1)
     assert asyncio.run(TokenFile(file).caller(token)) is None
 
 
-def test_a_change_is_seen_without_a_restart(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_is_reloaded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "_REFRESH_SECONDS", 0.0)
     token = issue_token(file, "ada")
 
@@ -85,7 +85,7 @@ def test_a_change_is_seen_without_a_restart(file: Path, monkeypatch: pytest.Monk
     asyncio.run(look())
 
 
-def test_a_file_that_others_can_read_is_refused(file: Path) -> None:
+def test_readable_token_file_is_rejected(file: Path) -> None:
     issue_token(file, "ada")
     os.chmod(file, 0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
@@ -93,7 +93,7 @@ def test_a_file_that_others_can_read_is_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"tokens": 3}', '{"tokens": {"a": {"hush": 1}}}'])
-def test_what_is_no_file_of_tokens_is_told(file: Path, text: str) -> None:
+def test_invalid_token_file_is_rejected(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o600)
     with pytest.raises(ConfigurationError, match="not a token file"):
@@ -103,6 +103,6 @@ def test_what_is_no_file_of_tokens_is_told(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ada", "a\nb", "revoke"])
-def test_odd_names_are_refused(file: Path, name: str) -> None:
+def test_invalid_user_names_are_rejected(file: Path, name: str) -> None:
     with pytest.raises(ConfigurationError):
         issue_token(file, name)

@@ -71,7 +71,7 @@ def serve(url: str, **more: Any) -> dict[str, Any]:
     return {"base_url": "https://agent.example", "webhook": hook}
 
 
-async def test_a_new_question_is_told_once_signed_and_without_content(tmp_path: Path) -> None:
+async def test_question_is_delivered_once_signed_and_without_content(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 't.db'}"
     async with receiving("500 Oh", "302 Found\r\nLocation: http://127.0.0.1:1/") as (got, url):
         for _ in range(2):  # the second server tells nothing again
@@ -101,7 +101,7 @@ async def test_a_new_question_is_told_once_signed_and_without_content(tmp_path: 
         assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
 
 
-async def test_what_is_asked_is_told_where_the_settings_say_so() -> None:
+async def test_content_is_included_if_enabled() -> None:
     async with receiving() as (got, url):
         async with served(serve=serve(url, content=True)) as client:
             await asked(await client())
@@ -113,7 +113,7 @@ async def test_what_is_asked_is_told_where_the_settings_say_so() -> None:
         assert "parameters" not in told["steps"][0]
 
 
-async def test_no_run_waits_for_an_address_that_does_not_answer() -> None:
+async def test_runs_do_not_wait_for_deliveries() -> None:
     async with receiving("hang") as (got, url), served(serve=serve(url)) as client:
         ann = await client()
         _, run = await asked(ann)
@@ -129,7 +129,7 @@ async def test_no_run_waits_for_an_address_that_does_not_answer() -> None:
         got.came.set()
 
 
-async def test_who_cannot_be_reached_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_delivery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with served(serve=serve("http://127.0.0.1:1/")) as client:
         await asked(await client())
         async with asyncio.timeout(20):
@@ -137,7 +137,7 @@ async def test_who_cannot_be_reached_is_named_in_the_log(caplog: pytest.LogCaptu
                 await asyncio.sleep(0.02)
 
 
-def test_what_cannot_be_used_is_an_error_at_the_start() -> None:
+def test_invalid_webhook_settings_fail_at_startup() -> None:
     odd: list[dict[str, Any]] = [
         {"webhook": {"url": "https://user@example.org", "secret": SECRET}},
         {"webhook": {"url": "file:///etc/passwd", "secret": SECRET}},
@@ -151,7 +151,7 @@ def test_what_cannot_be_used_is_an_error_at_the_start() -> None:
             create_app(graph)
 
 
-def test_the_secret_comes_from_the_environment(
+def test_secret_is_read_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent.yml").write_text("serve: {webhook: {url: 'https://example.org/x'}}\n")
