@@ -130,7 +130,7 @@ class DAGWorkflow(BaseWorkflow):
             order = list(TopologicalSorter(predecessors).static_order())
         except CycleError as exc:
             raise ConfigurationError(
-                f"The workflow has a cycle detected at {' → '.join(reversed(exc.args[1]))}.",
+                f"The workflow must be acyclic: cycle detected at {' → '.join(reversed(exc.args[1]))}.",
                 fix="Remove an edge, or use a StateMachineWorkflow, which allows cycles.",
             ) from None
         self._check_names(order, predecessors)
