@@ -360,7 +360,7 @@ def resolve_policies(
         methods = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
         if isinstance(policy, type) or not methods:
             raise ConfigurationError(
-                f"Invalid policy {policy!r}: it has neither 'review' nor 'decide'.",
+                f"Invalid policy {policy!r} in 'policies': it has neither 'review' nor 'decide'.",
                 fix="pass a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
                 " decide(step, view)'.",
             )

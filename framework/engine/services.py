@@ -269,7 +269,10 @@ class Services:
     def requires_other_approver(self) -> bool:
         """True if a capability requires approval by someone other than the requester."""
         capabilities = self.registry.capabilities.values()
-        return any(ApprovalPolicy.from_declaration(spec.requires_approval).not_requester for spec in capabilities)
+        return any(
+            ApprovalPolicy.from_declaration(spec.requires_approval).not_requester
+            for spec in capabilities
+        )
 
     async def warm_up(self) -> None:
         """Fit the selector and import libraries before the first request."""

@@ -74,8 +74,8 @@ async def test_what_is_not_needed_says_so_and_so_does_what_hangs_on_it() -> None
     told = {key: results[key]["not_needed"] for key in "bcd"}
     assert told == {
         "b": "a.value > 100 does not hold.",
-        "c": "it reads 'b', which is not needed.",
-        "d": "it reads 'c', which is not needed.",
+        "c": "it reads 'b', which the plan does not need.",
+        "d": "it reads 'c', which the plan does not need.",
     }
     assert out["execution_outcome"] == {
         "status": "completed",
@@ -158,7 +158,7 @@ async def test_the_time_limit_of_a_step_takes_the_place_of_its_capabilitys() -> 
     agent = build_graph(registered(wait))
     out = await agent.ainvoke(planned(step("a", "wait", timeout=0.05), ANSWER))
     assert status(out) == "failed"
-    assert "took longer than 0.05 s" in said(out)
+    assert "time limit of 0.05 s" in said(out)
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ async def test_a_sync_function_that_takes_too_long_is_left_behind() -> None:
         return "late"
 
     out = await run_plan(build_graph([slow]), {"capability": "slow"})
-    assert "took longer than 0.2 s" in text_of(out)
+    assert "time limit of 0.2 s" in text_of(out)
     assert not ended.is_set()
     go_on.set()
     assert await asyncio.to_thread(ended.wait, 60)
@@ -959,7 +959,7 @@ async def test_a_class_that_the_registry_does_not_know_is_told_when_it_is_return
         caplog.clear()
         graph = build_graph(items)
         await graph.ainvoke({"messages": [("user", "How deep?")], "planning_execution_plan": given})
-        assert ("Write provides = [Depth]" in caplog.text) is told
+        assert ("declare provides = [Depth]" in caplog.text) is told
 
 
 def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from capgraph.governance import (
     RetryExhausted,
     TimedOut,
 )
-from capgraph.governance.model_call_adjuster import _shorter
+from capgraph.governance.model_call_adjuster import _drop_oldest
 from capgraph.state import AgentState
 from capgraph.stores import open_saver
 from capgraph.telemetry import ModelPricing
@@ -282,9 +282,9 @@ def test_a_shorter_conversation_keeps_instructions_and_the_last_message() -> Non
         AIMessage("b" * 100),
         HumanMessage("c" * 100),
     ]
-    assert [m.text[0] for m in _shorter(said, 1)] == ["s", "b", "c"]
-    assert [m.text[0] for m in _shorter(said, 3)] == ["s", "c"]
-    assert [m.text[0] for m in _shorter(said, 50)] == ["s", "c"]
+    assert [m.text[0] for m in _drop_oldest(said, 1)] == ["s", "b", "c"]
+    assert [m.text[0] for m in _drop_oldest(said, 3)] == ["s", "c"]
+    assert [m.text[0] for m in _drop_oldest(said, 50)] == ["s", "c"]
 
 
 @pytest.mark.parametrize(
