@@ -139,7 +139,7 @@ def test_check_warns_of_what_works_otherwise_than_one_may_think(capgraph, home):
         "'pay' has effect='once', but there is no saver",
         "offline_toys, line 14: a call with its own callbacks",
         "'ask_a_model' has no examples",
-        "capabilities.payy configures a capability that is not registered",
+        "capabilities.payy: no capability with this name is registered",
     ):
         assert words in told, words
     _, out, _ = capgraph("check", "--json")
