@@ -133,7 +133,7 @@ def test_check_says_what_new_code_could_not_take_over(capgraph: Command) -> None
     found = capgraph("check", "--db", "t.db", "--json")
     told = [one for one in json.loads(found.output) if one["area"] == "threads"]
     assert (found.exit_code, [one["level"] for one in told]) == (2, ["error"])
-    assert told[0]["text"].startswith("one, approval: What is asked about the step")
+    assert told[0]["text"].startswith("one, approval: The approval request for the step")
     change("    colour: str", "    colour: str\n    hue: int")
     found = capgraph("check", "--db", "t.db")
     assert "one, context: The stored context SKY." in found.output
@@ -150,7 +150,7 @@ def test_check_reads_what_is_encrypted(capgraph: Command) -> None:
     Path("capgraph.yml").write_text("name: painter\nmodules: [painter]\n")
     found = capgraph("check", "--db", "t.db")
     assert found.exit_code == 2
-    assert "one, state: A checkpoint of thread 'one' cannot be read" in found.output
+    assert "one, state: A checkpoint of thread_id 'one' cannot be read" in found.output
 
 
 def test_a_set_of_turns_is_replayed(asked: Command) -> None:

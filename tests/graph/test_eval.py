@@ -82,7 +82,7 @@ def test_failures_are_shown_with_a_diff_and_fail_the_command(run: Command, folde
     assert "  + step add\n" in result.output
     assert "  - the answer has no number 4\n" in result.output
     assert "answer: The total is 3." in result.output
-    assert "Below: passed is 0.500, below 1" in result.output
+    assert "Below threshold: passed is 0.500, below 1" in result.output
 
 
 def test_least_values_of_the_set_decide(run: Command, folder: Path) -> None:
@@ -98,7 +98,7 @@ def test_least_values_of_the_set_decide(run: Command, folder: Path) -> None:
     write(SET.replace("[read, add]", "[read, add, add]"), "{passed: 0, node_f1: 0.9}")
     result = run("set.yml")
     assert result.exit_code == 1
-    assert "Below: node_f1 is 0.800, below 0.9" in result.output
+    assert "Below threshold: node_f1 is 0.800, below 0.9" in result.output
 
 
 def test_two_configurations_side_by_side(run: Command, folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_figures_on_standard_output_are_json_alone(run: Command) -> None:
     ("arguments", "words"),
     [
         (["none.yml"], "cannot be read"),
-        (["set.yml", "--case", "sing"], "Its cases are total, song"),
+        (["set.yml", "--case", "sing"], "total, song"),
         (["set.yml", "--compare", "less.yml"], "unknown capability 'add'"),
         (["set.yml", "--config", "none.yml"], "cannot be read"),
         (["set.yml", "--json", "agent.yml/x.json"], "cannot be written"),
