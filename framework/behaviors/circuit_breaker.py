@@ -462,7 +462,7 @@ class CircuitBreakerBehavior:
             _, _, (state, remaining) = self._rules.inspect(values.get(self._prefix + name), now)
             if state is CircuitState.OPEN:
                 until = _format_time(clock, remaining)
-                reasons[capability] = f"out of reach until {until}: {name} failed again and again"
+                reasons[capability] = f"unavailable until {until}: {name} failed repeatedly"
         return reasons
 
     @property

@@ -182,8 +182,8 @@ async def test_a_model_that_plans_is_told() -> None:
     await ask(build_graph([tank.capability], clock=clock), READ)
     graph = build_graph([tank.capability], model={"planning": model}, clock=clock)
     await ask(graph)
-    assert "read: out of reach until" in heard[0]
-    assert "gauge failed again and again" in heard[0]
+    assert "read: unavailable until" in heard[0]
+    assert "gauge failed repeatedly" in heard[0]
 
 
 @pytest.mark.parametrize(
