@@ -136,7 +136,7 @@ async def test_progress_is_streamed() -> None:
         for event in events
         if event.HasField("status_update") and event.status_update.status.HasField("message")
     ]
-    assert told[:2] == ["level began", "level ended"]
+    assert told[:2] == ["level started", "level finished"]
     assert events[-1].status_update.status.state == DONE
 
 

@@ -75,7 +75,7 @@ async def test_ask_is_a_run_that_tells_how_far_it_is(mode: str) -> None:
         assert found.structured_content["status"] == "completed"
         assert "7" in text(found)
         said = [message for *_, message in told]
-        assert said[:3] == ["A plan of 2 steps", "level began", "level ended"]
+        assert said[:3] == ["Plan with 2 steps", "level started", "level ended"]
         assert [done for done, *_ in told] == sorted({done for done, *_ in told})
         thread = found.structured_content["thread"]
         again = await mcp.call_tool("ask", {"message": "Read the level", "thread": thread})
