@@ -75,7 +75,7 @@ async def test_ask_is_a_run_that_tells_how_far_it_is(mode: str) -> None:
         assert found.structured_content["status"] == "completed"
         assert "7" in text(found)
         said = [message for *_, message in told]
-        assert said[:3] == ["Plan with 2 steps", "level started", "level ended"]
+        assert said[:3] == ["Plan with 2 steps", "level started", "level finished"]
         assert [done for done, *_ in told] == sorted({done for done, *_ in told})
         thread = found.structured_content["thread"]
         again = await mcp.call_tool("ask", {"message": "Read the level", "thread": thread})
@@ -217,7 +217,7 @@ async def test_a_client_of_the_first_generation(first_generation: Path) -> None:
     assert found["tools"] == ["ask"]
     assert "900" in found["asked"][1]["message"]
     assert found["result"]["status"] == "completed"
-    assert "open_valve began" in " ".join(message for *_, message in found["told"])
+    assert "open_valve started" in " ".join(message for *_, message in found["told"])
     assert OpenValve.opened == [4.0]
     assert left["result"]["status"] == "waiting"
     assert f"{url}/?thread=" in left["result"]["text"]
