@@ -78,7 +78,7 @@ def test_nothing_else_reads_a_private_name_of_langgraph() -> None:
 
 
 # Places that still read one; the list only shrinks.
-KNOWN = {("run.py", "__interrupt__"), ("approval.py", "__pregel")}
+KNOWN = {("evaluator.py", "__interrupt__"), ("approval.py", "__pregel")}
 
 
 async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None:

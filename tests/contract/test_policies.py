@@ -297,8 +297,8 @@ class _Nods:
     ("policy", "told"),
     [
         (_Raises(), "the policy server is away"),
-        (_Shrugs(), "said none about the plan, which is no verdict"),
-        (_Nods(), "said true about the step 'a'"),
+        (_Shrugs(), "verdict of a policy for the plan: none"),
+        (_Nods(), "(look): true"),
     ],
 )
 async def test_a_policy_that_gives_no_verdict_allows_nothing(
