@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.ports import STAGES
+from capgraph.base.ports import STAGES, Middleware, ModelCallMiddleware
 
 WrapFunction = Callable[[Any, Any], Any]
 """Coroutine function of the attempt and ``call_next``."""
@@ -31,9 +31,21 @@ class FunctionMiddleware:
         return f"middleware {self._name}"
 
 
+@overload
+def middleware(
+    *, stage: str, wraps: Literal["step"] = "step", order: int = 1_000
+) -> Callable[[WrapFunction], Middleware]: ...
+
+
+@overload
+def middleware(
+    *, stage: str, wraps: Literal["model_call"], order: int = 1_000
+) -> Callable[[WrapFunction], ModelCallMiddleware]: ...
+
+
 def middleware(
     *, stage: str, wraps: Literal["step", "model_call"] = "step", order: int = 1_000
-) -> Callable[[WrapFunction], FunctionMiddleware]:
+) -> Callable[[WrapFunction], Any]:
     """Return a decorator that turns a coroutine function into middleware.
 
     Args:
@@ -54,14 +66,14 @@ def middleware(
     if stage not in STAGES or wraps not in ("step", "model_call"):
         raise ConfigurationError(
             f"Invalid middleware: stage={stage!r}, wraps={wraps!r}.",
-            fix=f"use a stage of {', '.join(STAGES)}, and wraps='step' or 'model_call'.",
+            fix=f"Use a stage of {', '.join(STAGES)}, and wraps='step' or 'model_call'.",
         )
 
     def decorate(function: WrapFunction) -> FunctionMiddleware:
         if not inspect.iscoroutinefunction(function):
             raise ConfigurationError(
                 f"Invalid middleware {function!r}: it is not a coroutine function.",
-                fix="define it with 'async def'.",
+                fix="Define it with 'async def'.",
             )
         return FunctionMiddleware(function, stage, wraps, order)
 
