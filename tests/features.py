@@ -31,7 +31,7 @@ def rows_of(decorator: ast.expr) -> list[str]:
     return []
 
 
-def tests_by_row() -> dict[str, list[str]]:
+def collect_tests() -> dict[str, list[str]]:
     """Return the tests of each row: ``tests/unit/…/test_x.py::test_name``, or a whole file."""
     found = defaultdict(list)
     for path in sorted(TESTS.rglob("test_*.py")):
@@ -52,7 +52,7 @@ def tests_by_row() -> dict[str, list[str]]:
 
 def main() -> None:
     """Print each row with its tests."""
-    tests = tests_by_row()
+    tests = collect_tests()
     for row in listed_rows():
         print(row, *tests.get(row, ["(no test)"]), sep="\n    ")
 

@@ -214,9 +214,7 @@ def _read_output(values: Any, subject: str) -> dict[str, Any]:
     outcome = values.get("execution_outcome") or {}
     last_text = (values.get("messages") or [{}])[-1].get("content")
     if outcome.get("status", "completed") != "completed":
-        raise remote_failure(
-            f"{subject} failed", str(outcome.get("reason") or last_text)
-        )
+        raise remote_failure(f"{subject} failed", str(outcome.get("reason") or last_text))
     for output in (values.get("output"), values.get("structured_response"), last_text):
         if output is not None:
             return {"output": output}

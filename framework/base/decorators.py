@@ -80,7 +80,9 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
     check_attributes(target, BaseCapability, accepted_names("class"))
     if not issubclass(target, BaseCapability):
         _add_defaults(target)
-    spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.from_class(target)
+    spec = (
+        target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.from_class(target)
+    )
 
     target.langgraph_node = NodeDescriptor(GraphNode(spec))  # type: ignore[attr-defined]
     target.capability_spec = spec  # type: ignore[attr-defined]

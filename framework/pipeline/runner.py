@@ -153,7 +153,9 @@ class StepRunner:
         if execution.flow is not None:
             record = execution.flow.label_record(record, spec, execution.labels, context.view)
         if outer is not None:
-            outer.nested_effects |= effects_for_parent(record, outer.key, Undo.from_declaration(spec.undo))
+            outer.nested_effects |= effects_for_parent(
+                record, outer.key, Undo.from_declaration(spec.undo)
+            )
         for labels in record.labels.values():
             propagate_labels(labels)
         return record

@@ -67,7 +67,9 @@ async def load_full_checkpoint(
     Raises:
         PersistenceError: A delta channel is unknown to all graphs of this saver.
     """
-    own_channels = {name: key.reducer for name, key in StateSchema.from_class(AgentState).keys.items()}
+    own_channels = {
+        name: key.reducer for name, key in StateSchema.from_class(AgentState).keys.items()
+    }
     known = {**own_channels, **persistence.channels}
     channels = {
         name: channel

@@ -43,6 +43,7 @@ def scripted(*answers: Any) -> ScriptedModel:
     return ScriptedModel(responses=list(answers))
 
 
+@pytest.mark.row("G17")
 def test_steps_and_results_are_plain_values() -> None:
     step = AgentStep("think", "add")
     assert (step.action_input, step.observation, step.metadata) == ({}, "", {})
@@ -52,6 +53,7 @@ def test_steps_and_results_are_plain_values() -> None:
     assert AgentResult("x", [step], {"a": 1}, False, "why").error == "why"
 
 
+@pytest.mark.row("G18")
 @pytest.mark.parametrize(
     ("make", "script"),
     [
@@ -88,6 +90,7 @@ async def test_every_agent_has_the_same_doors(make: Any, script: list[Any]) -> N
     assert graph.get_graph().draw_mermaid()
 
 
+@pytest.mark.row("G21")
 @pytest.mark.parametrize("kept", ["saver", "store"])
 async def test_a_resumed_run_does_nothing_again(kept: str, tmp_path: Any) -> None:
     ran: Counter[str] = Counter()
@@ -118,6 +121,7 @@ class Deps:
     unit: str
 
 
+@pytest.mark.row("G23")
 async def test_the_context_is_that_of_the_tools_of_every_agent() -> None:
     @tool
     def level(runtime: ToolRuntime[Deps]) -> str:
@@ -143,6 +147,7 @@ async def test_the_output_is_of_the_form() -> None:
     assert (await agent.execute("?")).output == Sum(value=4)
 
 
+@pytest.mark.row("G22")
 async def test_limits_name_themselves() -> None:
     endless = ScriptedModel(responses=lambda asked: calls(call("add", a=len(asked.messages), b=1)))
     result = await ReActAgent(endless, tools=[add], max_steps=2).execute("?")
@@ -162,6 +167,7 @@ async def test_limits_name_themselves() -> None:
     assert result.output == "four"
 
 
+@pytest.mark.row("G18")
 async def test_a_subclass_with_two_methods_is_complete() -> None:
     class Mine(BaseAgent):
         async def execute(self, task: str, context: Any = None) -> AgentResult:
@@ -232,6 +238,7 @@ async def test_an_agent_that_reached_its_limit_is_a_failed_step() -> None:
     assert "max_steps=2" in str(out["control_error_info"])
 
 
+@pytest.mark.row("G19")
 async def test_a_capability_is_a_tool_of_an_agent() -> None:
     PAID.clear()
     clerk = tool_capability(pay, effect="once")
@@ -270,6 +277,7 @@ def server() -> Iterator[OpenAIServer]:
         yield running
 
 
+@pytest.mark.row("G19")
 async def test_a_model_behind_http_calls_tools(server: OpenAIServer) -> None:
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr

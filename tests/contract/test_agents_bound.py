@@ -83,6 +83,7 @@ HELP = {"context_key": "h", "capability": "helper", "task_objective": "Help"}
 ASKED = calls(call("pay", "1", whom="Ann"), call("add", "2", a=1, b=2))
 
 
+@pytest.mark.row("G19")
 async def test_tools_pass_the_stages_and_are_seen() -> None:
     sink = RingBufferSink()
     services = bind([once()], sinks=[sink])
@@ -93,6 +94,7 @@ async def test_tools_pass_the_stages_and_are_seen() -> None:
     assert PAID == {"Ann": 1}
 
 
+@pytest.mark.row("T32")
 async def test_two_calls_are_two_effects() -> None:
     services = bind([once()])
     both = calls(call("pay", "1", whom="Ann"), call("pay", "2", whom="Ann"))
@@ -101,6 +103,7 @@ async def test_two_calls_are_two_effects() -> None:
     assert result.success
 
 
+@pytest.mark.row("G19")
 async def test_a_person_is_asked_and_answers_by_resume() -> None:
     services = bind([once(requires_approval=True)])
     agent = agent_with(services, ASKED, "Done.")
@@ -125,6 +128,7 @@ async def test_a_person_is_asked_and_answers_by_resume() -> None:
     assert (result.output, PAID) == ("Then not.", {"Ann": 1})
 
 
+@pytest.mark.row("G19")
 async def test_permissions_hold_for_tools_that_were_only_given_to_the_agent() -> None:
     policy = PermissionPolicy([RolePermissionConfig("reader", PermissionMode.READ_ONLY)])
     services = bind([once()], permissions=policy)
@@ -136,6 +140,7 @@ async def test_permissions_hold_for_tools_that_were_only_given_to_the_agent() ->
     assert PAID == {}
 
 
+@pytest.mark.row("T17")
 @pytest.mark.parametrize(
     ("action", "tries", "told"),
     [
@@ -309,6 +314,7 @@ class Page(CapabilityContext):
     text: str
 
 
+@pytest.mark.row("I3")
 @pytest.mark.parametrize("alone", [True, False])
 async def test_what_an_agent_heard_before_it_was_resumed_reaches_its_effects(alone: bool) -> None:
     @capability_node
@@ -348,6 +354,7 @@ async def test_what_an_agent_heard_before_it_was_resumed_reaches_its_effects(alo
         assert "untrusted" in step["reason"]
 
 
+@pytest.mark.row("I3")
 @pytest.mark.parametrize("kind", ["agents", "capabilities", "run by hand"])
 async def test_what_one_member_has_read_reaches_what_the_next_one_does(kind: str) -> None:
     @capability_node
@@ -394,6 +401,7 @@ async def test_what_one_member_has_read_reaches_what_the_next_one_does(kind: str
     assert out["metadata"]["labels"].keys() == {"untrusted"}
 
 
+@pytest.mark.row("I3")
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("kind", ["dag", "machine", "events", "team"])
 async def test_what_a_node_gave_before_a_question_reaches_effects_after_it(

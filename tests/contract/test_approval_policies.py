@@ -74,6 +74,7 @@ def desk(agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
+@pytest.mark.row("A1")
 @pytest.mark.parametrize("path", PATHS)
 async def test_two_other_people_have_to_agree(desk: Any, path: str) -> None:
     it = desk(path, TWO)
@@ -94,6 +95,7 @@ async def test_two_other_people_have_to_agree(desk: Any, path: str) -> None:
     assert it.paid == [5]
 
 
+@pytest.mark.row("A1")
 @pytest.mark.parametrize("path", PATHS)
 async def test_one_person_twice_is_one(desk: Any, path: str) -> None:
     it = desk(path, ApprovalPolicy(approvers=2))
@@ -159,6 +161,7 @@ async def test_who_began_a_run_pays_for_all_nodes_of_a_graph_of_ones_own(by: str
             assert await limiter.try_acquire(user) is (not used)
 
 
+@pytest.mark.row("A1")
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_rejection_ends_it_however_many_have_agreed(desk: Any, path: str) -> None:
     it = desk(path, ApprovalPolicy(approvers=3))
@@ -169,6 +172,7 @@ async def test_a_rejection_ends_it_however_many_have_agreed(desk: Any, path: str
     assert out["control_has_error"] or status(out) == "failed"
 
 
+@pytest.mark.row("A2")
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer_to_a_question_that_lapsed_does_not_count(desk: Any, path: str) -> None:
     it = desk(path, ApprovalPolicy(expires_seconds=60))
@@ -182,6 +186,7 @@ async def test_an_answer_to_a_question_that_lapsed_does_not_count(desk: Any, pat
     assert it.paid == [5]
 
 
+@pytest.mark.row("A2")
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_first_of_two_agreements_lapses_while_the_second_is_waited_for(
     desk: Any, path: str
@@ -207,6 +212,7 @@ async def test_the_first_of_two_agreements_lapses_while_the_second_is_waited_for
     assert it.paid == [5]
 
 
+@pytest.mark.row("A2")
 async def test_an_agreement_that_lapses_while_the_step_waits_is_asked_for_again(
     agent: Any, step: Any
 ) -> None:
@@ -239,6 +245,7 @@ async def test_an_agreement_that_lapses_while_the_step_waits_is_asked_for_again(
     assert (len(tries), status(out)) == (2, "completed")
 
 
+@pytest.mark.row("A3")
 @pytest.mark.parametrize("path", PATHS)
 async def test_no_standing_rule_stands_for_a_person(desk: Any, path: str) -> None:
     store = InMemoryStore()
@@ -252,6 +259,7 @@ async def test_no_standing_rule_stands_for_a_person(desk: Any, path: str) -> Non
     assert it.paid == []
 
 
+@pytest.mark.row("A3")
 async def test_the_requester_cannot_switch_the_others_off(agent: Any, step: Any) -> None:
     paid: list[int] = []
     pay = payer(paid, requires_approval=TWO)
@@ -290,6 +298,7 @@ async def test_who_agreed_stands_in_the_state_and_in_an_event(desk: Any) -> None
     assert state.values["approval_decisions"]["a"]["by"] == "carol"
 
 
+@pytest.mark.row("A3")
 async def test_who_a_server_authenticated_is_the_one_who_agrees(desk: Any) -> None:
     it = desk("router", ApprovalPolicy(not_requester=True))
     alice = {"thread_id": "1", "langgraph_auth_user": {"identity": "alice"}}
@@ -300,6 +309,7 @@ async def test_who_a_server_authenticated_is_the_one_who_agrees(desk: Any) -> No
     assert it.paid == []
 
 
+@pytest.mark.row("A2")
 async def test_an_agreement_serves_one_step(agent: Any, step: Any) -> None:
     """A step that was agreed to and done does not lend its agreement to those that do it again."""
     paid: list[int] = []
@@ -319,6 +329,7 @@ async def test_an_agreement_serves_one_step(agent: Any, step: Any) -> None:
     assert [entry["context_key"] for entry in question(out)["steps"]] == ["b", "c"]
 
 
+@pytest.mark.row("A4")
 async def test_what_is_shown_holds_nothing_that_deceives(agent: Any, step: Any) -> None:
     paid: list[int] = []
     told = step("a", "pay", {"order": "pay\u202e01\u202c\u200bPal\x1b[31m"})
@@ -386,6 +397,7 @@ async def test_an_answer_that_does_not_count_is_none_in_the_state(desk: Any) -> 
     assert "refused" not in out["approval_decisions"]["a"]
 
 
+@pytest.mark.row("T14")
 async def test_people_answer_from_processes_of_their_own(tmp_path: Any, step: Any) -> None:
     """Each asks and answers with a graph, a saver and a connection of their own."""
     paid: list[int] = []

@@ -16,6 +16,8 @@ from capgraph import BaseCapability, CapabilityContext, capability_node
 from capgraph.base import CapabilityError, CapgraphError, ErrorSeverity
 from tests.support.doors import answer, last_words, question, shown, status
 
+pytestmark = pytest.mark.row("A2")
+
 
 class Amount(BaseModel):
     amount: int = Field(1, gt=0)
@@ -361,6 +363,7 @@ async def test_an_unknown_parameter_of_an_edit_is_a_problem(
     assert paid == [(5, "EUR", None)]
 
 
+@pytest.mark.row("A4")
 @pytest.mark.parametrize("size", [19_990, 20_000, 30_000, 3_000_000])
 async def test_what_is_not_shown_whole_cannot_be_approved(agent: Any, step: Any, size: int) -> None:
     ran: list[int] = []

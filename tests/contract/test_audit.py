@@ -122,6 +122,7 @@ async def test_what_happened_is_kept_beside_the_threads(tmp_path: Path, pay: Any
     assert SECRET not in json.dumps(records), "digests, not content"
 
 
+@pytest.mark.row("T35")
 async def test_who_agreed_is_kept(tmp_path: Path, pay: Any) -> None:
     @capability_node
     class Ask(pay):  # type: ignore[misc]
@@ -169,6 +170,7 @@ async def refused(saver: Any, graph: Any, given: Any = GIVEN) -> list[dict[str, 
     return [{"kind": r["kind"], **r["data"]} for r in records if r["kind"] in ("refused", "guard")]
 
 
+@pytest.mark.row("T35")
 async def test_a_stop_is_kept(saver: Any, pay: Any) -> None:
     graph = build_graph([Paid, pay], checkpointer=saver, audit=True)
     await stop(saver, thread="t", reason=SECRET)
@@ -185,6 +187,7 @@ async def test_what_a_budget_does_not_hold_is_kept(saver: Any, pay: Any) -> None
     assert pay.done == []
 
 
+@pytest.mark.row("T35")
 async def test_what_guards_say_is_kept(saver: Any, pay: Any) -> None:
     class Small:
         def check_pre(self, *, role: str, tool: str, arguments: Any) -> GuardrailOutcome:
@@ -260,6 +263,7 @@ async def test_what_stands_in_for_a_refused_call_of_a_model_hides_nothing(saver:
     assert found["key"] == "model answer"
 
 
+@pytest.mark.row("T35")
 async def test_what_cannot_be_written_stops_the_effect(tmp_path: Path, pay: Any) -> None:
     log = AuditLog(tmp_path / "no" / "folder" / "a.jsonl")
     graph = build_graph([Paid, pay], audit=log)

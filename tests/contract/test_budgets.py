@@ -74,6 +74,7 @@ def chatter(times: int, *, form: str = "async", cost: float = 0.0) -> Any:
     return Chatter
 
 
+@pytest.mark.row("T13")
 @pytest.mark.parametrize("form", ["async", "thread"])
 async def test_no_call_is_sent_past_the_budget(agent: Any, step: Any, form: str) -> None:
     model = ScriptedModel(responses=answer(5))
@@ -90,6 +91,7 @@ async def test_no_call_is_sent_past_the_budget(agent: Any, step: Any, form: str)
     assert "requests is limited to 3" in last_words(out)
 
 
+@pytest.mark.row("T13")
 @pytest.mark.parametrize("first", ["meter", "cashier"])
 async def test_a_call_counts_once_whoever_is_told_of_its_end_first(
     agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch, first: str
@@ -251,6 +253,7 @@ async def test_each_turn_begins_anew_and_a_thread_goes_on(agent: Any, step: Any)
         assert status(await soon(it.ask(thread="u"))) == "completed"
 
 
+@pytest.mark.row("T13")
 @pytest.mark.parametrize(("asks", "steps"), [("asking", 1), ("around", 2)])
 async def test_a_question_in_a_step_counts_it_once(
     agent: Any, step: Any, tmp_path: Path, asks: str, steps: int
@@ -445,6 +448,7 @@ def test_a_budget_that_is_none_is_refused_when_the_graph_is_built(wrong: Any, ag
         agent(Gauge, chatter(0), budget=wrong)
 
 
+@pytest.mark.row("T13")
 async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
     agent: Any, step: Any
 ) -> None:
@@ -469,6 +473,7 @@ async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
     assert "1.2 more is required" in last_words(out)
 
 
+@pytest.mark.row("T13")
 @pytest.mark.parametrize("durable", [False, True])
 async def test_what_a_plan_will_need_is_held_while_it_runs(
     agent: Any, step: Any, tmp_path: Path, durable: bool
@@ -569,6 +574,7 @@ async def test_a_model_that_plans_reads_what_is_left() -> None:
     assert out["execution_outcome"]["budget_left"]["requests"] == 7 - len(model.calls)
 
 
+@pytest.mark.row("T28")
 async def test_several_budgets_hold_together(agent: Any, step: Any) -> None:
     model = ScriptedModel(responses=answer(9))
     it = agent(

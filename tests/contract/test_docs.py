@@ -89,7 +89,7 @@ def options_of(command: Any) -> list[Any]:
 
 @pytest.mark.parametrize("line", shown_commands())
 def test_a_shown_command_can_be_typed(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = shlex.split(line)[1:]
+    arguments = shlex.split(line, comments=True)[1:]
     command = inert_command()
     if arguments[0] in {option for p in options_of(command) for option in p.opts}:
         return  # of the command itself; some of them would act
@@ -278,34 +278,6 @@ def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
     assert question[1] in " ".join(readme.split())
     picture = (DOCS / "_make_picture.py").read_text(encoding="utf-8")
     assert question[1] in re.sub(r'"\s*"', "", picture)
-
-
-def named_tests() -> list[Any]:
-    """Return the tests that pages name as holding something, each with its file."""
-    found, file = [], ""
-    page = "".join(
-        (DOCS / name).read_text(encoding="utf-8") for name in ("guarantees.md", "features.md")
-    )
-    for path, name in re.findall(r"`([\w/]*\.py)?(?:::(\w+))?`", page):
-        file = path or file
-        if path or name:
-            found.append(pytest.param(file, name, id=f"{file}::{name}"))
-    return found
-
-
-@pytest.mark.parametrize(("file", "name"), named_tests())
-def test_a_test_that_holds_something_exists(file: str, name: str) -> None:
-    [path] = [p for p in (ROOT / "tests").rglob("*.py") if p.as_posix().endswith(f"/{file}")]
-    assert f"def {name}(" in path.read_text(encoding="utf-8") or not name
-
-
-def test_every_row_of_the_source_system_is_listed_with_its_tests() -> None:
-    page = (DOCS / "features.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([FB]\d+) \|.*\| (`test_.*) \|$", page, re.M)
-    assert [row for row, _ in rows] == [
-        *(f"F{n}" for n in range(1, 7)),
-        *(f"B{n}" for n in range(1, 50)),
-    ]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=named)

@@ -106,6 +106,7 @@ class DatabaseCapability(BaseCapability):
         pass
 
 
+@pytest.mark.row("B13")
 async def test_the_weather_example_as_a_node() -> None:
     update = await WeatherCapability.langgraph_node({"location": "Berkeley"})
     assert update["weather_current_conditions"] == {"location": "Berkeley", "temperature": 18.0}
@@ -114,6 +115,7 @@ async def test_the_weather_example_as_a_node() -> None:
     assert update["execution_step_results"]["0_weather_data"]["success"] is True
 
 
+@pytest.mark.row("B14")
 async def test_the_weather_example_in_a_graph(agent: Any, step: Any) -> None:
     plan = [step("w", "weather_data", LOCATION="here")]
     bench = agent(WeatherCapability, plans=[plan], given=["LOCATION"])
@@ -194,6 +196,7 @@ class Transform(BaseCapability):
         }
 
 
+@pytest.mark.row("B44")
 async def test_the_retrieval_example() -> None:
     capability_node(Search)
     with pytest.raises(ValidationError, match="No query provided"):
@@ -208,6 +211,7 @@ async def test_the_retrieval_example() -> None:
     )
 
 
+@pytest.mark.row("B44")
 async def test_the_transformation_example() -> None:
     capability_node(Transform)
     run = await run_capability(
@@ -252,6 +256,7 @@ class TimeRangeCapability(BaseCapability):
         )
 
 
+@pytest.mark.row("B6")
 def test_the_guides_of_the_time_range_example() -> None:
     capability = TimeRangeCapability()
     guide = capability.orchestrator_guide
@@ -269,6 +274,7 @@ def test_a_guide_without_any_instructions_is_still_an_error() -> None:
         OrchestratorGuide(instructions="x", wen_to_use="y")
 
 
+@pytest.mark.row("B6")
 def test_guides_through_the_prompt_provider() -> None:
     class Ranges(TimeRangeCapability):
         def _create_orchestrator_guide(self):
@@ -356,6 +362,7 @@ async def test_the_orchestrator_example() -> None:
     assert update["planning_execution_plan"]["steps"][0]["capability"] == "respond"
 
 
+@pytest.mark.row("B46")
 async def test_the_quiet_router_example(caplog: pytest.LogCaptureFixture) -> None:
     @infrastructure_node(quiet=True)
     class RouterNode(BaseInfrastructureNode):
@@ -376,6 +383,7 @@ async def test_the_quiet_router_example(caplog: pytest.LogCaptureFixture) -> Non
 # --- supporting types ---------------------------------------------------------------------------
 
 
+@pytest.mark.row("B22")
 def test_the_error_examples() -> None:
     error = ExecutionError(
         severity=ErrorSeverity.RETRIABLE,
@@ -402,6 +410,7 @@ def test_the_error_examples() -> None:
     assert len(error.suggestions) == 3
 
 
+@pytest.mark.row("B23")
 def test_the_result_and_record_examples() -> None:
     now = datetime.now()
     result = ExecutionResult(
@@ -440,6 +449,7 @@ def test_the_result_and_record_examples() -> None:
     assert record.step["capability"] == "weather_retrieval"
 
 
+@pytest.mark.row("B25")
 def test_the_match_examples() -> None:
     matches = []
     for capability, found in (("weather", True), ("search", False)):
@@ -447,6 +457,7 @@ def test_the_match_examples() -> None:
     assert [cap for cap, match in matches if match.is_match] == ["weather"]
 
 
+@pytest.mark.row("B26")
 async def test_the_plan_examples_check_and_run(agent: Any) -> None:
     plan = ExecutionPlan(
         steps=[
@@ -497,6 +508,7 @@ async def test_the_plan_examples_check_and_run(agent: Any) -> None:
     }
 
 
+@pytest.mark.row("B32")
 def test_the_example_and_guide_examples() -> None:
     @dataclass
     class CustomExample(BaseExample):

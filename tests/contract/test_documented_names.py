@@ -121,6 +121,7 @@ def test_the_decorators_take_a_class_bare_or_with_the_documented_keyword() -> No
     assert first.default is None
 
 
+@pytest.mark.row("B36", "B37")
 @pytest.mark.parametrize(
     ("model", "defaults"),
     [
@@ -142,6 +143,7 @@ def test_guides_are_keyword_models_that_need_only_instructions(
         model("When asked")  # type: ignore[call-arg]
 
 
+@pytest.mark.row("B20")
 def test_the_severities() -> None:
     assert issubclass(base.ErrorSeverity, enum.Enum)
     assert {level.name: level.value for level in base.ErrorSeverity} == {
@@ -153,6 +155,7 @@ def test_the_severities() -> None:
     }
 
 
+@pytest.mark.row("B26", "B27")
 def test_fields_of_plans() -> None:
     assert set(get_type_hints(base.PlannedStep)) >= {
         "context_key",
@@ -169,6 +172,7 @@ def test_fields_of_plans() -> None:
     assert base.ExecutionPlan(steps=[]) == {"steps": []}
 
 
+@pytest.mark.row("B29")
 def test_kinds_of_types() -> None:
     for cls in (base.ErrorClassification, base.ExecutionError, base.ExecutionResult):
         assert dataclasses.is_dataclass(cls)
@@ -181,6 +185,7 @@ def test_kinds_of_types() -> None:
     assert issubclass(base.ClassifierExample, base.BaseExample)
 
 
+@pytest.mark.row("B3")
 def test_one_exception_tree() -> None:
     for name in (
         "ValidationError",
@@ -193,6 +198,7 @@ def test_one_exception_tree() -> None:
     assert issubclass(base.FatalExecutionError, RuntimeError)
 
 
+@pytest.mark.row("B3")
 @pytest.mark.parametrize("name", ["ValidationError", "CapabilityError", "InfrastructureError"])
 def test_what_execute_may_raise_is_there_and_means_something(name: str) -> None:
     error = getattr(base, name)
@@ -207,6 +213,7 @@ def test_what_execute_may_raise_is_there_and_means_something(name: str) -> None:
         assert found.severity is base.ErrorSeverity.RETRIABLE
 
 
+@pytest.mark.row("B1")
 def test_class_attributes_of_a_capability() -> None:
     assert base.BaseCapability.name is None
     assert base.BaseCapability.description is None
@@ -216,6 +223,7 @@ def test_class_attributes_of_a_capability() -> None:
     assert base.BaseInfrastructureNode.description is None
 
 
+@pytest.mark.row("B5", "B11")
 def test_default_policies() -> None:
     capability = base.BaseCapability.get_retry_policy()
     assert capability == {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
@@ -223,6 +231,7 @@ def test_default_policies() -> None:
     assert node == {"max_attempts": 2, "delay_seconds": 0.2, "backoff_factor": 1.2}
 
 
+@pytest.mark.row("B4", "B10")
 def test_default_classifications() -> None:
     of_capability = base.BaseCapability.classify_error(
         RuntimeError("boom"), {"capability": "weather"}
@@ -239,6 +248,7 @@ def test_default_classifications() -> None:
     assert of_node.user_message == "Infrastructure error in router: boom"
 
 
+@pytest.mark.row("B8")
 def test_repr_of_both_bases() -> None:
     class TaskExtractionNode(base.BaseInfrastructureNode):
         name = "task_extraction"
@@ -260,6 +270,7 @@ def test_repr_of_both_bases() -> None:
     assert repr(Weather()) == "<Weather: weather>"
 
 
+@pytest.mark.row("B21")
 def test_a_classification_as_prompt_text() -> None:
     found = base.ErrorClassification(
         base.ErrorSeverity.REPLANNING,
@@ -275,6 +286,7 @@ def test_a_classification_as_prompt_text() -> None:
     )
 
 
+@pytest.mark.row("B30")
 def test_an_orchestrator_example_as_prompt_text() -> None:
     example = base.OrchestratorExample(
         step=base.PlannedStep(
@@ -310,6 +322,7 @@ def test_an_orchestrator_example_as_prompt_text() -> None:
     )
 
 
+@pytest.mark.row("B33")
 def test_a_classifier_example_as_prompt_text() -> None:
     example = base.ClassifierExample("What's the weather like?", True, "Direct weather request")
     line = (
@@ -323,6 +336,7 @@ def test_a_classifier_example_as_prompt_text() -> None:
     )
 
 
+@pytest.mark.row("B35")
 def test_examples_are_joined() -> None:
     one = base.ClassifierExample("a", True, "x")
     two = base.ClassifierExample("b", False, "y")
@@ -333,6 +347,7 @@ def test_examples_are_joined() -> None:
     assert numbered == f"**Example 1:**\n{texts[0]}\n**Example 2:**\n{texts[1]}"
 
 
+@pytest.mark.row("B28")
 def test_a_plan_file(tmp_path: Path) -> None:
     plan = base.ExecutionPlan(steps=[{"context_key": "größe", "capability": "messen"}])
     path = tmp_path / "new" / "folder" / "plan.json"
@@ -347,6 +362,7 @@ def test_a_plan_file(tmp_path: Path) -> None:
     assert base.load_execution_plan_from_file(str(path)) == plan
 
 
+@pytest.mark.row("B44", "B45")
 def test_documented_state_keys_are_declared() -> None:
     from capgraph.state import STATE_KEYS
 
@@ -419,6 +435,7 @@ def test_helpers_live_where_the_documentation_imports_them_from() -> None:
         getattr(streamer, kind)("said")
 
 
+@pytest.mark.row("B42")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -441,6 +458,7 @@ def test_the_prompt_provider_has_a_builder_for(kind: str) -> None:
     assert callable(builder.get_classifier_guide)
 
 
+@pytest.mark.row("B42")
 def test_an_unknown_prompt_application_is_an_error() -> None:
     from capgraph.prompts import get_framework_prompts
 
@@ -448,6 +466,7 @@ def test_an_unknown_prompt_application_is_an_error() -> None:
         get_framework_prompts("nowhere")
 
 
+@pytest.mark.row("B24")
 def test_records_take_their_end_from_the_result() -> None:
     now = datetime.now(UTC)
     result = base.ExecutionResult(success=True, data=1, start_time=now, end_time=now)

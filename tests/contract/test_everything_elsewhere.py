@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
+import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -128,6 +129,7 @@ async def test_servers_agents_and_graphs_in_one_plan(tmp_path: Path) -> None:
     assert log.read_text().splitlines().count("put 7") == 1
 
 
+@pytest.mark.row("G7")
 async def test_what_a_stranger_calls(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert inspect.iscoroutinefunction(mcp_capabilities)

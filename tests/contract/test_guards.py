@@ -128,6 +128,7 @@ def note(out: dict[str, Any]) -> Any:
 # --- what goes in -------------------------------------------------------------------------------
 
 
+@pytest.mark.row("T7")
 @pytest.mark.parametrize(
     "where",
     [step(INJECTION), step(nested={"a": ["fine", INJECTION]}), step(nested={INJECTION: ["a"]})],
@@ -141,6 +142,7 @@ async def test_a_parameter_is_seen_however_deep_it_stands(where: dict[str, Any])
     assert INJECTION not in said(out), "what a guard found does not leave by its reason"
 
 
+@pytest.mark.row("T7")
 async def test_inputs_are_seen_with_the_parameters() -> None:
     @capability_node
     async def publish(note: Note, channel: str = "a") -> Note:
@@ -159,6 +161,7 @@ async def test_inputs_are_seen_with_the_parameters() -> None:
     assert seen["channel"] == "a", "defaults are filled in"
 
 
+@pytest.mark.row("G11")
 async def test_the_error_names_every_rule_and_guard_that_objects() -> None:
     rules = [
         GuardrailRule("short", max_length=5, apply_to="input"),
@@ -172,6 +175,7 @@ async def test_the_error_names_every_rule_and_guard_that_objects() -> None:
     assert "later" not in said(out)
 
 
+@pytest.mark.row("G11")
 async def test_guards_of_the_graph_and_of_a_capability_are_all_named() -> None:
     own = [GuardrailBehavior(guardrails=[PatternGuardrail(["hello"], name="own")])]
     out = await run(writer([], behaviors=own), PatternGuardrail(["hello"], name="shared"))
@@ -232,6 +236,7 @@ async def test_an_author_does_not_interpret_what_a_guard_refuses() -> None:
 # --- what comes out -----------------------------------------------------------------------------
 
 
+@pytest.mark.row("G11")
 async def test_a_refused_result_reaches_neither_state_nor_answer_nor_a_second_look() -> None:
     ran: list[Any] = []
     graph = made(writer(ran, INJECTION, effect="once"), PromptInjectionGuardrail())
@@ -303,6 +308,7 @@ async def test_a_rejected_result_is_not_given() -> None:
     assert "first" not in json.dumps(out.get("capability_context_data") or {})
 
 
+@pytest.mark.row("G11")
 async def test_a_failure_says_nothing_that_a_guard_would_not_let_pass() -> None:
     broken = CapabilityError(f"The server said: {INJECTION}")
     out = await run(writer([], broken), PromptInjectionGuardrail())
@@ -482,6 +488,7 @@ async def test_a_hundred_runs_over_one_guard_keep_nothing_of_each_other() -> Non
 # --- how guards are asked -----------------------------------------------------------------------
 
 
+@pytest.mark.row("T7")
 def test_guards_of_both_kinds_are_asked_on_every_path() -> None:
     guards = [Says(), AsyncSays()]
     capability = writer([], behaviors=[GuardrailBehavior(guardrails=guards)])
@@ -492,6 +499,7 @@ def test_guards_of_both_kinds_are_asked_on_every_path() -> None:
         assert guard.seen[0][3]["words"] == "hello"
 
 
+@pytest.mark.row("T7")
 def test_an_async_guard_refuses_in_a_synchronous_run() -> None:
     ran: list[Any] = []
     capability = writer(
@@ -501,6 +509,7 @@ def test_an_async_guard_refuses_in_a_synchronous_run() -> None:
     assert (ran, status(out)) == ([], "failed")
 
 
+@pytest.mark.row("T7")
 @pytest.mark.parametrize("answer", [None, True, "yes"])
 async def test_a_guard_that_says_nothing_is_no_yes(answer: Any) -> None:
     class Forgets:
@@ -670,6 +679,7 @@ async def test_no_word_of_an_answer_is_streamed_before_it_passed(mode: Any) -> N
         ]
 
 
+@pytest.mark.row("G11")
 @pytest.mark.parametrize("decision", ["approve", "reject"])
 async def test_a_person_is_asked_about_an_answer_before_it_is_given(
     tmp_path: Path, decision: str
@@ -706,6 +716,7 @@ async def test_a_person_is_asked_about_an_answer_before_it_is_given(
     assert [e["outcome"]["status"] for e in ends] == [status(out)]
 
 
+@pytest.mark.row("G11")
 @pytest.mark.parametrize("decision", ["approve", "reject"])
 @pytest.mark.parametrize("role", ["answer", "capability"])
 async def test_a_person_is_asked_about_what_a_model_is_told(role: str, decision: str) -> None:

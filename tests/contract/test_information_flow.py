@@ -134,6 +134,7 @@ READ = step("mail", "read_mail")
 PAY_IT = step("paid", "pay", to={"$from": "mail.text"})
 
 
+@pytest.mark.row("I2")
 @pytest.mark.parametrize(
     "steps",
     [
@@ -158,6 +159,7 @@ async def test_untrusted_data_does_not_reach_an_effect(steps: list[dict[str, Any
     assert steps[-1]["context_key"] in said
 
 
+@pytest.mark.row("I2")
 async def test_a_secret_does_not_leave() -> None:
     world = World()
     graph = build_graph(house(world))
@@ -170,6 +172,7 @@ async def test_a_secret_does_not_leave() -> None:
     assert world.sent == ["Pay 100 to MALLORY."], "what is untrusted may be looked up"
 
 
+@pytest.mark.row("I2")
 async def test_what_the_person_says_reaches_an_effect() -> None:
     world = World()
     out = await build_graph(house(world)).ainvoke(bring(READ, step("paid", "pay", to="ALICE")))
@@ -177,6 +180,7 @@ async def test_what_the_person_says_reaches_an_effect() -> None:
     assert out["execution_outcome"]["status"] == "completed"
 
 
+@pytest.mark.row("I5")
 async def test_a_declared_check_takes_the_label_off() -> None:
     world = World()
     steps = [READ, step("ok", "check", on="mail"), step("paid", "pay", to={"$from": "ok.text"})]
@@ -186,6 +190,7 @@ async def test_a_declared_check_takes_the_label_off() -> None:
     assert world.paid == ["ALICE"]
 
 
+@pytest.mark.row("I3")
 async def test_it_holds_in_a_later_turn_and_by_another_graph_on_the_same_thread() -> None:
     world, saver = World(), InMemorySaver()
     first = build_graph(house(world), checkpointer=saver)
@@ -201,6 +206,7 @@ async def test_it_holds_in_a_later_turn_and_by_another_graph_on_the_same_thread(
     assert "'untrusted'" in out["messages"][-1].content
 
 
+@pytest.mark.row("I5")
 async def test_a_person_is_asked_before_anything_runs_and_again_with_the_value() -> None:
     world = World()
     graph = build_graph(house(world), checkpointer=InMemorySaver())
@@ -219,6 +225,7 @@ async def test_a_person_is_asked_before_anything_runs_and_again_with_the_value()
     assert world.paid == ["Pay 100 to MALLORY."]
 
 
+@pytest.mark.row("I5")
 async def test_a_rejected_flow_does_not_happen() -> None:
     world = World()
     graph = build_graph(house(world), checkpointer=InMemorySaver())
@@ -231,6 +238,7 @@ def planning(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"steps": list(steps)}
 
 
+@pytest.mark.row("I4")
 async def test_a_plan_carries_the_labels_of_what_its_author_had_read() -> None:
     """Turn one reads; in turn two a model, which is shown the mail, writes the recipient itself."""
     world = World()
@@ -255,6 +263,7 @@ async def test_a_plan_carries_the_labels_of_what_its_author_had_read() -> None:
     assert "text of the plan" in out["messages"][-1].content
 
 
+@pytest.mark.row("I4")
 async def test_a_model_that_has_read_nothing_writes_for_the_person() -> None:
     world = World()
     model = ScriptedModel(responses=[planning(step("paid", "pay", to="ALICE")), "Paid."])
@@ -278,6 +287,7 @@ class Fails(BaseCapability):
         return ErrorClassification(ErrorSeverity.REPLANNING, str(exc))
 
 
+@pytest.mark.row("I4")
 async def test_a_failures_words_are_untrusted_and_what_stood_in_the_plan_before_is_not() -> None:
     world = World()
     kept = step("paid", "pay", to="ALICE")
@@ -296,6 +306,7 @@ async def test_a_failures_words_are_untrusted_and_what_stood_in_the_plan_before_
     assert "step 'paid'" not in said
 
 
+@pytest.mark.row("I4")
 async def test_a_plan_that_a_capability_proposes_is_untrusted_when_it_has_read() -> None:
     world = World()
 
@@ -316,6 +327,7 @@ async def test_a_plan_that_a_capability_proposes_is_untrusted_when_it_has_read()
     assert "'untrusted'" in out["messages"][-1].content
 
 
+@pytest.mark.row("I5")
 async def test_rules_of_ones_own() -> None:
     world = World()
 
@@ -338,6 +350,7 @@ async def test_rules_of_ones_own() -> None:
         InformationFlow(on_violation="maybe")  # type: ignore[arg-type]
 
 
+@pytest.mark.row("I3")
 async def test_it_holds_in_a_graph_of_ones_own() -> None:
     world = World()
     caps = house(world)
@@ -352,6 +365,7 @@ async def test_it_holds_in_a_graph_of_ones_own() -> None:
     assert "'untrusted'" in out["control_error_info"]["user_message"]
 
 
+@pytest.mark.row("I3")
 async def test_labels_are_plain_data_of_the_thread() -> None:
     graph = build_graph(house(World()), checkpointer=InMemorySaver())
     await graph.ainvoke(bring(READ, step("short", "sum_up", on="mail")), ASK)
@@ -359,6 +373,7 @@ async def test_labels_are_plain_data_of_the_thread() -> None:
     assert kept["SUMMARY"]["short"] == {"untrusted": "MAIL of step 'mail' (read_mail)"}
 
 
+@pytest.mark.row("I1")
 async def test_without_a_label_nothing_is_looked_at() -> None:
     @capability_node(examples=["Say hello."])
     async def hello() -> str:
@@ -369,6 +384,7 @@ async def test_without_a_label_nothing_is_looked_at() -> None:
     assert bind(house(World())).flow is not None
 
 
+@pytest.mark.row("I1")
 def test_a_field_may_be_called_labels() -> None:
     class Issue(CapabilityContext):
         labels: list[str] = []  # type: ignore[assignment,misc]

@@ -49,6 +49,7 @@ class Tiny(TypedDict, total=False):
 # --- an edge cannot write -------------------------------------------------------------------------
 
 
+@pytest.mark.row("F1")
 async def test_what_an_edge_writes_is_lost_so_no_edge_of_ours_writes(agent: Any, step: Any) -> None:
     def edge(state: Tiny) -> str:
         state["known"] = 99
@@ -72,6 +73,7 @@ async def test_what_an_edge_writes_is_lost_so_no_edge_of_ours_writes(agent: Any,
 # --- undeclared keys are dropped ------------------------------------------------------------------
 
 
+@pytest.mark.row("F2")
 async def test_undeclared_keys_are_dropped_so_ours_are_all_declared(
     agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ async def test_undeclared_keys_are_dropped_so_ours_are_all_declared(
         assert keys <= STATE_KEYS, (name, keys - STATE_KEYS)
 
 
+@pytest.mark.row("F2")
 @pytest.mark.parametrize("form", ["mapping", "command", "pairs"])
 async def test_a_node_that_returns_an_undeclared_key_is_told(form: str) -> None:
     given: Any = {"mapping": {"lost": 1}, "command": Command(update={"lost": 1})}.get(
@@ -149,6 +152,7 @@ async def test_a_node_that_returns_an_undeclared_key_is_told(form: str) -> None:
 # --- bubble-ups are exceptions --------------------------------------------------------------------
 
 
+@pytest.mark.row("F3")
 async def test_interrupts_are_exceptions_so_they_are_let_through_by_type() -> None:
     assert issubclass(GraphInterrupt, GraphBubbleUp)
     assert issubclass(GraphBubbleUp, Exception)
@@ -173,6 +177,7 @@ async def test_interrupts_are_exceptions_so_they_are_let_through_by_type() -> No
 # --- helpers outside of a run ---------------------------------------------------------------------
 
 
+@pytest.mark.row("F4")
 def test_helpers_do_nothing_outside_of_a_run() -> None:
     from langgraph.config import get_stream_writer
 
@@ -244,6 +249,7 @@ asyncio.run(main())
 '''
 
 
+@pytest.mark.row("F5")
 def test_a_turn_survives_strict_msgpack_without_a_warning(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": str(root)}
@@ -263,6 +269,7 @@ def test_a_turn_survives_strict_msgpack_without_a_warning(tmp_path: Path) -> Non
 # --- loops are bounded by us ----------------------------------------------------------------------
 
 
+@pytest.mark.row("F6")
 async def test_the_recursion_limit_is_never_what_stops_a_run(agent: Any, step: Any) -> None:
     for level in ErrorSeverity:
         if level is ErrorSeverity.FATAL:

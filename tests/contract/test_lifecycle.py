@@ -54,6 +54,7 @@ async def run(capability: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.row("P2")
 async def test_the_phases_run_in_order() -> None:
     seen: list[str] = []
     out = await run(pump(seen))
@@ -61,6 +62,7 @@ async def test_the_phases_run_in_order() -> None:
     assert out["execution_step_results"]["k"]["success"]
 
 
+@pytest.mark.row("P10")
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
@@ -77,6 +79,7 @@ async def test_a_phase_that_fails_fails_the_step(phase: str, expected: list[str]
     assert f"{phase} broke" in out["execution_step_results"]["k"]["error"]
 
 
+@pytest.mark.row("P12")
 async def test_an_effect_whose_cleaning_up_failed_is_done_and_never_repeated() -> None:
     seen: list[str] = []
     out = await run(pump(seen, "teardown", effect="once"))

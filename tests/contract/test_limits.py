@@ -76,6 +76,7 @@ def said(out: dict[str, Any]) -> str:
     return str(out["messages"][-1].content)
 
 
+@pytest.mark.row("G13", "G8")
 @pytest.mark.parametrize("swapped", [False, True])
 async def test_the_breaker_sees_every_failure_and_every_try_passes_it(swapped: bool) -> None:
     tank, clock = Tank(ConnectionError("down")), QuickClock()
@@ -90,6 +91,7 @@ async def test_the_breaker_sees_every_failure_and_every_try_passes_it(swapped: b
     assert any(wait == pytest.approx(1, abs=0.9) for wait in clock.slept)
 
 
+@pytest.mark.row("G13")
 async def test_an_open_breaker_is_known_before_the_plan_and_told() -> None:
     tank, clock = Tank(RuntimeError("broken")), QuickClock()
     clock.seconds = 1_700_000_000
@@ -120,6 +122,7 @@ async def test_a_function_that_returns_seconds_is_a_graphs_clock() -> None:
         build_graph([tank.capability], clock=12)  # type: ignore[arg-type]
 
 
+@pytest.mark.row("G13")
 async def test_another_producer_of_the_type_takes_its_place() -> None:
     tank, clock = Tank(RuntimeError("broken")), QuickClock()
     tank_read = tank.capability
@@ -134,6 +137,7 @@ async def test_another_producer_of_the_type_takes_its_place() -> None:
     assert out["execution_outcome"]["status"] == "completed"
 
 
+@pytest.mark.row("G13")
 async def test_a_step_that_meets_it_is_replanned_once() -> None:
     tank, clock = Tank(ConnectionError("down")), QuickClock()
     breaker = CircuitBreakerBehavior(failure_threshold=1)
@@ -186,6 +190,7 @@ async def test_a_model_that_plans_is_told() -> None:
     assert "gauge failed repeatedly" in heard[0]
 
 
+@pytest.mark.row("G13")
 @pytest.mark.parametrize(
     "error", [AskAgain("Which tank?"), ValueError("no"), KeyError("mine")], ids=repr
 )
@@ -209,6 +214,7 @@ async def test_an_effect_of_unknown_end_is_a_failure_of_the_dependency() -> None
     assert list(await graph.services.runner.unavailable_capabilities()) == ["read"]
 
 
+@pytest.mark.row("G13")
 async def test_a_cancelled_probe_does_not_shut_the_capability_for_ever() -> None:
     tank, clock = Tank(RuntimeError("broken")), QuickClock()
     breaker = CircuitBreakerBehavior(failure_threshold=1, recovery_timeout=10)
@@ -249,6 +255,7 @@ async def test_changes_of_a_breaker_are_events() -> None:
     assert seen == [("read", "open", 10), ("read", "half_open", None), ("read", "closed", None)]
 
 
+@pytest.mark.row("G14")
 async def test_a_wait_for_the_rate_holds_no_slot() -> None:
     clock = ManualClock()
     tank = Tank(behaviors=[RateLimitBehavior(calls_per_second=1, burst=1)])
@@ -381,6 +388,7 @@ async def test_settings_name_them() -> None:
     assert list(await graph.services.runner.unavailable_capabilities()) == ["read"]
 
 
+@pytest.mark.row("G14")
 async def test_calls_are_counted_for_each_user() -> None:
     clock = QuickClock()
     tank = Tank(behaviors=[RateLimitBehavior(per=("capability", "user"))])
@@ -407,6 +415,7 @@ async def test_what_is_counted_for_a_model_leaves_steps_alone() -> None:
     assert clock.slept == [pytest.approx(1)]
 
 
+@pytest.mark.row("T30")
 async def test_tokens_of_model_calls_are_estimated_and_corrected() -> None:
     clock = QuickClock()
     limiter = RateLimiter(input_tpm=6000, output_tpm=600)
@@ -428,6 +437,7 @@ async def test_tokens_of_model_calls_are_estimated_and_corrected() -> None:
     assert 1 < wait < 60  # 100 tokens over, and those of the new prompt
 
 
+@pytest.mark.row("G14")
 async def test_graphs_share_limits_by_the_database_of_the_saver(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
     clock = QuickClock()

@@ -99,6 +99,7 @@ def given(out: dict[str, Any], kind: str, key: str = "s") -> dict[str, Any]:
     return out["capability_context_data"][kind][key]
 
 
+@pytest.mark.row("T34")
 async def test_tools_of_a_server_are_steps_among_others(log: Path) -> None:
     async with await mcp_capabilities(stdio("plain", log)) as tools:
         graph = build_graph([*tools, double])
@@ -121,6 +122,7 @@ async def test_tools_of_a_server_are_steps_among_others(log: Path) -> None:
     assert log.read_text().split() == ["weather", "Rome", "1"]  # the default came along
 
 
+@pytest.mark.row("T34")
 async def test_schemas_effects_and_labels(log: Path) -> None:
     async with await mcp_capabilities(stdio("plain", log)) as tools:
         by_name = {tool.capability_spec.name: tool for tool in tools}
@@ -148,6 +150,7 @@ async def test_schemas_effects_and_labels(log: Path) -> None:
         assert log.read_text() == ""
 
 
+@pytest.mark.row("T34")
 async def test_an_operator_knows_better_than_annotations(log: Path) -> None:
     options: dict[str, Any] = {"allow": ["pay", "put"], "prefix": "bank"}
     async with await mcp_capabilities(
@@ -252,6 +255,7 @@ async def test_progress_is_the_steps(log: Path) -> None:
     assert found.progress == [("part 1", 0.5), ("part 2", 1.0)]
 
 
+@pytest.mark.row("T34")
 async def test_two_hundred_tools(log: Path) -> None:
     async with await mcp_capabilities(stdio("many", log), prefix="sums") as tools:
         assert len({tool.capability_spec.name for tool in tools}) == 200
@@ -265,6 +269,7 @@ async def test_two_hundred_tools(log: Path) -> None:
     ]
 
 
+@pytest.mark.row("T34")
 async def test_over_http_from_several_event_loops(over_http: str, log: Path) -> None:
     tools = await mcp_capabilities(over_http)
     graph = build_graph(tools)

@@ -99,6 +99,7 @@ async def test_an_answer_in_the_middle_of_a_plan_does_not_end_it(agent: Any, ste
         assert "respond" in said(out)
 
 
+@pytest.mark.row("B14")
 async def test_two_steps_of_one_key_never_overwrite_each_other(agent: Any, step: Any) -> None:
     plan = [step("a", "measure"), step("a", "add", READING="old")]
     bench = agent(Reading, Total, measure, add, plans=[plan], given=["READING"])
@@ -110,6 +111,7 @@ async def test_two_steps_of_one_key_never_overwrite_each_other(agent: Any, step:
         assert len(out["execution_step_results"]) == 2
 
 
+@pytest.mark.row("B48")
 async def test_a_step_of_a_capability_that_was_not_chosen_does_not_run(
     agent: Any, step: Any
 ) -> None:
@@ -207,6 +209,7 @@ def test_leaving_out_a_capability_leaves_it_out_and_a_wrong_name_is_told() -> No
 # --- streams --------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B40")
 async def test_events_of_sessions_go_to_their_own_streams(agent: Any, step: Any) -> None:
     class Talks(BaseCapability):
         name = "talks"
@@ -234,6 +237,7 @@ async def test_events_of_sessions_go_to_their_own_streams(agent: Any, step: Any)
 # --- logs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B39")
 def test_getting_a_logger_leaves_the_root_alone() -> None:
     from capgraph.configs.logger import get_logger
 

@@ -31,6 +31,8 @@ from capgraph.graph import wake
 from capgraph.planning import Plan, Recipe, check_plan
 from capgraph.testing import ScriptedModel
 
+pytestmark = pytest.mark.row("–")
+
 ODD: list[Any] = [
     None,
     5,

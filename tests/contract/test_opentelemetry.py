@@ -140,6 +140,7 @@ async def test_events_name_their_trace(wiring: Wiring) -> None:
     assert {event["trace_id"] for event in told} == found
 
 
+@pytest.mark.row("T26")
 async def test_a_run_is_one_trace_with_one_root(wiring: Wiring) -> None:
     model = ScriptedModel(responses=lambda _: answered(SECRET))
     graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
@@ -161,6 +162,7 @@ async def test_a_run_is_one_trace_with_one_root(wiring: Wiring) -> None:
             assert span.end_time <= above.end_time, (above.name, span.name)
 
 
+@pytest.mark.row("T26")
 async def test_the_conventions_and_the_metrics(wiring: Wiring) -> None:
     model = ScriptedModel(responses=lambda _: answered("x"))
     graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
@@ -179,6 +181,7 @@ async def test_the_conventions_and_the_metrics(wiring: Wiring) -> None:
     assert wiring.points("capgraph.run.duration")[0].count == 1
 
 
+@pytest.mark.row("T26")
 @pytest.mark.parametrize("content", [False, True])
 async def test_content_is_off_unless_asked(content: bool) -> None:
     wiring = Wiring(content=content)
@@ -189,6 +192,7 @@ async def test_content_is_off_unless_asked(content: bool) -> None:
     assert (SECRET in said) is content
 
 
+@pytest.mark.row("T26")
 async def test_runs_side_by_side_never_share_a_span(wiring: Wiring) -> None:
     graph = build_graph([Level, Sum, Read, Add], checkpointer=InMemorySaver(), sinks=[wiring.sink])
     wide = {"steps": [*(step(f"a{n}", "read") for n in range(5)), step("z", "respond")]}
@@ -237,6 +241,7 @@ async def test_a_further_try_is_a_span_of_its_own(wiring: Wiring) -> None:
     assert SECRET not in "".join(span.to_json() for span in spans)
 
 
+@pytest.mark.row("T26")
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["", "in another process"])
 async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring, elsewhere: bool) -> None:
     @capability_node
@@ -281,6 +286,7 @@ async def test_a_run_stands_below_the_span_of_whoever_calls_it(wiring: Wiring) -
     assert len({s.context.trace_id for s in spans}) == 1
 
 
+@pytest.mark.row("T26")
 async def test_an_attempt_inside_another_stands_below_it(wiring: Wiring) -> None:
     @capability_node
     class Outer(BaseCapability):
@@ -320,6 +326,7 @@ async def test_what_calls_cost_is_a_metric() -> None:
     )
 
 
+@pytest.mark.row("T26")
 async def test_events_of_a_session_are_spans(wiring: Wiring) -> None:
     for run in ("r1", "r2"):  # at once, of one role and phase
         wiring.sink.emit(AgentEvent.started("writer", "draft").with_data({"run_id": run}))
@@ -360,6 +367,7 @@ async def test_a_call_without_usage_is_a_span_too(wiring: Wiring, fails: bool) -
     assert wiring.points("gen_ai.client.operation.duration")
 
 
+@pytest.mark.row("T26")
 async def test_the_state_of_breakers_is_a_metric(wiring: Wiring) -> None:
     @capability_node
     class Down(BaseCapability):
@@ -427,6 +435,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
         server.server_close()
 
 
+@pytest.mark.row("T26")
 @pytest.mark.may_block
 def test_spans_reach_a_collector() -> None:
     import gzip

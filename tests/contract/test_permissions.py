@@ -115,6 +115,7 @@ async def test_a_caller_runs_what_the_role_may(
         assert "permission denied" in last_words(out) or "nothing here can" in last_words(out)
 
 
+@pytest.mark.row("T16")
 async def test_the_whole_plan_is_refused_before_its_first_step(desk: Any, ran: list[str]) -> None:
     it = desk("look", "pay", "wipe")
     plan = {"steps": [{"context_key": k, "capability": n, "task_objective": n} for k, n in STEPS]}
@@ -133,6 +134,7 @@ async def test_state_says_nothing_about_who_calls(desk: Any, ran: list[str]) -> 
     assert (status(out), ran) == ("failed", [])
 
 
+@pytest.mark.row("T16")
 async def test_whom_a_server_authenticated_cannot_name_another_role(
     desk: Any, ran: list[str]
 ) -> None:
@@ -159,6 +161,7 @@ async def test_a_server_that_authenticates_nobody_leaves_it_to_the_client(
     assert ran == (["pay"] if runs else [])
 
 
+@pytest.mark.row("T16")
 async def test_at_dispatch_the_one_who_goes_on_is_asked_about(desk: Any, ran: list[str]) -> None:
     it = desk("pay", settings={"approvals": {"steps": "all"}})
     await ask(it, role="clerk")
@@ -202,6 +205,7 @@ async def test_permissions_that_fail_deny(desk: Any, ran: list[str]) -> None:
     assert (status(out), ran) == ("failed", [])
 
 
+@pytest.mark.row("T16")
 async def test_whoever_chooses_and_plans_is_shown_what_the_caller_may_use(desk: Any) -> None:
     shown: list[list[str]] = []
 

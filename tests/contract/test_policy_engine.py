@@ -102,6 +102,7 @@ def desk(agent: Any, step: Any, ran: list[str]) -> Any:
     return make
 
 
+@pytest.mark.row("T17")
 async def test_what_failed_is_tried_again_once_more_than_its_policy_says(
     desk: Any, ran: list[str]
 ) -> None:
@@ -124,12 +125,14 @@ async def test_retries_that_are_used_up_are_followed_by_one_more(desk: Any, ran:
     assert (status(out), ran) == ("failed", ["a"] * 5)
 
 
+@pytest.mark.row("T17")
 async def test_the_turns_own_bound_is_not_passed(desk: Any, ran: list[str]) -> None:
     engine = PolicyEngine([rule("again", AgentFailed(), "retry_agent")], max_uses_per_turn=50)
     out = await desk(engine, fails=99, limits={"max_turn_attempts": 4}).ask()
     assert (status(out), ran) == ("stopped", ["a"] * 4)
 
 
+@pytest.mark.row("T17")
 async def test_an_effect_is_not_repeated_by_a_rule(desk: Any, ran: list[str]) -> None:
     bad = QualityGate(QualityLevel.STRICT, check=lambda result: QualityLevel.MINIMAL)
     sink = Sink()
@@ -255,6 +258,7 @@ def models(ran: list[str]) -> tuple[Any, Any]:
     return read_level, good
 
 
+@pytest.mark.row("T17")
 @pytest.mark.parametrize(
     ("action", "expected"),
     [
@@ -287,6 +291,7 @@ def test_a_shorter_conversation_keeps_instructions_and_the_last_message() -> Non
     assert [m.text[0] for m in _drop_oldest(said, 50)] == ["s", "c"]
 
 
+@pytest.mark.row("T17")
 @pytest.mark.parametrize(
     ("condition", "action", "fails", "tries", "error"),
     [

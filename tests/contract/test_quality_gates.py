@@ -99,6 +99,7 @@ async def test_fail_ends_the_turn_and_the_authors_word_does_not_count(
     assert out["control_error_info"]["classification"]["metadata"]["code"] == "CG-QUALITY"
 
 
+@pytest.mark.row("T18")
 async def test_ask_shows_the_result_and_agreeing_makes_no_other(desk: Any, ran: list[int]) -> None:
     it = desk(gate("ask"), [1, 2])
     out = await it.ask()
@@ -139,6 +140,7 @@ async def test_in_a_graph_of_ones_own_a_person_is_asked_too(ran: list[int]) -> N
     assert out["capability_context_data"]["GAUGE"]["0_look"]["value"] == 1
 
 
+@pytest.mark.row("T18")
 @pytest.mark.parametrize("below", ["retry", "replan", "fail"])
 async def test_an_effect_that_is_done_is_never_repeated_for_its_quality(
     desk: Any, ran: list[int], below: Any

@@ -77,6 +77,7 @@ def _graph(node: Any, schema: Any = AgentState, *, times: int = 1, saver: Any = 
 SAY: Any = {"messages": [("user", "pay")]}
 
 
+@pytest.mark.row("B13")
 @pytest.mark.parametrize("saver", [None, InMemorySaver])
 @pytest.mark.parametrize("schema", [AgentState, Small])
 async def test_a_second_run_of_a_graph_of_ones_own_acts_again(schema: Any, saver: Any) -> None:
@@ -386,6 +387,7 @@ async def test_one_agreement_is_not_two(agent: Any, step: Any) -> None:
     assert len(set(log)) == 2
 
 
+@pytest.mark.row("B17")
 async def test_a_bound_node_says_once_that_it_asks() -> None:
     pay = _pay([], requires_approval=True)
     node = capgraph.bind([Gauge, pay]).node(pay)

@@ -76,6 +76,7 @@ def _own(node: Any, **options: Any) -> Any:
     return builder.compile(**options)
 
 
+@pytest.mark.row("B15")
 @pytest.mark.may_block
 @pytest.mark.parametrize("door", ["router", "own graph", "subgraph"])
 @pytest.mark.parametrize("level", [ErrorSeverity.CRITICAL, ErrorSeverity.FATAL])
@@ -116,6 +117,7 @@ async def test_a_secret_of_the_settings_is_nowhere(
     assert "It failed" in formatted or level is ErrorSeverity.FATAL
 
 
+@pytest.mark.row("B15")
 @pytest.mark.parametrize("door", ["router", "own graph"])
 async def test_a_fatal_failure_says_its_technical_details(door: str, step: Any) -> None:
     read = _broken(ErrorSeverity.FATAL)
@@ -131,6 +133,7 @@ async def test_a_fatal_failure_says_its_technical_details(door: str, step: Any) 
     assert isinstance(told.value.__cause__, CapabilityError)
 
 
+@pytest.mark.row("B40")
 async def test_events_say_what_they_are_about(agent: Any, step: Any) -> None:
     @capability_node
     class Read(BaseCapability):
@@ -191,6 +194,7 @@ class Colour(Enum):
     RED = "red"
 
 
+@pytest.mark.row("F5", "B19")
 @pytest.mark.parametrize("form", ["dict", "command"])
 async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -> None:
     from langgraph.types import Command
@@ -209,6 +213,7 @@ async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -
     assert {"colour": "red", "seen": [1]} in [u.get("planning_selection") for u in kept]
 
 
+@pytest.mark.row("F5", "B18")
 async def test_what_a_node_of_ones_own_cannot_keep_is_named() -> None:
     @own_node("monitoring", after="task_extraction")
     async def Monitoring(state: Any) -> Any:
@@ -221,6 +226,7 @@ async def test_what_a_node_of_ones_own_cannot_keep_is_named() -> None:
     assert "planning_selection" in out["execution_outcome"]["reason"]
 
 
+@pytest.mark.row("B15")
 async def test_the_last_result_says_what_a_failure_means(agent: Any, step: Any) -> None:
     it = agent(Gauge, _broken(), plans=[[step("a", "read")]])
     last = (await it.ask())["execution_last_result"]
@@ -250,6 +256,7 @@ def _watcher(update: dict[str, Any]) -> Any:
     return Monitoring
 
 
+@pytest.mark.row("B45")
 @pytest.mark.parametrize(
     "update",
     [
@@ -271,6 +278,7 @@ async def test_what_does_not_fit_its_key_fails_the_node_that_wrote_it(
     assert next(iter(update)) in out["execution_outcome"]["reason"]
 
 
+@pytest.mark.row("B45")
 @pytest.mark.parametrize("update", NONSENSE)
 async def test_what_does_not_fit_its_key_fails_the_step_that_wrote_it(
     agent: Any, step: Any, update: dict[str, Any]

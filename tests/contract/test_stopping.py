@@ -20,6 +20,8 @@ from capgraph.testing import ScriptedModel
 from tests.support.doors import STAGES, Instead, last_words, status
 from tests.support.one_door import Reading, Receipt, measurer, payer
 
+pytestmark = pytest.mark.row("A6")
+
 EFFECTS = ["none", "idempotent", "once"]
 
 

@@ -69,6 +69,7 @@ PLAN = {
 GIVEN = {"messages": [("user", "How much?")], "planning_execution_plan": PLAN}
 
 
+@pytest.mark.row("T24")
 async def test_an_event_says_what_it_is_about() -> None:
     from langgraph.checkpoint.memory import InMemorySaver
 
@@ -88,6 +89,7 @@ async def test_an_event_says_what_it_is_about() -> None:
     assert None not in {e.plan_id for e in started} | {e.turn for e in started}
 
 
+@pytest.mark.row("T24")
 async def test_a_sink_comes_and_goes() -> None:
     graph, sink = build_graph([Level, Sum, Read, Add]), RingBufferSink()
     unsubscribe = graph.subscribe(sink, events=["step_finished"])

@@ -17,6 +17,8 @@ from capgraph.state import AgentState
 from tests.support.doors import question, shown, status
 from tests.support.one_door import breaker, said
 
+pytestmark = pytest.mark.row("A5")
+
 
 class Booking(CapabilityContext):
     """A room that was booked."""

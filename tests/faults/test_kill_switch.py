@@ -69,6 +69,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return made
 
 
+@pytest.mark.row("A6")
 @pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("what", [{"thread": "t"}, {"user": "ann"}, {"all": True}], ids=str)
 async def test_after_the_stop_no_effect_begins(

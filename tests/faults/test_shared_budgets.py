@@ -69,6 +69,7 @@ def _die(url: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.row("T13")
 async def test_what_a_killed_process_had_reserved_comes_back_whatever_it_was_for(url: str) -> None:
     worker = multiprocessing.get_context("spawn").Process(target=_die, args=(url,))
     worker.start()
@@ -82,6 +83,7 @@ async def test_what_a_killed_process_had_reserved_comes_back_whatever_it_was_for
         await other.reserve("ann", steps=1, resume_key="four")
 
 
+@pytest.mark.row("T30")
 def test_200_calls_in_four_processes_are_never_over(store: str) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -49,6 +49,7 @@ def zygote() -> Iterator[Zygote]:
         yield started
 
 
+@pytest.mark.row("G21")
 @pytest.mark.sampled(0.4)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_killed_at_instants(solver: str, zygote: Zygote, tmp_path: Path) -> None:

@@ -331,6 +331,7 @@ def test_a_secret_of_the_settings_is_not_shown(capgraph, home, monkeypatch):
     assert "brush broke" not in out
 
 
+@pytest.mark.row("A1")
 def test_two_people_agree_from_two_terminals(capgraph, monkeypatch, log):
     monkeypatch.setenv("TOY_APPROVAL", "two")
     question = "Look at the sky and paint a picture"

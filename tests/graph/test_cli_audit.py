@@ -73,6 +73,7 @@ def test_a_chain_that_was_changed(asked, statement, tmp_path):
     assert asked("audit", "anchor", "--db", "t.db")[0] == 1
 
 
+@pytest.mark.row("T35")
 def test_the_export_is_read_by_others(asked):
     code, out, _ = asked("audit", "export", "--db", "t.db")
     assert code == 0
@@ -86,6 +87,7 @@ def test_the_export_is_read_by_others(asked):
     assert all(line.startswith('"') for line in text.splitlines())
 
 
+@pytest.mark.row("T35")
 def test_a_thread_is_shown_without_content(asked):
     code, out, _ = asked("audit", "show", "t1", "--db", "t.db")
     assert code == 0

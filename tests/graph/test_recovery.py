@@ -58,6 +58,7 @@ def policy(
 # --- RETRIABLE ------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B5")
 @pytest.mark.parametrize(
     ("attempts", "delay", "factor", "waits"),
     [
@@ -281,6 +282,7 @@ async def test_work_that_gives_no_data_and_was_not_done_is_not_told_as_done(leve
 # --- RECLASSIFICATION -----------------------------------------------------------------------
 
 
+@pytest.mark.row("B47")
 @pytest.mark.parametrize("again", [0, 1, 3])
 async def test_capabilities_are_chosen_again_exactly_as_often_as_allowed(
     agent: Any, step: Any, again: int
@@ -356,6 +358,7 @@ async def test_critical_ends_with_what_failed_and_what_was_done(agent: Any, step
     assert out["execution_outcome"]["severity"] == "critical"
 
 
+@pytest.mark.row("B15")
 @pytest.mark.parametrize("parallel", [1, 8])
 async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
     agent: Any, step: Any, parallel: int
@@ -394,6 +397,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
     assert ran == []
 
 
+@pytest.mark.row("B18")
 async def test_fatal_in_a_node_raises_in_the_documented_words(agent: Any) -> None:
     cause = severity(ErrorSeverity.FATAL, "No brain")
     bench = agent(Reading, measure, planner_faults=[cause])
@@ -438,6 +442,7 @@ def explodes(exc: Exception, context: dict[str, Any]) -> Any:
     raise LookupError("cannot judge")
 
 
+@pytest.mark.row("B4")
 @pytest.mark.parametrize("answer", [None, explodes, "retriable", 7, {"severity": "critical"}])
 async def test_no_usable_classification_means_the_default(
     agent: Any, step: Any, answer: Any
@@ -462,6 +467,7 @@ async def test_an_unknown_severity_means_the_default(agent: Any, step: Any) -> N
     assert "disk is full" in said(out)
 
 
+@pytest.mark.row("B4")
 async def test_the_classifier_of_a_capability_sees_the_documented_context(
     agent: Any, step: Any
 ) -> None:
@@ -496,6 +502,7 @@ class Failing:
     extract = select = plan = answer = _fail
 
 
+@pytest.mark.row("B18")
 @pytest.mark.parametrize(
     ("role", "tries"), [("extractor", 3), ("selector", 4), ("planner", 4), ("answerer", 3)]
 )
@@ -580,6 +587,7 @@ async def test_a_result_that_cannot_be_summarised_still_ends_with_a_message(
 # --- interrupts and signals of LangGraph ------------------------------------------------------
 
 
+@pytest.mark.row("B17")
 async def test_an_interrupt_inside_a_capability_waits_and_goes_on(agent: Any, step: Any) -> None:
     before: list[str] = []
 
@@ -602,6 +610,7 @@ async def test_an_interrupt_inside_a_capability_waits_and_goes_on(agent: Any, st
     assert source.faults.calls == 1, "a finished step ran again after the interrupt"
 
 
+@pytest.mark.row("B17")
 async def test_interrupts_of_one_wave_are_asked_together_and_answered_by_id(
     agent: Any, step: Any
 ) -> None:
@@ -646,6 +655,7 @@ async def test_interrupts_of_one_wave_are_asked_together_and_answered_by_id(
     assert runs == ["a", "b"], "an answered step ran again"
 
 
+@pytest.mark.row("B41")
 async def test_a_raw_event_of_a_capability_reaches_the_stream(agent: Any, step: Any) -> None:
     class Streams(BaseCapability):
         name = "streams"
@@ -673,6 +683,7 @@ async def test_a_raw_event_of_a_capability_reaches_the_stream(agent: Any, step: 
     assert kinds.index("step_started") < kinds.index("step_finished") < kinds.index("turn_finished")
 
 
+@pytest.mark.row("F3")
 @pytest.mark.parametrize("form", ["capability", "node"])
 async def test_every_signal_of_langgraph_passes_through(agent: Any, step: Any, form: str) -> None:
     class Signal(GraphBubbleUp):
@@ -705,6 +716,7 @@ async def test_every_signal_of_langgraph_passes_through(agent: Any, step: Any, f
 # --- development mode -------------------------------------------------------------------------
 
 
+@pytest.mark.row("B16")
 @pytest.mark.parametrize(
     "error", [RuntimeError, ImportError, AttributeError, KeyError, ConnectionError, ValueError]
 )

@@ -152,6 +152,7 @@ async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) ->
     await leases.release(lease)
 
 
+@pytest.mark.row("T13")
 async def test_a_run_of_another_machine_is_over_when_it_stays_late_or_lost_its_thread(
     saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

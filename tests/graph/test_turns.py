@@ -83,6 +83,7 @@ async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
     assert out["execution_outcome"]["status"] != "stopped"
 
 
+@pytest.mark.row("B45")
 def test_what_survives_is_what_the_design_says() -> None:
     kept = StateSchema.from_class(AgentState).thread_keys
     assert {"messages", "capability_context_data"} <= kept
@@ -342,6 +343,7 @@ async def test_a_megabyte_is_refused_by_default(agent: Any) -> None:
 # --- always active --------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B49")
 async def test_what_is_always_active_is_so_when_nothing_else_is_chosen(
     agent: Any, step: Any
 ) -> None:

@@ -29,6 +29,7 @@ def scripted(*answers: Any) -> ScriptedModel:
 # --- plan-execute -------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G22")
 @pytest.mark.parametrize(
     "plan", ['["Add", "Double"]', 'Here:\n```json\n["Add", "Double"]\n```', "1. Add\n2) Double"]
 )
@@ -45,6 +46,7 @@ async def test_a_plan_is_an_array_or_lines(plan: str) -> None:
     assert "1. 4" in model.calls[3].prompt, "the second step is told the result of the first"
 
 
+@pytest.mark.row("G22")
 async def test_a_failed_step_is_replanned_once() -> None:
     over = calls(call("add", "1", a=1, b=1), call("add", "2", a=1, b=1))
     model = scripted('["a", "b"]', "one", over, '["c"]', "three")
@@ -72,6 +74,7 @@ async def test_a_failed_step_is_replanned_once() -> None:
     assert "away" in str(result.error)
 
 
+@pytest.mark.row("G22")
 async def test_zero_tool_calls_disable_tools() -> None:
     model = scripted('["a"]', "one")
     result = await PlanExecuteAgent(model, tools=[add], max_tool_calls_per_step=0).execute("Go.")
@@ -96,6 +99,7 @@ async def test_a_plan_resumes_after_a_step() -> None:
 # --- reflexion -----------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G23")
 async def test_a_critique_enters_the_prompt_and_steps_accumulate() -> None:
     model = scripted("<thinking>a</thinking>5", "No - too much.", "4", "Yes!")
     result = await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")
@@ -110,6 +114,7 @@ async def test_a_critique_enters_the_prompt_and_steps_accumulate() -> None:
     assert "2 + 2?" in model.calls[2].prompt
 
 
+@pytest.mark.row("G23")
 async def test_each_round_and_critique_is_streamed() -> None:
     model = scripted("5", "No - too much.", "4", "YES")
     agent = ReflexionAgent(ChainOfThoughtAgent(model))
@@ -121,6 +126,7 @@ async def test_each_round_and_critique_is_streamed() -> None:
     ]
 
 
+@pytest.mark.row("G23")
 async def test_a_qualified_yes_is_a_rejection() -> None:
     model = scripted("5", "Yes, but it is wrong.", "4", "YES")
     result = await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")
@@ -132,6 +138,7 @@ async def test_a_yes_may_have_a_reason() -> None:
     assert (await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")).success
 
 
+@pytest.mark.row("G23")
 async def test_an_inner_failure_is_a_critique_of_its_own() -> None:
     endless = calls(call("add", a=1, b=1))
     model = scripted(endless, "4", "YES")
@@ -155,6 +162,7 @@ async def test_a_critique_needs_a_model() -> None:
 # --- chain of thought -----------------------------------------------------------------------------
 
 
+@pytest.mark.row("G24")
 async def test_reasoning_is_a_step_and_not_part_of_the_answer() -> None:
     result = await ChainOfThoughtAgent(scripted("<Thinking>a\nb</Thinking>\n4")).execute("2 + 2?")
     [step] = result.steps
@@ -162,6 +170,7 @@ async def test_reasoning_is_a_step_and_not_part_of_the_answer() -> None:
     assert (result.output, result.metadata["thinking"]) == ("4", "a\nb")
 
 
+@pytest.mark.row("G24")
 async def test_reasoning_without_an_answer_is_corrected_and_then_fails() -> None:
     model = scripted("<thinking>hm", "4")
     assert (await ChainOfThoughtAgent(model).execute("?")).output == "4"
@@ -170,6 +179,7 @@ async def test_reasoning_without_an_answer_is_corrected_and_then_fails() -> None
     assert "3 attempts" in str(result.error)
 
 
+@pytest.mark.row("G24")
 def test_tools_are_refused_by_an_agent_without_tool_calls() -> None:
     with pytest.raises(ConfigurationError, match="does not call tools"):
         ChainOfThoughtAgent(scripted(), tools=[add])
@@ -186,6 +196,7 @@ async def _talk(memory: Memory, *answers: Any, turns: int = 3, **options: Any) -
     return model
 
 
+@pytest.mark.row("T33")
 async def test_a_window_includes_the_task_and_the_newest_messages() -> None:
     model = await _talk(Memory(window=3), "zero", "one", "two")
     assert [m.text for m in model.calls[-1].messages] == ["task 1", "one", "task 2"]
@@ -194,6 +205,7 @@ async def test_a_window_includes_the_task_and_the_newest_messages() -> None:
     assert len(model.calls[-1].messages) < 5
 
 
+@pytest.mark.row("T33")
 async def test_a_call_and_its_observation_stay_together() -> None:
     asks = [calls(call("add", str(n), a=n, b=0)) for n in range(3)]
     model = scripted(*asks, "done")
@@ -203,6 +215,7 @@ async def test_a_call_and_its_observation_stay_together() -> None:
     assert model.calls[-1].messages[-1].text == "2"
 
 
+@pytest.mark.row("T33")
 async def test_omitted_messages_are_summarized_once() -> None:
     memory = Memory(window=3, summarize=True)
     model = await _talk(memory, "zero", "one", "Ann said zero.", "two")
@@ -225,6 +238,7 @@ async def test_a_summary_persists_across_runs(around: list[Any]) -> None:
     assert [m.text for m in model.calls[-1].messages[1:]] == ["task 3", "three", "task 4"]
 
 
+@pytest.mark.row("T33")
 async def test_facts_persist_across_threads() -> None:
     store, memory = InMemoryStore(), Memory(facts=("ann", "facts"))
     model = scripted(calls(call("remember", fact="Ann likes tea.")), "Kept.", "Tea.")
@@ -243,6 +257,7 @@ def test_memory_limits_are_validated() -> None:
         Memory(window=0)
 
 
+@pytest.mark.row("G17")
 def test_a_result_is_coerced_from_equivalent_values() -> None:
     class Outcome:
         output, success, error = "x", False, "why"

@@ -96,6 +96,7 @@ async def through(door: str, agent: BaseAgent, task: str = "What is 2 + 2?") -> 
     return str(out["output"] if out["success"] else out["error"])
 
 
+@pytest.mark.row("G25")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_hooks_are_called_once_each(kind: str, door: str) -> None:
@@ -107,6 +108,7 @@ async def test_hooks_are_called_once_each(kind: str, door: str) -> None:
     assert isinstance(seen.results[0], AgentResult)
 
 
+@pytest.mark.row("G25")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_failure_calls_on_error_once_and_is_raised_unchanged(kind: str, door: str) -> None:
@@ -301,6 +303,7 @@ async def test_a_rejected_result_is_raised(kind: str, door: str) -> None:
     assert found.value.approval_id == "A-7"
 
 
+@pytest.mark.row("G21")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_rejected_result_is_rejected_again_on_resume(kind: str) -> None:
     answers = iter([False, False, True])
@@ -317,6 +320,7 @@ async def test_a_rejected_result_is_rejected_again_on_resume(kind: str) -> None:
     assert result.metadata["execution_id"] == name
 
 
+@pytest.mark.row("G21")
 async def test_a_finished_run_passes_new_guardrails_on_resume() -> None:
     saver = InMemorySaver()
     guard = GuardrailBehavior(rules=[GuardrailRule("no_four", blocked_words=["4"])])
@@ -349,6 +353,7 @@ async def test_approval_before_a_run(kind: str) -> None:
 # --- resuming -----------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G21")
 @pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
 async def test_a_failed_run_is_resumed(around: list[Any]) -> None:
     ran: list[int] = []
@@ -423,6 +428,7 @@ async def test_a_custom_agent_streams_its_own_steps() -> None:
     assert [step.action for step in found] == ["think", "say"]
 
 
+@pytest.mark.row("G25")
 @pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
 async def test_steps_are_streamed_when_they_finish(around: list[Any]) -> None:
     gone_on: list[str] = []
@@ -469,6 +475,7 @@ async def test_closing_the_stream_cancels_the_run(around: list[Any]) -> None:
     assert ended.is_set() or len(_model(agent).calls) < 2
 
 
+@pytest.mark.row("G18")
 async def test_a_subclass_may_call_super() -> None:
     class Polite(ReActAgent):
         async def execute(self, task: str, context: Any = None) -> AgentResult:
@@ -491,6 +498,7 @@ async def test_an_agent_without_execute_is_refused() -> None:
         await BaseAgent().execute("?")
 
 
+@pytest.mark.row("G26")
 async def test_steps_are_stored_per_run() -> None:
     class Store:
         def __init__(self) -> None:
@@ -509,6 +517,7 @@ async def test_steps_are_stored_per_run() -> None:
     ]
 
 
+@pytest.mark.row("G18")
 async def test_an_agent_inside_a_graph_uses_its_checkpointer() -> None:
     from langgraph.graph import START, StateGraph
     from typing_extensions import TypedDict

@@ -48,6 +48,7 @@ async def test_namespaces_are_separate(store: Any) -> None:
     assert await store.get("k") == "of somebody else"
 
 
+@pytest.mark.row("G7")
 async def test_an_entry_expires_and_must_be_plain_data() -> None:
     seconds = [0.0]
     store = InMemoryStateStore(clock=lambda: seconds[0])
@@ -68,6 +69,7 @@ def _write(where: Where, number: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.row("G7")
 @pytest.mark.sampled(0.34)
 def test_concurrent_writes_of_four_processes_are_kept(shared: Where) -> None:
     context = multiprocessing.get_context("spawn")

@@ -25,6 +25,7 @@ def scripted(*answers: Any) -> ScriptedModel:
     return ScriptedModel(responses=list(answers))
 
 
+@pytest.mark.row("G20")
 async def test_tools_are_called_until_the_answer() -> None:
     model = scripted(*SUM)
     result = await ReActAgent(model, tools=[add]).execute("What is 2 + 2?")
@@ -45,6 +46,7 @@ async def test_tool_registry_is_an_alias_of_tools() -> None:
         ReActAgent(scripted(), tools=[add], tool_registry=[add])
 
 
+@pytest.mark.row("G20")
 async def test_tool_errors_are_observations() -> None:
     asked = calls(call("fail", "1", why="it rains"), call("nix", "2"), call("add", "3", a="x", b=1))
     result = await ReActAgent(scripted(asked, "No."), tools=[add, fail]).execute("Try.")
@@ -63,6 +65,7 @@ async def test_call_ids_may_repeat() -> None:
     assert [step.observation for step in result.steps] == ["2", "4", "6", "done"]
 
 
+@pytest.mark.row("T32")
 async def test_calls_of_one_message_run_in_parallel_and_keep_their_order() -> None:
     begun: list[int] = []
     all_there = asyncio.Event()
@@ -83,6 +86,7 @@ async def test_calls_of_one_message_run_in_parallel_and_keep_their_order() -> No
     assert [step.observation for step in result.steps[:3]] == ["done 0", "done 1", "done 2"]
 
 
+@pytest.mark.row("G20")
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_reaching_max_steps_is_a_failure_that_names_it(streamed: bool) -> None:
     model = ScriptedModel(
@@ -124,6 +128,7 @@ async def test_a_truncated_answer_is_an_error() -> None:
         await ReActAgent(scripted(cut)).execute("What is it?")
 
 
+@pytest.mark.row("G20")
 async def test_braces_in_a_system_prompt_are_kept() -> None:
     model = scripted("ok")
     prompt = 'Answer as {"a": 1}. Tools:\n{tool_descriptions}'
@@ -181,6 +186,7 @@ class Sum(BaseModel):
     value: int
 
 
+@pytest.mark.row("T33")
 @pytest.mark.parametrize(
     "answer", [calls(call("Sum", "9", value=4)), {"value": 4}, '```json\n{"value": 4}\n```']
 )
@@ -193,6 +199,7 @@ async def test_the_output_is_an_instance_of_the_response_format(answer: Any) -> 
     assert out["output"] == {"value": 4}
 
 
+@pytest.mark.row("T33")
 async def test_an_invalid_response_format_is_corrected_and_then_fails() -> None:
     wrong, right = calls(call("Sum", "9", value="x")), calls(call("Sum", "9", value=4))
     model = scripted(wrong, "Four.", right)
@@ -239,6 +246,7 @@ class Plain(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
 
+@pytest.mark.row("G20")
 async def test_a_model_without_tool_calling_uses_the_text_protocol() -> None:
     model = Plain(
         answers=[
@@ -279,6 +287,7 @@ async def test_a_single_argument_need_not_be_an_object(given: str, observed: str
     assert result.output == "done"
 
 
+@pytest.mark.row("G20")
 async def test_unreadable_text_is_never_a_success() -> None:
     model = Plain(answers=["I think I would add them."] * 3, asked=[])
     result = await ReActAgent(model, tools=[add]).execute("2 + 2?")

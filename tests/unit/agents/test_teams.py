@@ -59,6 +59,7 @@ def plan(*pairs: tuple[str, str]) -> dict[str, Any]:
 # --- supervisor -------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G36")
 async def test_members_run_in_parallel_and_their_outputs_are_returned() -> None:
     both = asyncio.Barrier(2)
 
@@ -81,6 +82,7 @@ async def test_members_run_in_parallel_and_their_outputs_are_returned() -> None:
     assert '"ONE"' in model.calls[1].prompt
 
 
+@pytest.mark.row("G36")
 async def test_a_member_with_two_subtasks_has_two_outputs() -> None:
     model = scripted(plan(("a", "one"), ("a", "two")), {"answer": "Done."})
     found = await SupervisorOrchestrator(model, {"a": Worker("a")}).run("Do it")
@@ -90,6 +92,7 @@ async def test_a_member_with_two_subtasks_has_two_outputs() -> None:
     }
 
 
+@pytest.mark.row("G36")
 @pytest.mark.parametrize(
     ("second", "told"),
     [("nobody", "unknown member 'nobody'; the members are a, b"), ("b", "b: gave up")],
@@ -143,6 +146,7 @@ async def test_a_failed_model_call_is_a_failed_result() -> None:
     assert "away" in str(found.error)
 
 
+@pytest.mark.row("G36")
 async def test_member_outputs_are_returned_if_the_final_model_call_fails() -> None:
     def once(call: Any) -> Any:
         if "Results of the members" in call.prompt:
@@ -168,6 +172,7 @@ def test_invalid_models_and_members_are_refused() -> None:
 # --- pipeline ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G37")
 async def test_the_output_of_each_is_the_task_of_the_next() -> None:
     a, b = Worker("a"), Worker("b")
     found = await PipelineOrchestrator([a, b]).run("x", {"user": "Ada"})
@@ -179,6 +184,7 @@ async def test_the_output_of_each_is_the_task_of_the_next() -> None:
     assert alone.calls == [("x", {"user": "Ada"})]
 
 
+@pytest.mark.row("G37")
 async def test_a_pipeline_ends_at_the_first_failure() -> None:
     last = Worker("last")
     row = PipelineOrchestrator([Worker("a"), Worker("bad", fails=True), last])
@@ -191,6 +197,7 @@ async def test_a_pipeline_ends_at_the_first_failure() -> None:
 # --- debate -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G38")
 async def test_positions_are_taken_in_parallel_and_revised() -> None:
     a, twin = Worker("a", "yes", "still yes"), Worker("a", "no", "well")
     model = scripted({"answer": "Perhaps."})
@@ -204,6 +211,7 @@ async def test_positions_are_taken_in_parallel_and_revised() -> None:
     assert len(found.subtask_outputs) == 4
 
 
+@pytest.mark.row("G38")
 async def test_positions_do_not_wait_for_each_other() -> None:
     both = asyncio.Barrier(2)
 
@@ -215,6 +223,7 @@ async def test_positions_do_not_wait_for_each_other() -> None:
     assert (await DebateOrchestrator([meet, meet], 1, model).run("Is it?")).success
 
 
+@pytest.mark.row("G38")
 async def test_a_failed_debater_is_not_a_success() -> None:
     model = scripted({"answer": "Yes."})
     found = await DebateOrchestrator([Worker("a"), Worker("b", fails=True)], 1, model).run("Is it?")
@@ -237,6 +246,7 @@ async def test_a_coordinator_continues_until_done() -> None:
     assert "a: first" in model.calls[1].prompt
 
 
+@pytest.mark.row("G39")
 async def test_the_router_is_used_only_if_the_coordinator_names_no_member() -> None:
     model = scripted({"agent": "b", "task": "one"}, {"task": "two"}, {"done": True, "answer": "x"})
     router = RuleBasedRouter(fallback_target="a")
@@ -244,6 +254,7 @@ async def test_the_router_is_used_only_if_the_coordinator_names_no_member() -> N
     assert list((await team.run("Do it")).agent_outputs) == ["round_1_b", "round_2_a"]
 
 
+@pytest.mark.row("G39")
 async def test_reaching_max_rounds_is_not_a_success() -> None:
     model = ScriptedModel(responses=lambda _: {"agent": "a", "task": "again"})
     found = await SwarmOrchestrator(model, {"a": Worker("a")}, max_rounds=3).run("Do it")
@@ -252,6 +263,7 @@ async def test_reaching_max_rounds_is_not_a_success() -> None:
     assert found.final_output == "a: again"
 
 
+@pytest.mark.row("G39")
 async def test_an_unknown_member_uses_no_round_and_is_limited() -> None:
     model = scripted({"agent": "x", "task": "t"}, {"agent": "a", "task": "t"}, "DONE: fine")
     found = await SwarmOrchestrator(model, {"a": Worker("a")}, max_rounds=1).run("Do it")
@@ -267,6 +279,7 @@ async def test_an_unknown_member_uses_no_round_and_is_limited() -> None:
 # --- what holds for all -----------------------------------------------------------------------------
 
 
+@pytest.mark.row("G35")
 async def test_finished_work_is_not_repeated_after_an_interrupt() -> None:
     quick = Worker("quick")
 
@@ -284,6 +297,7 @@ async def test_finished_work_is_not_repeated_after_an_interrupt() -> None:
     assert len(model.calls) == 2
 
 
+@pytest.mark.row("G35")
 async def test_behaviors_wrap_the_team_once() -> None:
     told = []
 
@@ -297,6 +311,7 @@ async def test_behaviors_wrap_the_team_once() -> None:
     assert [step.action async for step in team.stream_execute("x")][:2] == ["a", "b"]
 
 
+@pytest.mark.row("G35")
 async def test_members_share_the_budget_of_the_team() -> None:
     @capability_node
     async def measure(tank: int = 1) -> float:
@@ -337,6 +352,7 @@ async def test_teams_agents_and_workflows_are_members() -> None:
     assert found.final_output == "B: A: X"
 
 
+@pytest.mark.row("G35")
 async def test_a_custom_team_needs_one_method() -> None:
     class Best(BaseOrchestrator):
         async def lead(self, task: str, context: Any, team_run: Any) -> Any:
@@ -347,6 +363,7 @@ async def test_a_custom_team_needs_one_method() -> None:
     assert (await team.run("ab")).final_output == "abab"
 
 
+@pytest.mark.row("G16")
 async def test_members_are_replaced_if_only_the_instance_changed() -> None:
     found: dict[str, Any] = {"a": Worker("a")}
     model = ScriptedModel(
@@ -372,6 +389,7 @@ async def test_members_are_replaced_if_only_the_instance_changed() -> None:
         AgentDiscoveryBehavior(lambda: _later(({}, {})), 0)
 
 
+@pytest.mark.row("G16")
 async def test_a_running_run_keeps_its_members() -> None:
     began, go_on, looks = asyncio.Event(), asyncio.Event(), 0
 
@@ -412,6 +430,7 @@ def test_a_handoff_is_a_command() -> None:
     assert handoff("support", parent=True).graph == Command.PARENT
 
 
+@pytest.mark.row("G35")
 async def test_a_team_that_overrides_only_run_is_complete() -> None:
     seen: list[str] = []
 
@@ -433,6 +452,7 @@ async def test_a_team_that_overrides_only_run_is_complete() -> None:
     assert seen == ["x", "y", "z"]
 
 
+@pytest.mark.row("G36")
 async def test_subtasks_written_as_text_need_one_model_call() -> None:
     def ask(task: str) -> str:
         return f"{task}: {interrupt('which one?')}"

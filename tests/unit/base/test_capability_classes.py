@@ -53,6 +53,7 @@ def make(**attributes: Any) -> type[BaseCapability]:
 # --- lists, creation, static-ness ------------------------------------------------------------------
 
 
+@pytest.mark.row("B1")
 def test_lists_are_not_shared_between_classes() -> None:
     one, two = make(), make()
     one.provides.append("A")
@@ -64,12 +65,14 @@ def test_lists_are_not_shared_between_classes() -> None:
     assert one.provides == ["A"]
 
 
+@pytest.mark.row("B2")
 @pytest.mark.parametrize("missing", ["name", "description"])
 def test_creating_a_capability_without_an_attribute_is_the_documented_error(missing: str) -> None:
     with pytest.raises(NotImplementedError, match=missing):
         make(**{missing: None})()
 
 
+@pytest.mark.row("B2")
 def test_creating_a_capability_without_execute_is_the_documented_error() -> None:
     class Empty(BaseCapability):
         name = "empty"
@@ -84,6 +87,7 @@ def test_missing_lists_become_empty() -> None:
     assert (made.provides, made.requires) == ([], [])
 
 
+@pytest.mark.row("B2")
 @pytest.mark.parametrize("kind", [capability_node, infrastructure_node])
 def test_a_static_execute_without_the_decorator_is_found_at_decoration(kind: Any) -> None:
     base = BaseCapability if kind is capability_node else BaseInfrastructureNode
@@ -127,6 +131,7 @@ def test_an_instance_method_with_unknown_arguments_is_refused() -> None:
         capability_node(Wrong)
 
 
+@pytest.mark.row("B9", "B12")
 @pytest.mark.parametrize(
     "missing", ["name", "description", "execute", "classify_error", "get_retry_policy"]
 )
@@ -154,6 +159,7 @@ def test_an_empty_name_is_the_first_reported_error(empty: Any) -> None:
         capability_node(make(name=empty))
 
 
+@pytest.mark.row("B12")
 def test_an_inherited_abstract_execute_does_not_pass_the_check() -> None:
     class Abstract(BaseInfrastructureNode):
         name = "abstract"
@@ -163,6 +169,7 @@ def test_an_inherited_abstract_execute_does_not_pass_the_check() -> None:
         infrastructure_node(Abstract)
 
 
+@pytest.mark.row("B12")
 def test_the_decorator_returns_the_same_class_with_a_described_node() -> None:
     cls = make()
     decorated = capability_node(cls)
@@ -176,6 +183,7 @@ def test_the_decorator_returns_the_same_class_with_a_described_node() -> None:
 # --- the node by itself ------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B13")
 async def test_a_node_passes_the_arguments_in_the_signature() -> None:
     seen: dict[str, Any] = {}
 
@@ -193,6 +201,7 @@ async def test_a_node_passes_the_arguments_in_the_signature() -> None:
     assert {"step", "context", "runtime", "logger", "streamer"} <= set(seen)
 
 
+@pytest.mark.row("B3")
 @pytest.mark.parametrize("result", [5, "text", [1]])
 async def test_an_invalid_result_is_an_error(result: Any) -> None:
     async def execute(state: Any, **kwargs: Any) -> Any:
@@ -205,6 +214,7 @@ async def test_an_invalid_result_is_an_error(result: Any) -> None:
     )
 
 
+@pytest.mark.row("B15")
 async def test_a_failure_is_recorded_as_plain_data_and_counted() -> None:
     async def execute(state: Any, **kwargs: Any) -> Any:
         raise OSError("disk is full")
@@ -228,6 +238,7 @@ async def test_a_failure_is_recorded_as_plain_data_and_counted() -> None:
     assert update["execution_step_results"]["0_made"]["success"] is False
 
 
+@pytest.mark.row("B13")
 async def test_success_advances_the_step_index_and_clears_the_error() -> None:
     plan = {"steps": [{"context_key": "key", "capability": "made", "task_objective": "Do"}]}
     update = await capability_node(make()).langgraph_node(  # type: ignore[attr-defined]
@@ -260,6 +271,7 @@ async def test_the_result_of_a_node_is_not_changed_in_place() -> None:
     assert update == result
 
 
+@pytest.mark.row("B18")
 async def test_a_node_that_succeeds_clears_its_own_error() -> None:
     class Node(BaseInfrastructureNode):
         name = "some_node"
@@ -276,6 +288,7 @@ async def test_a_node_that_succeeds_clears_its_own_error() -> None:
     assert update["control_error_info"] is None
 
 
+@pytest.mark.row("B18")
 async def test_a_failing_node_counts_its_failures() -> None:
     class Node(BaseInfrastructureNode):
         name = "some_node"
@@ -291,6 +304,7 @@ async def test_a_failing_node_counts_its_failures() -> None:
     assert update["control_retry_count"] == 2
 
 
+@pytest.mark.row("B18")
 async def test_a_node_logs_its_start_and_end(caplog: pytest.LogCaptureFixture) -> None:
     class Node(BaseInfrastructureNode):
         name = "some_node"
@@ -449,6 +463,7 @@ def test_guides_are_created_once_even_if_they_are_none_and_from_two_threads() ->
     assert calls == ["made"]
 
 
+@pytest.mark.row("B7")
 def test_default_guides_are_none() -> None:
     assert make()().orchestrator_guide is None
     assert make()().classifier_guide is None
@@ -463,6 +478,7 @@ def test_capability_classes_are_not_kept_alive() -> None:
 # --- results ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B23")
 def test_data_and_error_are_mutually_exclusive() -> None:
     error = ExecutionError(ErrorSeverity.CRITICAL, "x")
     with pytest.raises(ValidationError, match="success=False and no data"):
@@ -471,6 +487,7 @@ def test_data_and_error_are_mutually_exclusive() -> None:
         ExecutionResult(success=True, error=error)
 
 
+@pytest.mark.row("B24")
 def test_a_record_cannot_be_changed() -> None:
     from datetime import UTC, datetime
 
@@ -479,6 +496,7 @@ def test_a_record_cannot_be_changed() -> None:
         record.end_time = datetime.now(UTC)  # type: ignore[misc]
 
 
+@pytest.mark.row("B25")
 @pytest.mark.parametrize("lax", ["yes", 1, "true", None])
 def test_a_match_must_be_a_boolean(lax: Any) -> None:
     with pytest.raises(pydantic.ValidationError):
@@ -494,6 +512,7 @@ def test_a_severity_may_be_a_value_and_must_exist() -> None:
 # --- examples ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B30")
 def test_every_non_empty_field_of_a_step_is_written() -> None:
     step = PlannedStep(
         context_key="a", capability="b", task_objective='Say "hi",\nthen go,', parameters={}
@@ -504,6 +523,7 @@ def test_every_non_empty_field_of_a_step_is_written() -> None:
     assert "inputs" not in text
 
 
+@pytest.mark.row("B31")
 def test_a_set_and_other_values_are_written() -> None:
     step: Any = {"parameters": {"x"}, "expected_output": 5}
     text = OrchestratorExample(step, "S").format_for_prompt()
@@ -511,11 +531,13 @@ def test_a_set_and_other_values_are_written() -> None:
     assert "expected_output=5" in text
 
 
+@pytest.mark.row("B33")
 def test_quotes_in_a_query_cannot_end_it() -> None:
     text = ClassifierExample('He said "go"\nnow', True, "r").format_for_prompt()
     assert text == 'User Query: "He said \\"go\\" now" -> Expected Output: True -> Reason: r'
 
 
+@pytest.mark.row("B34")
 def test_the_order_of_examples_is_reproducible_and_does_not_use_the_global_generator() -> None:
     examples = [ClassifierExample(str(n), True, "r") for n in range(9)]
     state = random.getstate()
@@ -527,6 +549,7 @@ def test_the_order_of_examples_is_reproducible_and_does_not_use_the_global_gener
     assert [example.query for example in examples] == [str(n) for n in range(9)]
 
 
+@pytest.mark.row("B35")
 def test_zero_examples_means_none() -> None:
     assert ClassifierExample.join([ClassifierExample("a", True, "r")], max_examples=0) == ""
 
@@ -534,6 +557,7 @@ def test_zero_examples_means_none() -> None:
 # --- plan files ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B28")
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_execution_plan_to_file({"steps": []}, path)
@@ -544,12 +568,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
+@pytest.mark.row("B28")
 @pytest.mark.parametrize("plan", [{}, {"steps": []}, {"stamp": {"id": "1"}, "steps": []}])
 def test_an_empty_plan_is_read_back_as_an_empty_plan(tmp_path: Path, plan: Any) -> None:
     save_execution_plan_to_file(plan, tmp_path / "plan.json")
     assert load_execution_plan_from_file(tmp_path / "plan.json") == {"steps": []}
 
 
+@pytest.mark.row("B28")
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
@@ -567,6 +593,7 @@ def test_a_plan_that_could_not_be_read_back_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.row("B28")
 @pytest.mark.parametrize(
     ("content", "words"),
     [

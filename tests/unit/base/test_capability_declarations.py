@@ -59,6 +59,7 @@ def test_context_classes_are_accepted_as_names_and_registered_with_the_capabilit
     assert set(registry.context_types.values()) == {Reading, Total}
 
 
+@pytest.mark.row("B1")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -174,6 +175,7 @@ def test_annotated_constraints_of_function_parameters_are_enforced() -> None:
 # --- decorators -------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B12", "B19")
 def test_the_class_may_be_passed_by_keyword() -> None:
     made = make()
     assert capability_node(cls=made) is made
@@ -211,6 +213,7 @@ def test_a_static_execute_receives_its_arguments_or_is_refused() -> None:
     capability_node(make(execute=staticmethod(_brings_it)))
 
 
+@pytest.mark.row("B12")
 @pytest.mark.parametrize("method", ["classify_error", "get_retry_policy"])
 def test_methods_that_are_called_on_the_class_must_be_static(method: str) -> None:
     def on_self(self: Any, *given: Any) -> None: ...
@@ -224,6 +227,7 @@ def test_methods_that_are_called_on_the_class_must_be_static(method: str) -> Non
     capability_node(make(**{method: classmethod(on_self)}))
 
 
+@pytest.mark.row("B3")
 @pytest.mark.parametrize("base", [BaseCapability, BaseInfrastructureNode])
 async def test_the_abstract_execute_is_not_implemented(base: Any) -> None:
     with pytest.raises(NotImplementedError, match="abstract"):
@@ -235,6 +239,7 @@ def test_keywords_for_a_class_are_refused() -> None:
         capability_node(effect="once")(make())
 
 
+@pytest.mark.row("B12")
 def test_an_undecorated_subclass_does_not_run_its_parent() -> None:
     parent = capability_node(make())
     child = type("Child", (parent,), {"name": "child"})
@@ -248,6 +253,7 @@ def test_an_undecorated_subclass_does_not_run_its_parent() -> None:
 # --- guides -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B7")
 def test_an_attribute_error_in_a_guide_is_not_hidden() -> None:
     def guide(self: Any) -> None:
         return self.no_such_thing
@@ -259,6 +265,7 @@ def test_an_attribute_error_in_a_guide_is_not_hidden() -> None:
         getattr(capability, "classifier_guide", None)
 
 
+@pytest.mark.row("B7")
 def test_guides_are_created_once_from_many_threads() -> None:
     calls: list[int] = []
     together = threading.Barrier(4, timeout=30)
@@ -281,6 +288,7 @@ def test_guides_are_created_once_from_many_threads() -> None:
     assert calls == [1]
 
 
+@pytest.mark.row("B6")
 def test_a_class_without_examples_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = make()
     with caplog.at_level(logging.WARNING):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from capgraph.behaviors import BaseBehavior, BehaviorContext
 
 
@@ -13,6 +15,7 @@ def test_a_behavior_without_overrides_changes_nothing() -> None:
     assert not hasattr(behavior, "stage"), "it stands around the whole step"
 
 
+@pytest.mark.row("G9")
 def test_contexts_are_independent() -> None:
     first, second = (BehaviorContext("read", "read the level") for _ in range(2))
     first.metadata["own"] = 1

@@ -49,6 +49,7 @@ def opened(time: Time, **more: Any) -> CircuitBreaker:
     return breaker
 
 
+@pytest.mark.row("T6")
 def test_it_opens_only_after_consecutive_failures() -> None:
     breaker = CircuitBreaker("mail", failure_threshold=2, clock=Time())
     breaker.record_failure()
@@ -66,6 +67,7 @@ def test_it_opens_only_after_consecutive_failures() -> None:
     assert caught.value.retry_after == 60
 
 
+@pytest.mark.row("T6")
 def test_a_probe_decides_after_the_timeout() -> None:
     time = Time()
     breaker = opened(time)
@@ -80,6 +82,7 @@ def test_a_probe_decides_after_the_timeout() -> None:
     assert breaker.state() is CircuitState.CLOSED
 
 
+@pytest.mark.row("T6")
 def test_concurrent_probes_are_limited() -> None:
     time = Time()
     breaker = opened(time, half_open_max_probes=2)
@@ -96,6 +99,7 @@ def test_concurrent_probes_are_limited() -> None:
     breaker.call(inside, 1)
 
 
+@pytest.mark.row("T6")
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, asyncio.CancelledError, GraphInterrupt])
 def test_a_cancelled_probe_is_released(signal: type[BaseException]) -> None:
     time = Time()
@@ -113,6 +117,7 @@ def test_a_cancelled_probe_is_released(signal: type[BaseException]) -> None:
     assert breaker.state() is CircuitState.CLOSED
 
 
+@pytest.mark.row("T6")
 def test_a_call_of_an_earlier_era_is_ignored() -> None:
     time = Time()
     breaker = CircuitBreaker("mail", 1, 10, clock=time)
@@ -188,6 +193,7 @@ async def test_the_async_breaker_releases_a_cancelled_probe() -> None:
     assert await breaker.state() == "closed"
 
 
+@pytest.mark.row("T6")
 def test_processes_share_it_by_a_file(tmp_path: Path) -> None:
     time = Time()
     url = f"sqlite:///{tmp_path}/limits.db"
@@ -289,6 +295,7 @@ class Model(RuleBasedStateMachine):
         assert self.breaker.is_open() is (self.expected == "open")
 
 
+@pytest.mark.row("T6")
 def test_a_breaker_matches_a_reference_model() -> None:
     run_state_machine_as_test(
         Model, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -252,6 +252,7 @@ def test_cache_limits_are_validated(wrong: dict[str, Any]) -> None:
 # --- people -------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G12")
 async def test_without_a_callback_the_graph_interrupts_before_the_step() -> None:
     tank = reader(1)
     graph = graph_of(tank, HumanInLoopBehavior())
@@ -280,6 +281,7 @@ async def test_a_capability_may_ask_for_approval_in_any_graph() -> None:
     assert tank.calls == []
 
 
+@pytest.mark.row("G12")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_a_review_callback_receives_the_result(kind: str) -> None:
     shown: list[Any] = []
@@ -300,6 +302,7 @@ async def test_a_review_callback_receives_the_result(kind: str) -> None:
     assert shown[-1] == ("read it", Level(litres=7))
 
 
+@pytest.mark.row("G12")
 async def test_a_result_may_be_submitted_for_approval() -> None:
     caught: list[Exception] = []
 
@@ -347,6 +350,7 @@ class Figures:
         self.seen.append((name, value))
 
 
+@pytest.mark.row("G15")
 async def test_start_end_and_failure_are_logged(caplog: Any) -> None:
     ticks = iter([10.0, 12.5, 20.0, 21.0])
     figures = Figures()
@@ -370,6 +374,7 @@ async def test_start_end_and_failure_are_logged(caplog: Any) -> None:
     assert ("behavior.audit.errors", "read") in figures.seen
 
 
+@pytest.mark.row("G15")
 @settings(max_examples=5, deadline=None)
 @given(st.integers(1, 10**6))
 def test_a_hundred_concurrent_runs_are_independent(seed: int) -> None:

@@ -30,6 +30,7 @@ from capgraph.behaviors import (
 ABOUT: Any = {"role": "worker", "tool": "write"}
 
 
+@pytest.mark.row("T29")
 def test_contradictory_outcomes_are_refused() -> None:
     for wrong in (
         {"allowed": True, "action": "maybe"},
@@ -56,6 +57,7 @@ def test_both_errors_are_one_type_with_violations() -> None:
     assert GuardrailViolationError("rule", "why").rule_name == "rule"
 
 
+@pytest.mark.row("G11")
 @pytest.mark.parametrize("wrong", [{"apply_to": "all"}, {"max_length": 0}, {"pattern": "("}])
 def test_a_rule_that_never_runs_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Fix"):
@@ -135,6 +137,7 @@ def test_a_pattern_that_could_be_slow_is_refused(pattern: str) -> None:
         PatternGuardrail([pattern])
 
 
+@pytest.mark.row("T7")
 @pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|a)*b", r"(a|aa)+c", r"(.*)(.*)(.*)(.*)x$"])
 def test_matching_time_is_linear(pattern: str) -> None:
     # With a backtracking engine each of these would run for years.

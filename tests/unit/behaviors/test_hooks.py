@@ -71,6 +71,7 @@ async def run(capability: Any, *behaviors: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.row("G8", "T29")
 async def test_hooks_run_in_order_and_graph_hooks_wrap_capability_hooks() -> None:
     notes: list[Any] = []
     own = reader(3, behaviors=[Noted("own", notes)])
@@ -92,6 +93,7 @@ async def test_hooks_run_once_per_step() -> None:
     assert notes == [("a before", 1), ("a after", 3)]
 
 
+@pytest.mark.row("G8")
 async def test_a_hooks_result_is_validated() -> None:
     notes: list[Any] = []
     out = await run(reader(3), Noted("a", notes, after=Level(litres=7)))
@@ -116,6 +118,7 @@ async def test_the_first_fallback_result_is_used() -> None:
     assert "broken" in notes[-1][2]
 
 
+@pytest.mark.row("G8")
 @pytest.mark.parametrize("where", ["before", "after"])
 async def test_a_failed_hook_fails_the_step_and_calls_on_error(where: str) -> None:
     notes: list[Any] = []
@@ -148,6 +151,7 @@ async def test_hooks_run_again_when_a_step_is_resumed() -> None:
     assert [note[0] for note in notes] == ["a before", "a before", "a after"]
 
 
+@pytest.mark.row("G9")
 async def test_a_hundred_runs_of_one_behavior_are_independent() -> None:
     class Timed(BaseBehavior):
         def before_execute(self, context: BehaviorContext) -> None:

@@ -52,6 +52,7 @@ def test_ordinary_numbers_pass(text: str) -> None:
     assert PIIGuardrail(analyzer=None).check_post(text, **ABOUT).allowed
 
 
+@pytest.mark.row("T29")
 @given(st.lists(st.one_of(st.sampled_from(PERSONAL), st.text(alphabet="ab ,.;\n"))))
 def test_rewritten_texts_have_no_personal_data(texts: list[str]) -> None:
     guard = PIIGuardrail(action="rewrite", analyzer=None)

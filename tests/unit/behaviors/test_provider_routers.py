@@ -21,12 +21,14 @@ def ask(router: Any, current: str | None = None, exclude: Any = ()) -> str | Non
     return found
 
 
+@pytest.mark.row("T33")
 def test_the_static_router_keeps_its_order() -> None:
     router = StaticProviderRouter(("a", "b", "c"))
     assert [ask(router), ask(router, "a"), ask(router, "a", ["b"])] == ["a", "b", "c"]
     assert ask(router, "a", ("b", "c")) is None
 
 
+@pytest.mark.row("T33")
 def test_the_round_robin_router_continues() -> None:
     router = RoundRobinProviderRouter(("a", "b", "c"))
     assert [ask(router) for _ in range(4)] == ["a", "b", "c", "a"]
@@ -35,6 +37,7 @@ def test_the_round_robin_router_continues() -> None:
     assert ask(RoundRobinProviderRouter(())) is None
 
 
+@pytest.mark.row("T33")
 def test_the_weighted_router_uses_weights() -> None:
     router = WeightedProviderRouter((("a", 1.0), ("b", 9.0), ("off", 0.0)))
     assert [ask(router), ask(router, "b"), ask(router, "b", ("a",))] == ["b", "a", None]
@@ -56,6 +59,7 @@ def test_names_are_checked(names: Any) -> None:
             kind(names)
 
 
+@pytest.mark.row("T33")
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
 def test_weights_are_checked(weight: float) -> None:
     with pytest.raises(ValueError):

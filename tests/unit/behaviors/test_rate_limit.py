@@ -55,6 +55,7 @@ async def test_requests_are_refilled_over_time() -> None:
     assert [await limiter.try_acquire("k") for _ in range(2)] == [True, False]
 
 
+@pytest.mark.row("G14")
 async def test_a_rate_below_one_is_served() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=0.5, clock=clock)
@@ -65,6 +66,7 @@ async def test_a_rate_below_one_is_served() -> None:
     assert await limiter.try_acquire("k")
 
 
+@pytest.mark.row("T30")
 async def test_amounts_are_reserved_together() -> None:
     limiter = RateLimiter(rpm=5, input_tpm=100, output_tpm=10, clock=ManualClock())
     assert not await limiter.try_acquire("k", input_tokens=101)
@@ -72,6 +74,7 @@ async def test_amounts_are_reserved_together() -> None:
     assert await limiter.try_acquire("k", requests=5, input_tokens=100, output_tokens=10)
 
 
+@pytest.mark.row("T30")
 async def test_a_wait_is_one_exact_sleep_in_order() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rpm=60, burst=1, clock=clock)
@@ -119,6 +122,7 @@ async def test_a_wait_beyond_the_timeout_is_refused_and_reserves_nothing() -> No
     assert await limiter.try_acquire("k")
 
 
+@pytest.mark.row("T30")
 async def test_more_than_the_capacity_fails_at_once() -> None:
     limiter = RateLimiter(rpm=2, input_tpm=10, clock=ManualClock())
     with pytest.raises(RateLimitExceededError, match="11 input_tokens"):
@@ -128,6 +132,7 @@ async def test_more_than_the_capacity_fails_at_once() -> None:
     assert not await limiter.try_acquire("k", requests=3)
 
 
+@pytest.mark.row("T30")
 async def test_excess_tokens_delay_the_next_call() -> None:
     clock = ManualClock()
     limiter = RateLimiter(output_tpm=60, clock=clock)
@@ -168,6 +173,7 @@ class Noting(ManualClock):
         self.slept.append(seconds)
 
 
+@pytest.mark.row("T30")
 @settings(max_examples=150, deadline=None)
 @given(
     rate=st.floats(0.2, 600),

@@ -65,6 +65,7 @@ async def run(tries: Tries, *behaviors: Any, **options: Any) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.row("G10")
 async def test_it_replaces_the_policy_of_the_class() -> None:
     clock = FakeClock()
     tries = Tries(*[RuntimeError("broken")] * 9, max_attempts=3)
@@ -137,6 +138,7 @@ async def test_a_once_effect_is_retried_only_if_declared() -> None:
     assert tries.count == 2
 
 
+@pytest.mark.row("G10")
 async def test_a_finished_effect_is_not_repeated_for_a_refused_result() -> None:
     class Refuses:
         stage = "finalize"
@@ -193,6 +195,7 @@ def test_runs_match_a_reference_model(
     assert (tries.count, clock.sleeps, record["success"]) == (count, waits, outcome == "done")
 
 
+@pytest.mark.row("G10")
 @pytest.mark.parametrize("brought", [True, False])
 async def test_attempts_are_counted_across_crashes(brought: bool) -> None:
     class Dies(FakeClock):
@@ -222,6 +225,7 @@ async def test_attempts_are_counted_across_crashes(brought: bool) -> None:
     assert clock.sleeps == [1, 2, 4]
 
 
+@pytest.mark.row("G10")
 async def test_a_hundred_runs_of_one_rule_are_independent() -> None:
     counts: Counter[int] = Counter()
 
@@ -372,6 +376,7 @@ def test_a_timeout_is_a_positive_number(seconds: Any) -> None:
 # --- backoff ------------------------------------------------------------------------------
 
 
+@pytest.mark.row("T21")
 @given(
     st.integers(0, 2000),
     st.floats(0.1, 10),
@@ -399,6 +404,7 @@ def test_backoff_stays_in_its_range(
         assert min(cap, base) <= found <= min(cap, max(base, 3 * (prev or base)))
 
 
+@pytest.mark.row("T21")
 def test_an_unknown_jitter_is_refused() -> None:
     with pytest.raises(ValueError, match="'some'"):
         backoff_delay(1, jitter="some")

@@ -40,6 +40,7 @@ def incident(**other: Any) -> IncidentReport:
     return IncidentReport(**{**given, **other})
 
 
+@pytest.mark.row("T35")
 def test_an_unacceptable_risk_stops_work_and_is_named() -> None:
     risks = RiskRegistry([Risk("R1", "sticks", ResidualRiskLevel.HIGH)])
     risks.assert_no_unacceptable()
@@ -52,6 +53,7 @@ def test_an_unacceptable_risk_stops_work_and_is_named() -> None:
         Risk("R3", "x", "huge")  # type: ignore[arg-type]
 
 
+@pytest.mark.row("T35")
 def test_an_incident_is_overdue_after_fifteen_days() -> None:
     report = incident()
     assert report.reporting_deadline == SEEN + timedelta(days=15)
@@ -77,6 +79,7 @@ def test_incidents_are_recorded_if_the_listener_fails(caplog: pytest.LogCaptureF
     assert len(sink.overdue()) == 2
 
 
+@pytest.mark.row("T35")
 async def test_a_review_is_awaited_and_its_timeout_decides() -> None:
     queue = HumanReviewQueue()
     queue.request("r", "open\x1b[2J valve")
@@ -108,6 +111,7 @@ def test_a_report_counts_audit_records() -> None:
     assert found["incidents"][0]["overdue"] is False
 
 
+@pytest.mark.row("T35")
 def test_csv_is_quoted_and_no_formula_runs() -> None:
     rows = [{"a": '=cmd|"x"', "b": "one\ntwo"}, {"b": "three", "c": 3}]
     read = list(csv.DictReader(io.StringIO(to_csv(rows))))
@@ -117,6 +121,7 @@ def test_csv_is_quoted_and_no_formula_runs() -> None:
     assert sanitize("pay\u202epal") == "pay\\u202epal"
 
 
+@pytest.mark.row("T4")
 def test_a_worker_follows_the_transition_table() -> None:
     registry = AgentRegistry()
     worker = registry.create("writer", "draft", 7)
@@ -141,6 +146,7 @@ def test_a_worker_follows_the_transition_table() -> None:
         registry.transition("nobody", AgentStatus.FAILED)
 
 
+@pytest.mark.row("T5")
 def test_workers_are_found_and_finished_ones_removed() -> None:
     registry = AgentRegistry(max_finished=2)
     first, second = registry.create("writer", "draft", 7), registry.create("writer", "draft", 7)
@@ -157,6 +163,7 @@ def test_workers_are_found_and_finished_ones_removed() -> None:
     assert registry.list_active() == []
 
 
+@pytest.mark.row("T4")
 def test_one_transition_of_many_threads_wins() -> None:
     worker = AgentRegistry().create("a", "b")
 
@@ -171,6 +178,7 @@ def test_one_transition_of_many_threads_wins() -> None:
         assert sum(pool.map(move, range(100))) == 1
 
 
+@pytest.mark.row("T8")
 def test_a_handoff_has_a_copy_of_its_context() -> None:
     context = {"notes": ["a"]}
     handoff = Handoff("writer", "editor", "draft", "done", context)

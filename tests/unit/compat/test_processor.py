@@ -73,6 +73,7 @@ CONFIG = {"queue_capacity": 3, "capacity_refresh_time": 0.01}
 # Elements, order and collection
 
 
+@pytest.mark.row("L1")
 def test_an_element_keeps_its_id_and_parses_times() -> None:
     one = Element(id="12345678-1234-5678-1234-567812345678", created_at="2026-01-02T03:04:05")
     assert isinstance(one.id, UUID)
@@ -85,6 +86,7 @@ def test_an_element_keeps_its_id_and_parses_times() -> None:
     assert hash(one) == hash(Element(id=one.id))
 
 
+@pytest.mark.row("L1")
 def test_an_element_is_restored_as_its_class_without_imports() -> None:
     found = Element.from_json(Element(metadata={"a": 1}).to_json())
     assert found.metadata == {"a": 1}
@@ -93,6 +95,7 @@ def test_an_element_is_restored_as_its_class_without_imports() -> None:
         Element.from_dict(data)
 
 
+@pytest.mark.row("L8")
 def test_a_progression_reflects_direct_changes() -> None:
     one, other, third = (Element() for _ in range(3))
     steps = Progression([one, other])
@@ -115,6 +118,7 @@ def test_a_progression_reflects_direct_changes() -> None:
     assert isinstance(steps[:1], Progression)
 
 
+@pytest.mark.row("L9")
 def test_a_pile_looks_up_by_id_position_type_and_predicate() -> None:
     items = [Call(), Other(), Call()]
     pile: Pile[Call] = Pile(items, Call)
@@ -133,6 +137,7 @@ def test_a_pile_looks_up_by_id_position_type_and_predicate() -> None:
     assert issubclass(ItemNotFoundError, CapgraphError)
 
 
+@pytest.mark.row("L9")
 def test_a_wrong_type_leaves_a_pile_unchanged() -> None:
     pile: Pile[Any] = Pile([Call()], Call, strict_type=True)
     for wrong in (Other(), Element(), [Call(), Element()]):
@@ -142,6 +147,7 @@ def test_a_wrong_type_leaves_a_pile_unchanged() -> None:
     assert len(Pile([Other()], Call)) == 1
 
 
+@pytest.mark.row("L9")
 def test_set_operations_of_piles() -> None:
     one, other, third = Element(), Element(), Element()
     left, right = Pile([one, other]), Pile([other, third])
@@ -151,6 +157,7 @@ def test_set_operations_of_piles() -> None:
     assert list(left ^ right) == [one, third]
 
 
+@pytest.mark.row("L10")
 def test_iteration_skips_removed_items() -> None:
     pile = Pile(items := [Element() for _ in range(3)])
     seen = []
@@ -160,6 +167,7 @@ def test_iteration_skips_removed_items() -> None:
     assert seen == [items[0], items[2]]
 
 
+@pytest.mark.row("L9")
 def test_a_pile_is_written_as_json_and_csv(tmp_path: Path) -> None:
     pile: Pile[Call] = Pile([Call(wait=0.5, metadata={"a": "x,y"})])
     pile.dump(tmp_path / "calls.json", "json")
@@ -172,6 +180,7 @@ def test_a_pile_is_written_as_json_and_csv(tmp_path: Path) -> None:
         pile.dump(tmp_path / "calls.xml", "xml")
 
 
+@pytest.mark.row("L10")
 async def test_async_methods_wait_for_the_lock_of_the_pile() -> None:
     pile: Pile[Element] = Pile()
     async with pile:
@@ -201,6 +210,7 @@ async def test_subclass_fields_shadow_nothing() -> None:
     assert (event.status, event.response) == (EventStatus.COMPLETED, "mine")
 
 
+@pytest.mark.row("L5", "L7")
 async def test_an_event_runs_once_and_stores_its_failure() -> None:
     event = Call(wrong=True)
     await event.invoke()
@@ -213,6 +223,7 @@ async def test_an_event_runs_once_and_stores_its_failure() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.row("L5")
 async def test_a_cancelled_event_raises_the_cancellation() -> None:
     event = Call(wait=60)
     ended = event.completion_event
@@ -225,6 +236,7 @@ async def test_a_cancelled_event_raises_the_cancellation() -> None:
     assert ended.is_set()
 
 
+@pytest.mark.row("L6")
 async def test_a_stream_yields_pieces_and_is_cancelled_on_close() -> None:
     event = Stream()
     assert [piece async for piece in event.stream()] == ["a", "b", "c"]
@@ -237,6 +249,7 @@ async def test_a_stream_yields_pieces_and_is_cancelled_on_close() -> None:
     assert left.status is EventStatus.CANCELLED
 
 
+@pytest.mark.row("L4", "L7")
 def test_a_fresh_event_is_pending() -> None:
     event = Call(wait=0.5, metadata={"name": "a"})
     event.status = "failed"
@@ -250,6 +263,7 @@ def test_a_fresh_event_is_pending() -> None:
         Call.from_dict({})
 
 
+@pytest.mark.row("L3")
 def test_unserializable_responses_are_marked() -> None:
     written = Execution(
         response=object(), error=ExceptionGroup("two", [ValueError("a")])
@@ -261,6 +275,7 @@ def test_unserializable_responses_are_marked() -> None:
 # The processor
 
 
+@pytest.mark.row("L11")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -297,6 +312,7 @@ def named(name: str) -> Call:
     return Call(metadata={"name": name})
 
 
+@pytest.mark.row("L15")
 async def test_a_denied_event_ends_and_takes_no_capacity() -> None:
     processor = Picky(1, 0.01)
     denied = [named("never") for _ in range(5)]
@@ -308,6 +324,7 @@ async def test_a_denied_event_ends_and_takes_no_capacity() -> None:
     assert processor.available_capacity == 1
 
 
+@pytest.mark.row("L16")
 async def test_a_deferred_event_is_queued_again() -> None:
     processor = Picky(5, 0.01)
     late, other = named("later"), named("fine")
@@ -319,6 +336,7 @@ async def test_a_deferred_event_is_queued_again() -> None:
     assert late.status is EventStatus.COMPLETED
 
 
+@pytest.mark.row("L16")
 async def test_a_failed_permission_fails_only_its_event() -> None:
     processor = Picky(5, 0.01)
     await processor.enqueue(broken := named("broken"))
@@ -329,6 +347,7 @@ async def test_a_failed_permission_fails_only_its_event() -> None:
     assert fine.status is EventStatus.COMPLETED
 
 
+@pytest.mark.row("L15")
 async def test_a_duplicate_event_runs_once() -> None:
     processor = Processor(5, 0.01)
     event = Call()
@@ -339,6 +358,7 @@ async def test_a_duplicate_event_runs_once() -> None:
     assert not processor.queue
 
 
+@pytest.mark.row("L13", "L17")
 async def test_started_events_stay_within_the_capacity() -> None:
     processor = Processor(2, 0.05)
     events = [Call(wait=60) for _ in range(6)]  # what runs long keeps nobody else from beginning
@@ -359,6 +379,7 @@ async def test_started_events_stay_within_the_capacity() -> None:
     assert not processor.execution_mode
 
 
+@pytest.mark.row("L11")
 async def test_concurrent_events_stay_within_the_limit() -> None:
     class Counting(Call):
         async def _invoke(self) -> str:
@@ -377,6 +398,7 @@ async def test_concurrent_events_stay_within_the_limit() -> None:
     assert most == 3
 
 
+@pytest.mark.row("L12")
 async def test_enqueue_waits_for_a_full_queue() -> None:
     processor = Processor(1, 0.01, max_queue_size=1)
     assert processor.try_enqueue(Call())
@@ -391,6 +413,7 @@ async def test_enqueue_waits_for_a_full_queue() -> None:
     assert second.status is EventStatus.COMPLETED
 
 
+@pytest.mark.row("L14", "L17")
 async def test_stop_applies_before_execute_and_at_once() -> None:
     processor = Processor(1, 3600.0)
     await processor.stop()
@@ -407,6 +430,7 @@ async def test_stop_applies_before_execute_and_at_once() -> None:
     assert len(processor.queue) == 1
 
 
+@pytest.mark.row("L18")
 async def test_join_waits_for_an_executing_processor() -> None:
     processor = Processor(2, 0.001)
     running = asyncio.create_task(processor.execute())
@@ -419,6 +443,7 @@ async def test_join_waits_for_an_executing_processor() -> None:
     await running
 
 
+@pytest.mark.row("L2", "L15")
 async def test_ten_thousand_events_run_once_each() -> None:
     chance = random.Random(5)
 
@@ -465,6 +490,7 @@ async def test_ten_thousand_events_run_once_each() -> None:
 # The executor
 
 
+@pytest.mark.row("L19", "L21", "L24")
 async def test_an_executor_creates_its_processor_and_runs_several_batches() -> None:
     executor = Calls(CONFIG)
     events = [Call() for _ in range(7)]
@@ -481,6 +507,7 @@ async def test_an_executor_creates_its_processor_and_runs_several_batches() -> N
     assert len(executor.pile) == 0
 
 
+@pytest.mark.row("L20")
 async def test_a_wrong_type_changes_nothing() -> None:
     executor = Calls(CONFIG, strict_event_type=True)
     for wrong in (Stream(), Other()):
@@ -489,6 +516,7 @@ async def test_a_wrong_type_changes_nothing() -> None:
     assert len(executor.pile) == len(executor.pending) == 0
 
 
+@pytest.mark.row("L21")
 async def test_a_removed_event_is_skipped() -> None:
     executor = Calls(CONFIG)
     gone, stays = Call(), Call()
@@ -499,6 +527,7 @@ async def test_a_removed_event_is_skipped() -> None:
     assert (gone.runs, stays.runs) == (0, 1)
 
 
+@pytest.mark.row("L22", "L23")
 async def test_a_stopped_executor_keeps_pending_events() -> None:
     executor = Calls({**CONFIG, "max_queue_size": 1})
     await executor.stop()
@@ -516,6 +545,7 @@ async def test_a_stopped_executor_keeps_pending_events() -> None:
     assert not executor.skipped_events
 
 
+@pytest.mark.row("L6")
 async def test_a_streaming_event_runs_in_the_processor() -> None:
     executor = Executor(CONFIG)
     await executor.append(event := Stream())

@@ -104,6 +104,7 @@ def fail() -> None:
 # Beginning and end
 
 
+@pytest.mark.row("T10")
 def test_a_successful_session_is_completed_and_emits_events() -> None:
     notes = Notes()
     with agent(event_sink=notes).session() as session:
@@ -124,6 +125,7 @@ def test_a_failed_session_has_a_reason() -> None:
     assert len(session.summary().recovery_events) == 1
 
 
+@pytest.mark.row("T10")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_a_session_that_is_interrupted_is_not_left_running(kind: type[BaseException]) -> None:
     def stop() -> None:
@@ -134,6 +136,7 @@ def test_a_session_that_is_interrupted_is_not_left_running(kind: type[BaseExcept
     assert session.worker.status is AgentStatus.CANCELLED
 
 
+@pytest.mark.row("T10")
 async def test_a_cancelled_session_is_cancelled() -> None:
     seen: list[OrchestrationSession] = []
 
@@ -161,6 +164,7 @@ def test_an_unacceptable_risk_prevents_a_session() -> None:
 # Turns
 
 
+@pytest.mark.row("T11")
 def test_max_iterations_is_checked_before_the_call() -> None:
     calls: list[int] = []
     with agent(max_iterations=2).session() as session:
@@ -171,12 +175,14 @@ def test_max_iterations_is_checked_before_the_call() -> None:
     assert len(calls) == 2
 
 
+@pytest.mark.row("T11")
 async def test_a_turn_has_a_timeout() -> None:
     async with agent().asession() as session:
         with pytest.raises(TurnTimeoutError, match="exceeded its timeout"):
             await session.arun_turn(lambda: asyncio.sleep(60), timeout=0.01)
 
 
+@pytest.mark.row("T11")
 def test_a_blocking_function_is_abandoned_at_its_timeout() -> None:
     go = threading.Event()
     with agent().session() as session:
@@ -186,6 +192,7 @@ def test_a_blocking_function_is_abandoned_at_its_timeout() -> None:
     go.set()
 
 
+@pytest.mark.row("T11")
 async def test_turns_with_the_same_key_make_one_call() -> None:
     calls: list[int] = []
 
@@ -225,6 +232,7 @@ def test_an_exceeded_budget_is_emitted_once_and_enforced() -> None:
     assert session.worker.status is AgentStatus.FAILED
 
 
+@pytest.mark.row("T11")
 async def test_parallel_turns_reserve_their_cost() -> None:
     strict = agent(budget_usd=1.5, enforce_budget=True)
     async with strict.asession() as session:
@@ -241,6 +249,7 @@ def test_invalid_limits_are_refused(given: dict[str, Any]) -> None:
         agent(**given)
 
 
+@pytest.mark.row("T9")
 @pytest.mark.parametrize("name", ["circuit_breaker", "async_circuit_breaker"])
 def test_one_breaker_covers_all_turns(name: str) -> None:
     kind = CircuitBreaker if name == "circuit_breaker" else AsyncCircuitBreaker
@@ -253,6 +262,7 @@ def test_one_breaker_covers_all_turns(name: str) -> None:
         assert session.run_tool("look", lambda: 1) == 1, "it is about turns"
 
 
+@pytest.mark.row("T9")
 def test_a_breaker_and_a_router_see_the_failures() -> None:
     class Router:
         seen: list[Any]
@@ -279,6 +289,7 @@ def test_a_breaker_and_a_router_see_the_failures() -> None:
     assert router.seen[1][2] == "other"
 
 
+@pytest.mark.row("T31")
 async def test_a_streamed_turn_ends_with_its_usage() -> None:
     async def pieces() -> Any:
         yield "a"
@@ -291,6 +302,7 @@ async def test_a_streamed_turn_ends_with_its_usage() -> None:
     assert found[-1].payload == {"status": "completed", "usage": DOLLAR.to_dict()}
 
 
+@pytest.mark.row("T31")
 async def test_a_failed_stream_emits_an_error_and_is_closed() -> None:
     closed: list[int] = []
 
@@ -322,6 +334,7 @@ def policy() -> PermissionPolicy:
     return PermissionPolicy([role], {"delete": PermissionMode.FULL_ACCESS})
 
 
+@pytest.mark.row("T12")
 def test_a_denied_tool_is_not_called() -> None:
     with agent(permissions=policy()).session() as session:
         assert session.run_tool("read", lambda: "text") == "text"
@@ -330,6 +343,7 @@ def test_a_denied_tool_is_not_called() -> None:
     assert not caught.value.outcome.allowed
 
 
+@pytest.mark.row("T12")
 def test_async_guardrails_check_arguments_and_results() -> None:
     class Later:
         name = "later"
@@ -353,6 +367,7 @@ def test_async_guardrails_check_arguments_and_results() -> None:
                 session.run_tool("read", lambda found=result: found, arguments=arguments)
 
 
+@pytest.mark.row("T12")
 def test_a_guardrail_may_rewrite_a_result_but_no_arguments() -> None:
     class Cover:
         name = "cover"
@@ -382,6 +397,7 @@ def test_a_guardrail_may_rewrite_a_result_but_no_arguments() -> None:
             )
 
 
+@pytest.mark.row("T12")
 def test_the_audit_has_the_decisions_of_the_pipeline(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     with agent(audit_log=log, permissions=policy()).session() as session:
@@ -395,6 +411,7 @@ def test_the_audit_has_the_decisions_of_the_pipeline(tmp_path: Path) -> None:
     assert log.verify()
 
 
+@pytest.mark.row("T12")
 async def test_no_tool_starts_in_a_stopped_run(tmp_path: Path) -> None:
     """And one that waits for a person waits with its run, whose question outlives the process."""
     seen: list[OrchestrationSession] = []
@@ -418,6 +435,7 @@ async def test_no_tool_starts_in_a_stopped_run(tmp_path: Path) -> None:
         assert (await graph.ainvoke(Command(resume=5), config))["said"] == 5
 
 
+@pytest.mark.row("T32")
 async def test_parallel_tools_keep_their_order_and_pass_all_checks() -> None:
     async def after(seconds: float, value: str) -> str:
         await asyncio.sleep(seconds)
@@ -442,6 +460,7 @@ def test_limits_end_a_session_and_count_per_session() -> None:
         assert session.worker.status is AgentStatus.FAILED
 
 
+@pytest.mark.row("T29")
 def test_hooks_may_change_values_and_none_keeps_them() -> None:
     class Cut:
         async def before_tool(self, context: HookContext) -> None:
@@ -458,6 +477,7 @@ def test_hooks_may_change_values_and_none_keeps_them() -> None:
         assert session.run_turn(lambda: "b")[0] == "b"
 
 
+@pytest.mark.row("T9")
 @pytest.mark.may_block
 async def test_names_of_the_source_system_are_accepted() -> None:
     seen: list[Any] = []
@@ -502,6 +522,7 @@ async def test_names_of_the_source_system_are_accepted() -> None:
 # People and the end
 
 
+@pytest.mark.row("T14")
 async def test_a_session_waits_for_its_input() -> None:
     async with agent().asession() as session:
         with pytest.raises(RuntimeError, match="does not wait for input"):
@@ -518,6 +539,7 @@ async def test_a_session_waits_for_its_input() -> None:
         await session.pause_for_input()
 
 
+@pytest.mark.row("T8")
 def test_a_handoff_completes_the_source_and_prepares_the_target() -> None:
     notes, registry = Notes(), AgentRegistry()
     with agent(event_sink=notes, registry=registry).session() as session:
@@ -530,6 +552,7 @@ def test_a_handoff_completes_the_source_and_prepares_the_target() -> None:
     assert [worker.role for worker in registry.list_active()] == ["editor"]
 
 
+@pytest.mark.row("T15")
 def test_a_gate_emits_an_event_and_a_summary_is_complete() -> None:
     notes = Notes()
     gated = agent(event_sink=notes, quality_gate=QualityGate(QualityLevel.STANDARD))

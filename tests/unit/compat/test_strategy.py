@@ -86,6 +86,7 @@ def watched(cls: type[Shout] = Shout) -> tuple[Shout, Notes]:
     return cls(context_type=Asked, event_handler=notes), notes
 
 
+@pytest.mark.row("P2", "P4", "P5", "P7", "P17")
 @pytest.mark.parametrize("cls", [Shout, ShoutLater])
 async def test_phases_run_in_order_and_report_durations(cls: type[Shout]) -> None:
     strategy, notes = watched(cls)
@@ -98,11 +99,13 @@ async def test_phases_run_in_order_and_report_durations(cls: type[Shout]) -> Non
     assert all(data.timestamp.tzinfo is not None for data in notes.told)
 
 
+@pytest.mark.row("P3")
 async def test_invalid_arguments_are_a_validation_error() -> None:
     with pytest.raises(ValueError, match="colour"):
         await watched()[0].execute_async(colour="red")
 
 
+@pytest.mark.row("P10")
 async def test_an_invalid_context_is_refused_before_setup() -> None:
     strategy, notes = watched()
     context = Asked(fails=("validate",))
@@ -113,6 +116,7 @@ async def test_an_invalid_context_is_refused_before_setup() -> None:
     assert isinstance(notes.told[-1].error, OSError)
 
 
+@pytest.mark.row("P11")
 @pytest.mark.parametrize("phase", ["setup", "perform"])
 async def test_a_failure_is_reported_after_the_teardown(phase: str) -> None:
     strategy, notes = watched()
@@ -124,6 +128,7 @@ async def test_a_failure_is_reported_after_the_teardown(phase: str) -> None:
     assert notes.names[-3:] == ["on_pre_teardown", "on_post_teardown", "on_error"]
 
 
+@pytest.mark.row("P12")
 async def test_the_first_error_has_later_ones_as_notes() -> None:
     strategy, _ = watched()
     with pytest.raises(RuntimeError, match="perform broke") as caught:
@@ -133,6 +138,7 @@ async def test_the_first_error_has_later_ones_as_notes() -> None:
     assert "teardown broke" in cause.__notes__[0]
 
 
+@pytest.mark.row("P12")
 async def test_a_failed_teardown_is_a_failure() -> None:
     strategy, notes = watched()
     with pytest.raises(RuntimeError, match="teardown broke") as caught:
@@ -141,6 +147,7 @@ async def test_a_failed_teardown_is_a_failure() -> None:
     assert notes.names[-2:] == ["on_pre_teardown", "on_error"]
 
 
+@pytest.mark.row("P19")
 async def test_the_message_names_the_root_cause() -> None:
     class Deep(Shout):
         async def _perform_async(self, *, context: Asked) -> str:
@@ -153,6 +160,7 @@ async def test_the_message_names_the_root_cause() -> None:
         await watched(Deep)[0].execute_async()
 
 
+@pytest.mark.row("P6", "P13")
 async def test_a_cancellation_is_raised_after_the_teardown() -> None:
     strategy, notes = watched()
     context = Asked(fails=("wait",))
@@ -169,6 +177,7 @@ async def test_a_cancellation_is_raised_after_the_teardown() -> None:
     assert "on_error" not in notes.names
 
 
+@pytest.mark.row("P1", "P8", "P9")
 async def test_handlers_run_in_parallel_and_cannot_fail_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -196,6 +205,7 @@ async def test_handlers_run_in_parallel_and_cannot_fail_the_run(
         strategy.remove_event_handler(second)
 
 
+@pytest.mark.row("P14")
 def test_a_copy_shares_only_marked_fields() -> None:
     context = Asked(seen=["a"])
     copied = context.duplicate()
@@ -204,6 +214,7 @@ def test_a_copy_shares_only_marked_fields() -> None:
     assert copied.lock is context.lock
 
 
+@pytest.mark.row("P18")
 @pytest.mark.parametrize(
     ("text", "labels"), [("{'op': 'x'}", {"op": "x"}), ("{broken", {}), ("[1]", {}), ("", {})]
 )
@@ -214,12 +225,14 @@ def test_labels_come_from_the_environment(
     assert Shout(context_type=Asked).memory_labels == labels
 
 
+@pytest.mark.row("P15")
 def test_converter_lists_are_not_shared() -> None:
     first, second = StrategyConverterConfig(), StrategyConverterConfig()
     first.request_converters.append("base64")
     assert second.request_converters == second.response_converters == []
 
 
+@pytest.mark.row("P16")
 def test_a_strategy_is_abstract_and_prefixes_its_logs() -> None:
     with pytest.raises(TypeError):
         Strategy(context_type=Asked)  # type: ignore[abstract]

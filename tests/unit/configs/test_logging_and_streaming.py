@@ -14,6 +14,7 @@ from capgraph.configs.logger import SafeFormatter, get_logger
 from capgraph.configs.streaming import get_streamer, use_step_position
 
 
+@pytest.mark.row("B39")
 def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
     logger = get_logger("framework", "router", color="blue")
     with caplog.at_level("DEBUG", logger="capgraph"):
@@ -32,6 +33,7 @@ def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[0].color == "blue"  # type: ignore[attr-defined]
 
 
+@pytest.mark.row("B39")
 def test_a_logger_by_name() -> None:
     assert get_logger(name="mine").name == "capgraph.mine"
     with pytest.raises(ValueError, match="source='x'"):
@@ -65,6 +67,7 @@ async def events_of(component: str, state: Any) -> list[dict[str, Any]]:
     return [event async for event in graph.astream({}, stream_mode="custom")]
 
 
+@pytest.mark.row("B40")
 async def test_fields_of_a_status_event() -> None:
     plan = {"steps": [{}, {}, {}]}
     state = {"planning_execution_plan": plan, "planning_current_step_index": 1}
@@ -84,6 +87,7 @@ async def test_fields_of_a_status_event() -> None:
     assert (error["error"], error["data"]) == (True, {"rows": 3})
 
 
+@pytest.mark.row("B40")
 @pytest.mark.parametrize(
     ("component", "place"), [("task_extraction", 1), ("classifier", 2), ("orchestrator", 3)]
 )
@@ -98,6 +102,7 @@ async def test_a_streamer_works_without_a_plan(state: Any) -> None:
     assert "step" not in (await events_of("weather", state))[0]
 
 
+@pytest.mark.row("B40")
 async def test_parallel_steps_report_their_own_position() -> None:
     plan = {"planning_execution_plan": {"steps": [{}] * 5}, "planning_current_step_index": 0}
 

@@ -94,6 +94,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.row("B20", "B47")
 @pytest.mark.parametrize(("severity", "count", "origin", "expected"), TABLE)
 def test_every_severity(severity: str, count: str, origin: str, expected: Route) -> None:
     state = failed(severity, origin, **COUNTS.get((severity, count), {}))
@@ -113,6 +114,7 @@ def test_a_failure_without_any_details_ends_the_turn() -> None:
     assert decided(state, CATALOG, LIMITS).target == "error"
 
 
+@pytest.mark.row("B47")
 def test_the_first_classification_does_not_count_as_a_repetition() -> None:
     state = failed("reclassification", "capability")
     assert decided(state, CATALOG, Limits(max_reclassifications=1)).target == "classifier"
@@ -131,6 +133,7 @@ def test_settings_bound_the_tries_whatever_the_policy_says() -> None:
     assert decided(state, CATALOG, Limits(max_attempts=2)).target == "error"
 
 
+@pytest.mark.row("B46")
 @pytest.mark.parametrize(
     ("state", "target"),
     [

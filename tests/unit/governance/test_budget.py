@@ -221,6 +221,7 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.row("T13")
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_a_budget_does_what_its_model_says(steps: list[tuple[Any, ...]]) -> None:
@@ -288,6 +289,7 @@ def _spend(url: str, calls: int, results: Any) -> None:
     results.put(asyncio.run(main()))
 
 
+@pytest.mark.row("T13")
 def test_two_hundred_calls_of_four_processes_never_go_over(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shared.db"
     context = multiprocessing.get_context("spawn")

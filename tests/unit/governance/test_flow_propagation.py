@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -119,6 +120,7 @@ def plan_of(nodes: list[Node]) -> dict[str, Any]:
     return {"steps": [*steps, answer]}
 
 
+@pytest.mark.row("I2")
 @given(plans(), _some)
 @settings(max_examples=150, deadline=None)
 def test_a_plan_is_refused_for_what_a_path_leads_to_and_for_nothing_else(
@@ -143,6 +145,7 @@ def test_a_plan_is_refused_for_what_a_path_leads_to_and_for_nothing_else(
     assert verdict.decision == ("ask" if wanted else "allow")
 
 
+@pytest.mark.row("I3")
 @given(plans())
 @settings(max_examples=25, deadline=None)
 def test_executed_steps_record_the_labels_of_the_model(nodes: list[Node]) -> None:
@@ -160,6 +163,7 @@ def test_executed_steps_record_the_labels_of_the_model(nodes: list[Node]) -> Non
         assert set(kept.get(f"T{place}", {}).get(f"s{place}", {})) == wanted
 
 
+@pytest.mark.row("I1")
 def test_a_type_has_the_labels_of_the_types_inside_it() -> None:
     class Letter(CapabilityContext):
         labels = ("untrusted",)

@@ -55,6 +55,7 @@ def test_the_deny_list_comes_first_then_the_mode_then_the_allow_list() -> None:
     assert found == PermissionOutcome(True, None, "FULL_ACCESS", "WORKSPACE_WRITE")
 
 
+@pytest.mark.row("T16")
 def test_an_unconfigured_role_may_use_nothing() -> None:
     for role in ("stranger", "", None, "Clerk"):
         assert not policy().authorize(role, "look").allowed
@@ -63,6 +64,7 @@ def test_an_unconfigured_role_may_use_nothing() -> None:
     assert unlocked.authorize("stranger", "look").allowed
 
 
+@pytest.mark.row("T16")
 def test_no_spelling_widens_what_a_role_may_do() -> None:
     asked = policy(READ, None, ["DROP"], {"Pay": FULL})
     assert [asked.authorize("clerk", name).allowed for name in ("drop", "Drop", "pay", "PAY")] == [
@@ -154,6 +156,7 @@ _LISTS = st.lists(_SPELT, max_size=4)
 _MODES = st.sampled_from(list(PermissionMode))
 
 
+@pytest.mark.row("T16")
 @given(
     mode=_MODES,
     allowed=st.none() | _LISTS,
@@ -189,6 +192,7 @@ forbid (principal == User::"mallory", action, resource);
 """
 
 
+@pytest.mark.row("T16")
 def test_cedar_policies_decide_behind_the_same_protocol() -> None:
     pytest.importorskip("cedarpy")
     cedar = CedarPermissions(CEDAR)

@@ -14,6 +14,7 @@ def pilot(**more: Any) -> Any:
     return build_pilot_profile(**{**given, **more})
 
 
+@pytest.mark.row("T34")
 def test_capabilities_are_denied_by_default() -> None:
     asked = pilot(denied_tools=["pay"]).permissions
     found = [asked.is_allowed("clerk", name) for name in ("look", "LOOK", "pay", "drop")]
@@ -33,6 +34,7 @@ def test_injections_are_looked_for_in_results_and_denied_patterns_in_arguments()
     assert denied.check_post("rm -rf /", role="clerk", tool="sh").allowed
 
 
+@pytest.mark.row("T34")
 def test_everything_is_bounded_and_counts_anew_for_each_session() -> None:
     made = pilot(max_tool_calls=7)
     limits = {limit.name: limit.value for limit in made.governance.limits}
@@ -45,6 +47,7 @@ def test_everything_is_bounded_and_counts_anew_for_each_session() -> None:
     assert set(made.graph_options()) == {"permissions", "behaviors"}
 
 
+@pytest.mark.row("T6", "G14")
 @pytest.mark.parametrize(
     "wrong",
     [

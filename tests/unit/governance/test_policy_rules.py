@@ -50,6 +50,7 @@ class Later(Says):
 YES, NO = Says(True), Says(False)
 
 
+@pytest.mark.row("T17")
 @pytest.mark.parametrize(
     ("condition", "ctx", "expected"),
     [
@@ -86,6 +87,7 @@ def test_conditions(condition: Any, ctx: dict[str, Any], expected: bool) -> None
     assert condition.matches(PhaseContext(**ctx)) is expected
 
 
+@pytest.mark.row("T17")
 def test_one_condition_that_fails_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -123,6 +125,7 @@ async def test_asynchronous_conditions_also_inside_others(caplog: Any) -> None:
     assert "'d'" not in caplog.text
 
 
+@pytest.mark.row("T17")
 @given(
     st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(1, 3)), max_size=12),
 )

@@ -15,6 +15,7 @@ from capgraph.governance import QualityGate, QualityGateError, QualityLevel
 LEVELS = list(QualityLevel)
 
 
+@pytest.mark.row("T18")
 @given(required=st.sampled_from(LEVELS), observed=st.none() | st.sampled_from(LEVELS))
 def test_a_level_is_enough_when_it_is_at_least_the_required_one(
     required: QualityLevel, observed: QualityLevel | None
@@ -89,6 +90,7 @@ async def test_below_the_level_the_severity_says_what_happens(
     assert "Fix:" in str(caught.value)
 
 
+@pytest.mark.row("T18")
 async def test_a_check_that_fails_lets_nothing_pass() -> None:
     gate = QualityGate(QualityLevel.MINIMAL, check=lambda result: result["no"], below="ask")
     with pytest.raises(QualityGateError, match="KeyError") as caught:

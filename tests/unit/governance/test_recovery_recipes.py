@@ -27,6 +27,7 @@ from capgraph.governance import (
 STEP = RecoveryStep
 
 
+@pytest.mark.row("T19")
 def test_the_recipes_are_those_of_the_source() -> None:
     table = {s.value: recipe_for(s) for s in FailureScenario}
     assert table["llm_error"].steps == (STEP.RETRY_WITH_BACKOFF, STEP.SWITCH_PROVIDER)
@@ -48,6 +49,7 @@ def test_the_recipes_are_those_of_the_source() -> None:
     assert RecoveryScenario is FailureScenario
 
 
+@pytest.mark.row("T19")
 def test_nothing_to_run_is_not_recovered() -> None:
     for scenario in FailureScenario:
         found = attempt_recovery(scenario, RecoveryContext())
@@ -57,6 +59,7 @@ def test_nothing_to_run_is_not_recovered() -> None:
         assert "no action" in found.reason
 
 
+@pytest.mark.row("T19")
 def test_the_result_lists_the_steps_that_ran() -> None:
     ran: list[str] = []
     whole = {
@@ -88,6 +91,7 @@ def test_a_step_that_fails_ends_the_recipe(fault: Any) -> None:
     assert found.to_dict()["remaining_steps"] == ["retry_with_backoff"]
 
 
+@pytest.mark.row("T20")
 def test_a_success_sets_the_count_back_and_failures_are_bounded() -> None:
     good = [False]
     ctx = RecoveryContext({STEP.RETRY_WITH_BACKOFF: lambda: good[0]})
@@ -109,6 +113,7 @@ def test_a_success_sets_the_count_back_and_failures_are_bounded() -> None:
     assert ctx.attempt_count("llm_error") == 0, "each kind is counted by itself"
 
 
+@pytest.mark.row("T20")
 def test_a_step_may_have_tries_of_its_own() -> None:
     tries: list[int] = []
 
@@ -170,6 +175,7 @@ def _chained(outer: Exception, cause: BaseException) -> Exception:
     return outer
 
 
+@pytest.mark.row("T22")
 @pytest.mark.parametrize(
     ("error", "scenario"),
     [
@@ -201,6 +207,7 @@ def test_a_failure_is_known_by_types_along_its_chain_first(error: Exception, sce
     assert classify_exception(error).value == scenario
 
 
+@pytest.mark.row("T23")
 def test_other_providers_and_smaller_contexts() -> None:
     assert next_provider(["a", "b"], "b") == "a"
     assert next_provider(["a"], "a") is None

@@ -25,6 +25,7 @@ def _tracker(**used: int) -> UsageTracker:
     return tracker
 
 
+@pytest.mark.row("T25")
 @pytest.mark.parametrize(
     ("limit", "used"),
     [
@@ -42,6 +43,7 @@ def test_usage_above_a_limit_raises(limit: str, used: dict[str, int]) -> None:
     UsageLimits(**{limit: 11}).check(_tracker(**used))  # type: ignore[arg-type]
 
 
+@pytest.mark.row("T25")
 def test_an_unknown_cost_exceeds_every_limit() -> None:
     tracker = _tracker()
     UsageLimits(cost_usd_max=1.0).check(tracker)
@@ -51,6 +53,7 @@ def test_an_unknown_cost_exceeds_every_limit() -> None:
     UsageLimits(total_tokens_max=100).check(tracker)
 
 
+@pytest.mark.row("T28")
 @pytest.mark.parametrize(
     ("limit", "note"),
     [
@@ -75,6 +78,7 @@ def test_a_session_ends_when_a_limit_is_passed(limit: Any, note: str) -> None:
     assert not plane.for_session().enforce()[0].breached  # the next session begins anew
 
 
+@pytest.mark.row("T28")
 def test_an_alert_only_tells() -> None:
     plane = GovernancePlane([MaxBudgetLimit(0.5, on_breach="alert")])
     plane.state.record_cost(0.6)

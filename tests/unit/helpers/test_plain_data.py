@@ -66,6 +66,7 @@ class Many(RootModel[list[Any]]):
     """A model that is a list."""
 
 
+@pytest.mark.row("F5")
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
@@ -223,6 +224,7 @@ def test_a_type_with_a_serializer_and_a_validator_is_stored() -> None:
     assert (there_and_back(KeptGrid(cells=np.eye(2))).cells == np.eye(2)).all()
 
 
+@pytest.mark.row("F5")
 @pytest.mark.parametrize(
     ("context", "words"),
     [

@@ -114,6 +114,7 @@ async def test_prompt_lists_a_shortlist_of_many_capabilities() -> None:
     assert len(lots.calls[0].prompt) <= 1.5 * len(few.calls[0].prompt)
 
 
+@pytest.mark.row("B49")
 async def test_per_capability_questions_are_limited_in_concurrency() -> None:
     under_way, most = 0, 0
 
@@ -135,6 +136,7 @@ async def test_per_capability_questions_are_limited_in_concurrency() -> None:
     assert most == 4
 
 
+@pytest.mark.row("B49")
 async def test_failing_question_is_an_error() -> None:
     def answer(call: ModelCall) -> Any:
         return ConnectionError("gone") if "tool_2" in call.prompt else {"is_match": False}

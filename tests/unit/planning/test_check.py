@@ -18,6 +18,8 @@ from capgraph.planning import (
     repair_plan,
 )
 
+pytestmark = pytest.mark.row("B48")
+
 ERRORS = Path(__file__).parents[3] / "docs" / "errors"
 
 

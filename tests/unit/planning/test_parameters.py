@@ -42,6 +42,7 @@ def plan(parameters: Any, capability: str = "pay") -> dict[str, Any]:
     return {"steps": [step, {"context_key": "b", "capability": "respond"}]}
 
 
+@pytest.mark.row("B48")
 @pytest.mark.parametrize(
     ("parameters", "field", "words"),
     [

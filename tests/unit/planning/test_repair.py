@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from capgraph.base import CapabilitySpec, Requirement
 from capgraph.planning import Repair, StaticCatalog, check_plan, repair_plan
 
+pytestmark = pytest.mark.row("B48")
+
 
 class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")

@@ -31,6 +31,7 @@ class Whole(PromptBuilder):
         return f"NOW {now}" if now else ""
 
 
+@pytest.mark.row("B43")
 def test_sections_are_joined_by_blank_lines_in_their_order() -> None:
     assert Whole().get_system_instructions(now="12:00").split("\n\n") == [
         "ROLE",
@@ -42,6 +43,7 @@ def test_sections_are_joined_by_blank_lines_in_their_order() -> None:
     ]
 
 
+@pytest.mark.row("B43")
 def test_empty_sections_leave_no_gap() -> None:
     class Bare(PromptBuilder):
         role = "ROLE"

@@ -32,6 +32,7 @@ class OfASubclass(PromptProvider):
         return Weather()
 
 
+@pytest.mark.row("B42")
 def test_replacing_a_builder_keeps_the_others() -> None:
     ours, theirs = PromptProvider(response_generation=Terse()), PromptProvider()
     assert ours.get_response_generation_prompt_builder().get_role() == Terse.role
@@ -120,6 +121,7 @@ def test_a_provider_that_cannot_be_loaded_is_reported_with_its_cause(
         get_framework_prompts("gamma")
 
 
+@pytest.mark.row("B42")
 def test_an_attribute_error_in_a_property_is_raised_unchanged() -> None:
     class Broken(PromptProvider):
         @property
@@ -130,6 +132,7 @@ def test_an_attribute_error_in_a_property_is_raised_unchanged() -> None:
         Broken().get_weather_prompt_builder  # noqa: B018 - the look-up is what fails
 
 
+@pytest.mark.row("B42")
 def test_settings_add_prompt_builders() -> None:
     class Ours(PromptBuilder):
         role = "You are ours."

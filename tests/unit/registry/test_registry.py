@@ -60,6 +60,7 @@ async def {name}() -> {type}:
 # --- register ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B19")
 def test_a_new_registry_contains_only_the_built_in_nodes() -> None:
     registry = Registry()
     assert {"router", "respond", "error"} <= set(registry.infrastructure)
@@ -267,6 +268,7 @@ def test_describe_returns_a_readable_list() -> None:
     assert registry.describe() == "- b: Does b\n- a: Does a"
 
 
+@pytest.mark.row("B36", "B38")
 def test_planning_guides_are_sorted_by_priority_and_name() -> None:
     registry = Registry()
     for name, priority in [("zed", 0), ("late", 9), ("alpha", 0), ("first", -1)]:
@@ -381,6 +383,7 @@ def infrastructure(name: str, **attributes: Any) -> Any:
     return infrastructure_node(type("Watcher", base, {**namespace, **attributes}))
 
 
+@pytest.mark.row("B19")
 def test_an_unreachable_node_is_refused() -> None:
     registry = Registry()
     with pytest.raises(RegistryError, match=r"'monitoring'.*never run.*task_extraction, classif"):

@@ -44,6 +44,7 @@ async def embed(text):
 # --- rules ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G30")
 async def test_the_first_matching_rule_with_an_available_target_wins():
     async def about_bills(request):
         return "bill" in request.input
@@ -61,6 +62,7 @@ async def test_exceptions_of_conditions_propagate():
         await router.route(asked())
 
 
+@pytest.mark.row("G27")
 @pytest.mark.parametrize("fallback", [None, "support", "gone"])
 @pytest.mark.parametrize("agents", [AGENTS, ["accounts"], []])
 async def test_an_unavailable_fallback_is_never_returned(fallback, agents):
@@ -82,6 +84,7 @@ async def test_an_unavailable_fallback_is_never_returned(fallback, agents):
 # --- meaning ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G29")
 async def test_the_most_similar_description_wins_with_its_score():
     router = SemanticRouter(embed)
     for name, text in (("sales", "the price"), ("support", "repair"), ("accounts", "bill")):
@@ -104,6 +107,7 @@ async def test_langchain_embeddings_are_accepted():
     assert (await router.route(asked("repairs", ["sales", "support"]))).target == "support"
 
 
+@pytest.mark.row("G29")
 async def test_vectors_of_different_dimensions_are_refused():
     sizes = iter([[1.0, 2.0], [1.0], [float("nan")]])
     router = SemanticRouter(lambda _: next(sizes))
@@ -117,6 +121,7 @@ async def test_vectors_of_different_dimensions_are_refused():
 # --- load -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G31")
 @given(
     weights=st.dictionaries(st.sampled_from(AGENTS), st.integers(0, 5)).filter(
         lambda chosen: any(chosen.get(name, 1) for name in AGENTS)
@@ -134,6 +139,7 @@ def test_requests_follow_the_weights_exactly(weights, rounds):
     assert counted == {n: w * rounds for n in AGENTS if (w := weights.get(n, 1))}
 
 
+@pytest.mark.row("G31")
 async def test_concurrent_requests_follow_the_weights():
     router = LoadBalancingRouter({"sales": 2})
     found = await asyncio.gather(*(router.route(asked()) for _ in range(400)))
@@ -151,6 +157,7 @@ async def test_the_target_is_empty_without_weight_or_capacity():
             LoadBalancingRouter({"sales": weight})
 
 
+@pytest.mark.row("G31")
 async def test_the_lowest_load_is_chosen_and_an_open_circuit_never():
     from capgraph.behaviors import CircuitBreaker
 
@@ -169,6 +176,7 @@ async def test_the_lowest_load_is_chosen_and_an_open_circuit_never():
 # --- a model ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G28")
 @pytest.mark.parametrize(
     "written",
     [
@@ -194,6 +202,7 @@ async def test_the_prompt_lists_only_available_agents():
     assert "Repairs" not in prompt
 
 
+@pytest.mark.row("G28")
 async def test_a_model_caller_is_accepted():
     model = ScriptedModel(
         responses=[{"target": "sales", "confidence": 1, "reasoning": ""}, "Hm."],
@@ -205,6 +214,7 @@ async def test_a_model_caller_is_accepted():
     assert (await router.route(asked())).target == "support"
 
 
+@pytest.mark.row("G28")
 async def test_a_model_error_propagates():
     def away(_):
         raise ConnectionError("away")
@@ -213,6 +223,7 @@ async def test_a_model_error_propagates():
         await LLMRouter(ScriptedModel(responses=away)).route(asked())
 
 
+@pytest.mark.row("G27")
 async def test_a_custom_router_needs_one_method():
     class Last(BaseRouter):
         async def route(self, request):

@@ -65,6 +65,7 @@ def manager(store: Any) -> CheckpointManager:
     return CheckpointManager(store)
 
 
+@pytest.mark.row("G6")
 async def test_the_methods_of_a_manager(manager: CheckpointManager) -> None:
     first = await manager.save("pilot", {"n": 1}, execution_id="run 1")
     second = await manager.save("pilot", {"n": 2}, execution_id="run 1", metadata={"by": "hand"})
@@ -98,6 +99,7 @@ async def test_loading_a_missing_snapshot_returns_none(manager: CheckpointManage
     await manager.delete("unknown", "nobody")
 
 
+@pytest.mark.row("G6")
 async def test_saves_at_once_lose_nothing(manager: CheckpointManager) -> None:
     names = await asyncio.gather(*(manager.save("pilot", {"n": n}, "run") for n in range(40)))
     assert {c.checkpoint_id for c in await manager.list("pilot")} == set(names)
@@ -149,6 +151,7 @@ def _place(store: Any, folder: Path) -> dict[str, Any]:
     return {"path": folder / "timed.db"} if isinstance(store, SqliteStateStore) else {}
 
 
+@pytest.mark.row("G6")
 async def test_all_of_a_snapshot_ends_with_its_time(store: Any, tmp_path: Path) -> None:
     seconds = [1000.0]
     if isinstance(store, BaseCheckpointSaver):
@@ -171,6 +174,7 @@ async def test_all_of_a_snapshot_ends_with_its_time(store: Any, tmp_path: Path) 
         assert await store.entries() == {}
 
 
+@pytest.mark.row("G6")
 async def test_the_newest_is_found_without_loading_the_others() -> None:
     loaded = []
 
@@ -217,6 +221,7 @@ def _graph(saver: Any) -> Any:
     return graph.compile(checkpointer=saver)
 
 
+@pytest.mark.row("G6")
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_with_a_saver_snapshots_are_the_graphs_checkpoints(kind: str, tmp_path: Path) -> None:
     from langgraph.types import Command

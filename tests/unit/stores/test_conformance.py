@@ -11,7 +11,7 @@ from langgraph.checkpoint.conformance import checkpointer_test, validate
 
 from capgraph.stores import open_saver
 
-pytestmark = pytest.mark.may_block
+pytestmark = [pytest.mark.may_block, pytest.mark.row("T27")]
 
 
 @pytest.mark.parametrize("key", [None, "0123456789abcdef"], ids=["plain", "encrypted"])

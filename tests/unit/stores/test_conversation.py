@@ -10,6 +10,8 @@ import pytest
 from capgraph.base.errors import ValidationError
 from capgraph.stores import ConversationMessage, ConversationState, InMemoryStateStore
 
+pytestmark = pytest.mark.row("G5")
+
 
 async def test_a_conversation_goes_through_a_store_and_back() -> None:
     state = ConversationState("7", agent_metadata={"mood": "calm"})

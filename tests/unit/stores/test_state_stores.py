@@ -66,6 +66,7 @@ def exactly(value: Any) -> str:
 # --- the contract ---------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G1")
 async def test_the_operations_of_a_store(store: Any) -> None:
     async with store:
         assert await store.get("k") is None
@@ -86,6 +87,7 @@ async def test_the_operations_of_a_store(store: Any) -> None:
         assert await store.get("n") is None
 
 
+@pytest.mark.row("G1")
 async def test_setting_up_and_closing_is_optional(store: Any) -> None:
     await store.set("k", 1)
     await store.setup()
@@ -94,6 +96,7 @@ async def test_setting_up_and_closing_is_optional(store: Any) -> None:
     await store.close()
 
 
+@pytest.mark.row("G4")
 def test_the_base_is_abstract_and_the_factory_knows_four() -> None:
     assert inspect.isabstract(BaseStateStore)
     assert isinstance(StateStoreFactory.create(), InMemoryStateStore)
@@ -106,6 +109,7 @@ def test_the_base_is_abstract_and_the_factory_knows_four() -> None:
 # --- values ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G3")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=JSON)
 async def test_a_value_is_returned_as_it_was_stored(store: Any, value: Any) -> None:
@@ -114,6 +118,7 @@ async def test_a_value_is_returned_as_it_was_stored(store: Any, value: Any) -> N
     assert await store.compare_and_set("k", value, "other")
 
 
+@pytest.mark.row("G3")
 @pytest.mark.parametrize("values", [(1, True), (True, 1), (1, 1.0), (0.0, -0.0), (None, False)])
 async def test_a_change_of_type_is_a_change(store: Any, values: tuple[Any, Any]) -> None:
     before, after = values
@@ -143,6 +148,7 @@ ODD: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.row("G3")
 @pytest.mark.parametrize(("value", "place"), ODD)
 async def test_a_value_that_json_would_change_is_rejected_with_its_path(
     store: Any, value: Any, place: str
@@ -161,6 +167,7 @@ async def test_a_recursive_value_is_rejected(store: Any) -> None:
         await store.set("k", value)
 
 
+@pytest.mark.row("G2")
 async def test_copies_are_given_and_taken(store: Any) -> None:
     value = {"items": [1]}
     await store.set("k", value)
@@ -170,6 +177,7 @@ async def test_copies_are_given_and_taken(store: Any) -> None:
     assert await store.get("k") == {"items": [1]}
 
 
+@pytest.mark.row("G1")
 async def test_none_differs_from_a_missing_key(store: Any) -> None:
     assert not await store.exists("k")
     assert await store.get("k", "nothing") == "nothing"
@@ -222,6 +230,7 @@ async def test_any_other_text_is_a_key(store: Any, key: str) -> None:
 # --- time -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G2")
 @pytest.mark.parametrize("ttl", [0, -1, -0.5])
 async def test_a_ttl_of_zero_expires_immediately(store: Any, ttl: float) -> None:
     await store.set("k", "before")
@@ -236,6 +245,7 @@ async def test_an_invalid_ttl_is_rejected(store: Any, ttl: Any) -> None:
         await store.set("k", 1, ttl=ttl)
 
 
+@pytest.mark.row("G1")
 async def test_a_value_ends_with_its_time(open_store: Any) -> None:
     hand = Hand()
     store = open_store(clock=hand)
@@ -269,6 +279,7 @@ async def test_the_clock_of_the_place_counts_too(store: Any) -> None:
     assert await store.exists("k")
 
 
+@pytest.mark.row("G2")
 async def test_unread_values_expire_in_memory() -> None:
     hand = Hand()
     store = InMemoryStateStore(clock=hand)
@@ -297,6 +308,7 @@ async def test_unread_values_expire_in_a_table(
         assert conn.execute("SELECT name FROM capgraph_cells").fetchall() == [("state:new",)]
 
 
+@pytest.mark.row("G3")
 async def test_redis_expires_keys(redis_url: str) -> None:
     import redis
 
@@ -312,6 +324,7 @@ async def test_redis_expires_keys(redis_url: str) -> None:
 # --- who owns what --------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G3")
 @pytest.mark.parametrize("prefix", ["app:", "a*:", "[ab]?\\", "a_", "A%"])
 async def test_clear_deletes_only_the_stores_own_keys(open_store: Any, prefix: str) -> None:
     ours = open_store(key_prefix=prefix)
@@ -348,6 +361,7 @@ async def test_a_place_that_is_not_there_is_an_error(tmp_path: Any) -> None:
         StateStoreFactory.create("postgres", url="mysql://somewhere")
 
 
+@pytest.mark.row("G3")
 @pytest.mark.service
 async def test_a_server_that_was_started_again_is_found_again(server: Any) -> None:
     store = StateStoreFactory.create("postgres", url=server.database())
@@ -365,6 +379,7 @@ async def test_a_server_that_was_started_again_is_found_again(server: Any) -> No
 # --- at once --------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("G1")
 async def test_changes_at_once_lose_nothing(store: Any) -> None:
     async def swap() -> bool:
         return bool(await store.compare_and_set("first", MISSING, 1))
@@ -411,6 +426,7 @@ def _work(where: Where, number: int, results: Any) -> None:
     results.put(asyncio.run(run()))
 
 
+@pytest.mark.row("G1")
 @pytest.mark.sampled(0.34)
 def test_four_processes_lose_nothing(shared: Where) -> None:
     context = multiprocessing.get_context("spawn")

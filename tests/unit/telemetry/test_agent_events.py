@@ -15,6 +15,7 @@ from capgraph.telemetry import (
 )
 
 
+@pytest.mark.row("T1", "T2")
 def test_the_names_statuses_and_failure_classes() -> None:
     assert {name.value for name in AgentEventName} == {
         *(f"agent.{n}" for n in ("started", "ready", "blocked", "tool_called", "tool_completed")),
@@ -36,6 +37,7 @@ def test_the_names_statuses_and_failure_classes() -> None:
     }
 
 
+@pytest.mark.row("T3")
 def test_an_event_copies_its_data() -> None:
     data = {"steps": [1]}
     event = AgentEvent.started("writer", "draft").with_data(data)
@@ -47,6 +49,7 @@ def test_an_event_copies_its_data() -> None:
         event.role = "other"  # type: ignore[misc]
 
 
+@pytest.mark.row("T3")
 def test_named_constructors_and_copies() -> None:
     failed = AgentEvent.failed("writer", "draft", AgentFailureClass.RATE_LIMIT, "slow down")
     assert (failed.event, failed.status) == ("agent.failed", "failed")
@@ -82,11 +85,13 @@ def test_named_constructors_and_copies() -> None:
         assert getattr(AgentEvent, name)("writer", "draft", "read").data == {"tool": "read"}
 
 
+@pytest.mark.row("T3")
 def test_a_failed_agent_says_why() -> None:
     with pytest.raises(ValueError, match="failure_class"):
         AgentEvent(AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED)
 
 
+@pytest.mark.row("T3")
 def test_events_round_trip_through_dictionaries_and_json() -> None:
     event = AgentEvent.failed("writer", "draft", "llm_timeout").with_data({"n": 1})
     assert AgentEvent.from_dict(event.to_dict()) == event
@@ -96,6 +101,7 @@ def test_events_round_trip_through_dictionaries_and_json() -> None:
     assert "detail" not in plain
 
 
+@pytest.mark.row("T3")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -111,6 +117,7 @@ def test_unknown_names_are_rejected(wrong: dict[str, str]) -> None:
         AgentEvent.from_dict(wrong)
 
 
+@pytest.mark.row("T3")
 def test_attributes_hold_no_content_unless_asked() -> None:
     event = AgentEvent.failed("writer", "draft", "llm_error", "the patient's name").with_data(
         {"tokens": 3, "text": "secret"}
@@ -123,6 +130,7 @@ def test_attributes_hold_no_content_unless_asked() -> None:
     assert event.to_otel_attributes(detail=True)["capgraph.detail"] == "the patient's name"
 
 
+@pytest.mark.row("T1")
 @pytest.mark.parametrize(
     ("ours", "name", "failure"),
     [

@@ -72,6 +72,7 @@ LINES = chain(4)
 SIGNED = chain(4, b"key")
 
 
+@pytest.mark.row("T35")
 @given(st.data())
 def test_any_byte_of_any_record_shows(data: st.DataObject) -> None:
     signed = data.draw(st.booleans())
@@ -83,6 +84,7 @@ def test_any_byte_of_any_record_shows(data: st.DataObject) -> None:
     assert not checked(lines, b"key" if signed else None)
 
 
+@pytest.mark.row("T35")
 def test_any_byte_of_the_file_shows(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", 2)
     whole = log.path.read_bytes()
@@ -117,6 +119,7 @@ def test_the_anchor_detects_a_truncated_chain(tmp_path: Path) -> None:
     assert "not in the chain" in fresh.verify(anchor=anchor).problem
 
 
+@pytest.mark.row("T35")
 def test_without_the_key_nobody_writes_a_record_that_holds(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", 2, signing_key="secret")
     assert log.verify()
@@ -155,6 +158,7 @@ def test_a_partial_record_is_truncated(tmp_path: Path) -> None:
     assert not log.verify()
 
 
+@pytest.mark.row("T35")
 def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from capgraph.telemetry import audit_chain
 
@@ -234,6 +238,7 @@ def whole_chain(kind: str, place: Path) -> tuple[Any, list[dict[str, Any]]]:
     return asyncio.run(read())
 
 
+@pytest.mark.row("T35")
 @pytest.mark.parametrize("kind", ["file", "rows"])
 def test_four_processes_keep_one_chain(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "audit"
@@ -246,6 +251,7 @@ def test_four_processes_keep_one_chain(kind: str, tmp_path: Path) -> None:
         assert [r["data"]["number"] for r in records if r["data"]["by"] == name] == list(range(200))
 
 
+@pytest.mark.row("T35")
 @pytest.mark.parametrize("kind", ["file", "rows"])
 def test_a_killed_process_leaves_a_chain_that_holds(kind: str, tmp_path: Path) -> None:
     place, seen = tmp_path / "audit", 0

@@ -38,6 +38,7 @@ def test_noop_takes_everything() -> None:
     sink.close()
 
 
+@pytest.mark.row("T24")
 def test_a_ring_buffer_drops_the_oldest_event() -> None:
     sink = RingBufferSink()
     for number in range(1200):
@@ -85,6 +86,7 @@ def test_lines_of_json(tmp_path: Path, on_a_loop: bool) -> None:
     assert [line["seq"] for line in lines[1:]] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.row("T24")
 async def test_files_are_never_written_on_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ async def test_files_are_never_written_on_the_loop(
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.row("T24")
 @pytest.mark.may_block
 async def test_events_are_replayed_in_their_order(tmp_path: Path) -> None:
     sink = SqliteEventSink(tmp_path / "events.db")
@@ -144,6 +147,7 @@ def test_queued_events_are_delivered_as_a_batch(tmp_path: Path) -> None:
     assert len(batches) <= 3
 
 
+@pytest.mark.row("T24")
 async def test_fanout_tries_all_sinks_and_raises_the_first_error() -> None:
     class Broken:
         def __init__(self, text: str) -> None:

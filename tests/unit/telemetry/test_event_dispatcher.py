@@ -115,6 +115,7 @@ async def test_a_sink_of_nested_runs_receives_each_event_once() -> None:
     assert sink.events[-1]["error"] == "ValueError"
 
 
+@pytest.mark.row("T24")
 async def test_a_slow_sink_misses_events_and_is_notified(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     began = threading.Event()
@@ -140,6 +141,7 @@ async def test_a_slow_sink_misses_events_and_is_notified(caplog: pytest.LogCaptu
     assert len([r for r in caplog.records if "Slow is too slow" in r.getMessage()]) == 1
 
 
+@pytest.mark.row("T24")
 async def test_a_broken_sink_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def emit(self, event: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from capgraph.telemetry import (
 CALL = UsageSnapshot(input_tokens=1000, output_tokens=100)
 
 
+@pytest.mark.row("T25")
 def test_an_unknown_price_is_unknown_and_no_budget_holds_it() -> None:
     tracker = UsageTracker()
     tracker.record_turn("nobody-knows-this", CALL)
@@ -65,6 +66,7 @@ def test_a_name_is_found_whole_then_by_the_longest_beginning_of_words() -> None:
     assert table.cost("mega", million) is None  # another model, not a version of this one
 
 
+@pytest.mark.row("T25")
 def test_a_price_put_into_one_table_is_seen_in_no_other() -> None:
     mine, other = PriceTable(), PriceTable()
     register_pricing("house-x", ModelPricing(1, 1), table=mine)
@@ -159,6 +161,7 @@ def test_amounts_are_written_as_people_read_them() -> None:
     ]
 
 
+@pytest.mark.row("T25")
 def test_a_tracker_may_be_read_while_others_write() -> None:
     tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1, 1)}))
 
@@ -175,6 +178,7 @@ def test_a_tracker_may_be_read_while_others_write() -> None:
     assert tracker.total_input_tokens == 2000
 
 
+@pytest.mark.row("T24")
 def test_a_ring_buffer_keeps_the_latest_calls() -> None:
     sink = RingBufferUsageSink(capacity=2)
     for name in "abc":
@@ -184,6 +188,7 @@ def test_a_ring_buffer_keeps_the_latest_calls() -> None:
     assert sink.records == []
 
 
+@pytest.mark.row("T24")
 def test_all_sinks_are_tried_before_an_error_is_raised() -> None:
     class Broken:
         def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
@@ -196,6 +201,7 @@ def test_all_sinks_are_tried_before_an_error_is_raised() -> None:
     assert len(caught.value.__notes__) == 1
 
 
+@pytest.mark.row("T24")
 async def test_a_file_of_usage_is_written_off_the_loop(tmp_path: Path) -> None:
     sink = SqliteUsageSink(tmp_path / "usage.db")  # blockbuster refuses I/O on the loop
     sink.record("a", CALL, 0.5)
@@ -217,6 +223,7 @@ async def test_a_file_of_usage_is_written_off_the_loop(tmp_path: Path) -> None:
     await asyncio.to_thread(again.close)
 
 
+@pytest.mark.row("T24")
 def test_a_full_sink_counts_dropped_calls(tmp_path: Path) -> None:
     sink = SqliteUsageSink(tmp_path / "usage.db", capacity=0)
     sink.record("a", CALL, 0.5)

@@ -52,6 +52,7 @@ async def test_outputs_follow_the_maps_and_the_last_is_the_result():
     assert c.calls[0][1] == {"task": "x", "a": "a(x)", "b": "b(a(x))"}
 
 
+@pytest.mark.row("G32")
 async def test_a_node_waits_only_for_its_predecessors():
     # In waves, c would wait for slow, which waits for c: it would hang.
     ready, order = asyncio.Event(), []
@@ -75,6 +76,7 @@ async def test_a_node_waits_only_for_its_predecessors():
     assert found.final_output == {"slow": "slow", "after_quick": "after"}
 
 
+@pytest.mark.row("G32")
 @pytest.mark.parametrize("fails", [True, "raises"])
 async def test_a_failure_stops_only_dependent_nodes(fails):
     a, bad, c, d = Worker("a"), Worker("bad", fails=fails), Worker("c"), Worker("d")
@@ -89,6 +91,7 @@ async def test_a_failure_stops_only_dependent_nodes(fails):
     assert c.calls == d.calls == []
 
 
+@pytest.mark.row("G32")
 async def test_conditions_decide_which_edges_are_followed():
     async def odd(result):
         return len(result.output) % 2 == 1
@@ -117,6 +120,7 @@ async def test_a_failed_condition_fails_its_target():
     assert b.calls == []
 
 
+@pytest.mark.row("G32")
 def test_invalid_workflows_are_refused_at_compile():
     a, b = Worker("a"), Worker("b")
     with pytest.raises(ConfigurationError, match=r"cycle detected.*a.*b"):
@@ -230,6 +234,7 @@ async def test_the_drawing_has_the_nodes():
     assert "a -.-> c" in text
 
 
+@pytest.mark.row("G32")
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.integers(1, 7))
 def test_random_workflows_match_a_reference_implementation(data, size):
@@ -260,6 +265,7 @@ def test_random_workflows_match_a_reference_implementation(data, size):
     assert all(len(w.calls) == (status[w.name] in ("done", "failed")) for w in workers)
 
 
+@pytest.mark.row("G32")
 async def test_a_graph_with_a_standard_library_typed_dict_is_a_node():
     class State(typing.TypedDict, total=False):  # what LangGraph's pages write
         task: str

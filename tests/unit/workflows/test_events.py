@@ -45,6 +45,7 @@ async def test_handlers_of_one_event_run_in_parallel():
     assert (await asyncio.wait_for(flow.run(started()), 10)).success
 
 
+@pytest.mark.row("G34")
 async def test_a_failed_handler_does_not_stop_the_others():
     flow = EventDrivenWorkflow(terminal_event="done")
 
@@ -63,6 +64,7 @@ async def test_a_failed_handler_does_not_stop_the_others():
     assert [one.success for one in found.outputs["started"]] == [False, True]
 
 
+@pytest.mark.row("G34")
 async def test_reaching_the_limit_is_not_a_success():
     flow = EventDrivenWorkflow(max_events=5)
 
@@ -76,6 +78,7 @@ async def test_reaching_the_limit_is_not_a_success():
     assert found.metadata["events_processed"] == 5
 
 
+@pytest.mark.row("G34")
 async def test_each_run_has_a_queue_of_its_own():
     flow = EventDrivenWorkflow(max_events=1)
     seen = []
@@ -89,6 +92,7 @@ async def test_each_run_has_a_queue_of_its_own():
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.row("G34")
 async def test_an_external_terminal_event_ends_the_run():
     found = await EventDrivenWorkflow(terminal_event="done").run(
         {"event": WorkflowEvent("done", {"output": 7})}
@@ -151,6 +155,7 @@ async def test_invalid_events_are_refused():
     assert found.error == "started: a handler returned 5, which is not a WorkflowEvent"
 
 
+@pytest.mark.row("G34")
 async def test_the_compiled_graph_accepts_an_event():
     flow = EventDrivenWorkflow(terminal_event="done")
 
@@ -163,6 +168,7 @@ async def test_the_compiled_graph_accepts_an_event():
     assert (out["output"], out["success"]) == (4.0, True)
 
 
+@pytest.mark.row("G34")
 async def test_an_unhandled_input_event_is_not_a_success():
     found = await EventDrivenWorkflow().run(started())
     assert (found.success, found.error) == (False, "no handler for 'started'")

@@ -29,6 +29,7 @@ class Notes:
         self.kept[key] = value
 
 
+@pytest.mark.row("G33")
 async def test_the_first_matching_transition_is_used_and_each_guard_runs_once():
     asked = []
 
@@ -56,6 +57,7 @@ async def test_the_first_matching_transition_is_used_and_each_guard_runs_once():
     }
 
 
+@pytest.mark.row("G33")
 async def test_reaching_max_transitions_is_not_a_success():
     a, b = Worker("a"), Worker("b")
     rules = {"a": [(None, "b")], "b": [(None, "a")]}
@@ -70,6 +72,7 @@ async def test_reaching_max_transitions_is_not_a_success():
     assert (await whole.run({})).success
 
 
+@pytest.mark.row("G33")
 async def test_a_failed_state_continues_only_by_a_guard():
     bad, rescue = Worker("?", success=False), Worker("saved")
     always = StateMachineWorkflow(
@@ -123,6 +126,7 @@ async def test_a_state_may_be_named_start_but_not_like_a_langgraph_node():
         StateMachineWorkflow({"a:b": Worker("x"), "__end__": Worker("x")}, {}, "a:b")
 
 
+@pytest.mark.row("G33")
 async def test_a_new_run_starts_over_and_an_interrupted_run_resumes():
     asked = []
 
