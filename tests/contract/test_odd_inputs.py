@@ -31,8 +31,6 @@ from capgraph.graph import wake
 from capgraph.planning import Plan, Recipe, check_plan
 from capgraph.testing import ScriptedModel
 
-pytestmark = pytest.mark.row("–")
-
 ODD: list[Any] = [
     None,
     5,

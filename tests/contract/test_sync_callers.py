@@ -33,8 +33,6 @@ from capgraph.workflows import (
 )
 from tests.support.agents import SUM, add
 
-pytestmark = pytest.mark.row("–")
-
 
 async def up(task: str) -> str:
     return task.upper()

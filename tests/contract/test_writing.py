@@ -207,7 +207,7 @@ def test_public_name_means_one_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, fault",
+    ("text", "fault"),
     [
         ('"""What is told."""\n', "opens with"),
         ('def kept() -> None:\n    """Return it."""\n', "bare participle"),
