@@ -2,7 +2,8 @@
 
     python docs/_make_reference.py
 
-Below each mark stands a table: the public names of the page's modules, the settings, the state keys.
+Each mark precedes a table: the settings, the state keys, or the public names of the modules that the
+page documents between this mark and the next mark for names.
 """
 
 import importlib
@@ -24,19 +25,24 @@ MADE = re.compile(r"(<!-- (names|settings|state|declarations) -->\n).*?(<!-- end
 
 def made(page: str) -> str:
     """Return a page with its tables as they have to be."""
-    tables = {
-        "names": lambda: table("name", "what it is", names(page)),
-        "settings": lambda: table("key, with its default", "meaning", settings()),
-        "state": lambda: StateSchema.from_class(AgentState).to_markdown(),
-        "declarations": declarations,
-    }
-    return MADE.sub(lambda found: f"{found[1]}{tables[found[2]]().strip()}\n{found[3]}", page)
+
+    def fill(found: re.Match[str]) -> str:
+        section = page[found.end() :].partition("<!-- names -->")[0]
+        tables = {
+            "names": lambda: table("name", "what it is", names(section)),
+            "settings": lambda: table("key, with its default", "meaning", settings()),
+            "state": lambda: StateSchema.from_class(AgentState).to_markdown(),
+            "declarations": declarations,
+        }
+        return f"{found[1]}{tables[found[2]]().strip()}\n{found[3]}"
+
+    return MADE.sub(fill, page)
 
 
-def names(page: str) -> Iterator[tuple[str, str]]:
-    """Yield what the directives of a page show, with the first line of what is said of it."""
+def names(section: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that a section's directives document, each with its summary."""
     for directive in re.finditer(
-        r"^\.\. auto(module|function):: (\S+)\n((?: +:.*\n)*)", page, re.M
+        r"^\.\. auto(module|function):: (\S+)\n((?: +:.*\n)*)", section, re.M
     ):
         options = dict(re.findall(r":([\w-]+): (.*)", directive[3]))
         module, wanted = directive[2], options.get("members", "").split(", ")
