@@ -305,7 +305,7 @@ def test_what_cannot_be_injected_names_function_and_parameter(name: str, kind: A
     scope: dict[str, Any] = {}
     exec(f"async def fetch({name}):\n    'Fetch it.'", scope)
     scope["fetch"].__annotations__[name] = kind
-    with pytest.raises(ValidationError, match=f"The parameter '{name}' of 'fetch'"):
+    with pytest.raises(ValidationError, match=f"{name}.*fetch|fetch.*{name}"):
         capability_node(scope["fetch"])
 
 
@@ -395,14 +395,14 @@ async def test_a_sync_function_asks_a_person() -> None:
     ("kind", "value", "told"),
     [
         (bytes, b"\xff", "field 'value' is of type bytes.*'utf-8' codec can't decode"),
-        (dict, {1: "x", "1": "y"}, "the key 1 of a dictionary is of type int"),
-        (Odd, Odd({(1, 2): "x"}), r"field 'value': the key \(1, 2\)"),
+        (dict, {1: "x", "1": "y"}, "dictionary key 1 of type int"),
+        (Odd, Odd({(1, 2): "x"}), r"field 'value': the dictionary key \(1, 2\)"),
         (Odd, Odd(SecretStr("x")), "field 'x' is a secret"),
         (Reading, None, "returned None instead of READING"),
-        (dict, {(1, 2): "x"}, r"the key \(1, 2\) of a dictionary is of type tuple"),
+        (dict, {(1, 2): "x"}, r"dictionary key \(1, 2\) of type tuple"),
         (Any, object(), "field 'value' is of type object"),
         (Any, pandas.DataFrame({"a": [1]}), "field 'value' is of type DataFrame"),
-        (Keyed, Keyed(cells={(1, 2): "x"}), r"field 'cells': the key \(1, 2\)"),
+        (Keyed, Keyed(cells={(1, 2): "x"}), r"field 'cells': the dictionary key \(1, 2\)"),
     ],
 )
 async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
@@ -845,7 +845,7 @@ def channel(name: str) -> str:
 def test_once_without_a_saver_and_parameters_nobody_fills_are_warned_of(caplog: Any) -> None:
     build_graph([pay, channel])
     assert "'pay' has effect='once', but there is no saver" in caplog.text
-    assert "'channel' needs the parameters name, which planning without a model" in caplog.text
+    assert re.search(r"'channel'.*name.*planning without a model", caplog.text)
     caplog.clear()
     build_graph([pay], checkpointer=InMemorySaver())
     assert caplog.text == ""
@@ -972,7 +972,7 @@ def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:
     )
     (tmp_path / "agent.yml").write_text("modules: [first_hour_toys]\n")
     done = python(tmp_path, "-m", "capgraph", "check", "--config", "agent.yml", "--json")
-    assert "'channel' needs the parameters name, which planning without a model" in done.stdout
+    assert re.search(r"'channel'.*name.*planning without a model", done.stdout)
 
 
 def test_a_data_class_may_be_a_capability() -> None:
