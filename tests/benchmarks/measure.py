@@ -83,16 +83,16 @@ class _Yes:
 async def per_stage(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
     """Seconds per step with something at each stage, against nothing at any."""
     options: dict[str, dict[str, Any]] = {
-        "nothing": {},
+        "none": {},
         **{stage: {"behaviors": [_Through(stage)]} for stage in STAGES},
         "every stage": {"behaviors": [_Through(stage) for stage in STAGES]},
         "a step policy": {"policies": [_Yes()]},
     }
-    return _against(await _with_options(options, steps, rounds), "nothing")
+    return _against(await _with_options(options, steps, rounds), "none")
 
 
 def shipped_behaviors() -> dict[str, list[Any]]:
-    """One of each shipped behaviour that stands around a step, where it does its usual work."""
+    """One of each built-in behavior that stands around a step, where it does its usual work."""
     return {
         "RetryBehavior": [behaviors.RetryBehavior()],
         "TimeoutBehavior": [behaviors.TimeoutBehavior(60)],
@@ -109,14 +109,14 @@ def shipped_behaviors() -> dict[str, list[Any]]:
 
 
 async def per_behavior(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
-    """Seconds per step with each shipped behaviour, against none and against the loop by hand."""
+    """Seconds per step with each built-in behavior, against none and against the loop by hand."""
     each = shipped_behaviors()
     options: dict[str, dict[str, Any]] = {
-        "nothing": {},
-        "an empty list": {"behaviors": []},
+        "none": {},
+        "empty list": {"behaviors": []},
         **{name: {"behaviors": own} for name, own in each.items()},
         # What is kept is not run, so it would hide what the others cost.
-        "all of them but the cache": {
+        "all except the cache": {
             "behaviors": [b for own in each.values() for b in own if b.__class__ is not _CACHE]
         },
     }
@@ -126,8 +126,8 @@ async def per_behavior(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
         await _timed(programs.run_by_hand(hand, steps)) / steps for _ in range(rounds)
     ]
     bare = statistics.median(times.pop("by hand"))
-    found = _against(times, "nothing")
-    base = found["nothing"]["median"]
+    found = _against(times, "none")
+    base = found["none"]["median"]
     for part in found.values():
         part["bare_steps_more"] = (part["median"] - base) / bare
     return found

@@ -279,6 +279,6 @@ def looping_agents(turns: int) -> dict[str, tuple[Any, Any]]:
     return {
         "create_agent": (bare, {"messages": [("user", "Go.")]}),
         "ReActAgent": react(),
-        "with a behaviour": react(behaviors=[BaseBehavior()]),
-        "with services": react(services=bind([])),
+        "ReActAgent with a behavior": react(behaviors=[BaseBehavior()]),
+        "ReActAgent with services": react(services=bind([])),
     }

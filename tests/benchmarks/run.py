@@ -114,7 +114,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     rows.append(
         (
             f"turn of a thread of {length['turns']} to {length['until']} turns / of 2 turns"
-            " (SQLite, all kept)",
+            " (SQLite, full history)",
             f"time {length['time']:.2f}, bytes {length['bytes']:.2f}",
             f"time {by_hand['time']:.2f}, bytes {by_hand['bytes']:.1f}",
             "at most 1.3",
@@ -123,7 +123,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     many = found["threads"]
     rows.append(
         (
-            f"{many['threads']:,} threads at once, 5 steps each",
+            f"{many['threads']:,} concurrent threads, 5 steps each",
             f"{many['complete']:,.0f} complete, {many['turns_per_second']:.0f} turns/s,"
             f" {many['bytes_per_thread'] / 1000:.0f} kB each",
             "",
@@ -137,8 +137,9 @@ def _range(part: dict[str, float], base: float) -> str:
     return f"{part['low'] / base:.2f} to {part['high'] / base:.2f}"
 
 
+_STAGE_COLUMNS = ("stage", "relative to no middleware")
 PEER_COLUMNS = (
-    "program", "kept on disk", "ms per step", "to capgraph",
+    "program", "stored on disk", "ms per step", "relative to capgraph",
     "model calls", "prompt tokens", "answer tokens", "bytes per step",
 )  # fmt: skip
 
@@ -216,21 +217,25 @@ def tables(found: dict[str, Any], quick: bool) -> list[tuple[str, Sequence[str],
     """Return title, heading and rows of each table."""
     made: list[tuple[str, Sequence[str], list[Any]]] = []
     if "per_step" in found:
-        heading = ("what", "capgraph", "bare LangGraph", "target")
-        made.append(("Against bare LangGraph", heading, rows_of(found)))
+        heading = ("measurement", "capgraph", "bare LangGraph", "target")
+        made.append(("Compared with bare LangGraph", heading, rows_of(found)))
         staged = [(name, f"{part['ratio']:.2f}") for name, part in found["per_stage"].items()]
-        made.append(("A step with something at each stage", ("at", "to nothing"), staged))
-        heading = ("behaviour", "to nothing", "bare LangGraph steps more")
+        made.append(("A step with a middleware at each stage", _STAGE_COLUMNS, staged))
+        heading = (
+            "behavior", "relative to no behavior", "additional time in bare LangGraph steps"
+        )  # fmt: skip
         parts = found["per_behavior"].items()
         around = [(n, f"{p['ratio']:.2f}", f"{p['bare_steps_more']:.2f}") for n, p in parts]
-        made.append(("A step with each shipped behaviour", heading, around))
+        made.append(("A step with each built-in behavior", heading, around))
         adapted = [
             (name, f"{found['per_adapter'][name]['ratio']:.2f}", "at most 1.2")
             for name in ("tool", "schema", "tool_thread")
         ]
-        made.append(("A step of an adapted tool", ("tool", "to a capability", "target"), adapted))
+        heading = ("tool", "relative to a capability", "target")
+        made.append(("A step of an adapted tool", heading, adapted))
         loops = [(name, f"{part['ratio']:.2f}") for name, part in found["react_turn"].items()]
-        made.append(("A turn of an agent's loop", ("agent", "to create_agent"), loops))
+        heading = ("agent", "relative to create_agent")
+        made.append(("A turn of an agent's loop", heading, loops))
     if "peers" in found:
         steps = 20 if quick else PEER_STEPS
         title = f"One request of {steps} dependent tool steps"

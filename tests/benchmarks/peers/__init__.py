@@ -157,15 +157,15 @@ class Peer:
 
 
 PEERS = (
-    Peer("capgraph", "capgraph", "capgraph", "SQLite: steps, not waited for"),
+    Peer("capgraph", "capgraph", "capgraph", "SQLite: steps, written asynchronously"),
     Peer(
         "capgraph, effect once",
         "capgraph_effects",
         "capgraph",
-        "SQLite: steps, before and after",
+        "SQLite: steps, written before and after",
         bare=False,
     ),
-    Peer("LangGraph by hand", "by_hand", "langgraph", "SQLite: supersteps"),
+    Peer("handwritten LangGraph", "by_hand", "langgraph", "SQLite: supersteps"),
     Peer("LangChain create_agent", "create_agent", "langchain", "SQLite: supersteps"),
     Peer("pydantic-ai", "pydantic_ai", "pydantic-ai-slim"),
     Peer("openai-agents", "openai_agents", "openai-agents", "SQLite: conversation"),
