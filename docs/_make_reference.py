@@ -29,8 +29,8 @@ def made(page: str) -> str:
     def fill(found: re.Match[str]) -> str:
         section = page[found.end() :].partition("<!-- names -->")[0]
         tables = {
-            "names": lambda: table("name", "what it is", names(section)),
-            "settings": lambda: table("key, with its default", "meaning", settings()),
+            "names": lambda: table("name", "description", names(section)),
+            "settings": lambda: table("key and default", "meaning", settings()),
             "state": lambda: StateSchema.from_class(AgentState).to_markdown(),
             "declarations": declarations,
         }
