@@ -250,12 +250,12 @@ def test_threads_are_created_renamed_forked_searched_and_deleted(page: Any, serv
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()
     first = page.url.split("#")[0]
-    page.get_by_text("Actions").click()
+    page.get_by_text("Actions", exact=True).click()
     page.get_by_role("button", name="Rename").click()
     page.get_by_label("New title").fill("Rain of November")
     page.get_by_role("button", name="Save", exact=True).click()
     page.get_by_test_id("thread").filter(has_text="Rain of November").wait_for()
-    page.get_by_text("Actions").click()
+    page.get_by_text("Actions", exact=True).click()
     page.get_by_role("button", name="Fork", exact=True).first.click()
     page.wait_for_function("url => !location.href.startsWith(url)", arg=first)
     page.get_by_test_id("answer").wait_for()
@@ -267,7 +267,7 @@ def test_threads_are_created_renamed_forked_searched_and_deleted(page: Any, serv
         ".every(one => one.textContent.includes('November'))"
     )
     page.get_by_test_id("thread").first.click()
-    page.get_by_text("Actions").click()
+    page.get_by_text("Actions", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("button", name="Delete permanently").click()
     page.get_by_text("How can I help?").wait_for()
@@ -528,7 +528,7 @@ def test_agent_view_shows_graph_findings_and_evaluations(page: Any, served: Any)
     runs.get_by_role("checkbox", name="Select tuesday").check()
     told = page.get_by_test_id("evaluation-difference")
     told.get_by_text("monday · old → tuesday · new").wait_for()
-    assert told.get_by_role("row").filter(has_text="passed").inner_text().split() == [
+    assert told.get_by_role("row", name="passed 0 1").inner_text().split() == [
         "passed", "0", "1", "1",
     ]  # fmt: skip
     assert "- step rain_forecast" in told.get_by_role("row").filter(has_text="rain").inner_text()

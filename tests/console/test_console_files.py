@@ -50,7 +50,7 @@ def test_attached_file_and_artifacts_are_shown(page: Any) -> None:
     uploads = page.get_by_test_id("upload")
     uploads.and_(page.locator("[data-status=done]")).get_by_text("load.csv").wait_for()
     failed = uploads.and_(page.locator("[data-status=failed]"))
-    assert "not taken" in failed.get_by_role("alert").inner_text()
+    assert "not accepted" in failed.get_by_role("alert").inner_text()
     failed.get_by_role("button", name="Remove no.exe").click()
     ask(page, "Plot the average load by month")
     page.get_by_text("Attached: load.csv").wait_for()

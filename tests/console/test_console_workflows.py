@@ -192,7 +192,7 @@ def test_earlier_message_is_retried_in_a_fork(page: Any) -> None:
 def test_thread_is_filtered_exported_and_forked(page: Any, served: Served) -> None:
     opened(page, served, FIRST)
     page.get_by_test_id("answer").wait_for()
-    page.get_by_text("Actions").click()
+    page.get_by_text("Actions", exact=True).click()
     with page.expect_download() as download:
         page.get_by_role("button", name="Export").click()
     assert json.loads(Path(download.value.path()).read_text())["messages"]

@@ -46,11 +46,11 @@ def sourced(page: Any) -> None:
     page.get_by_text("Step record").wait_for()
 
 
-def part(name: str) -> Callable[[Any], None]:
+def part(name: str, testid: str = "") -> Callable[[Any], None]:
     def show(page: Any) -> None:
         answered(page)
         page.get_by_role("tab", name=name).click()
-        page.get_by_test_id(name.lower()).wait_for()
+        page.get_by_test_id(testid or name.lower()).wait_for()
 
     return show
 
@@ -71,7 +71,7 @@ STATES: dict[str, tuple[Callable[[Any], None], dict[str, int], str]] = {
     "3_refused_dark": (refused, WIDE, "dark"),
     "4_figure": (sourced, WIDE, "light"),
     "5_timeline_dark": (part("Timeline"), WIDE, "dark"),
-    "6_ledger": (part("Activity"), WIDE, "light"),
+    "6_ledger": (part("Activity", "ledger"), WIDE, "light"),
     "7_inbox_narrow": (inbox, NARROW, "light"),
     "8_plan_narrow_dark": (plan, NARROW, "dark"),
 }

@@ -165,7 +165,7 @@ async def test_an_input_that_nothing_gave_is_named_with_what_to_do() -> None:
         {"messages": [("user", "File it")]}
     )
     told = out["control_error_info"]["user_message"]
-    assert "'RECEIPT' is not there" in told
+    assert "'RECEIPT' is missing" in told
     assert "Fix: Run what gives it before" in told
 
 

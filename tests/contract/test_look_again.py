@@ -217,7 +217,7 @@ async def test_a_deadline_ends_the_plan() -> None:
     given["planning_execution_plan"]["deadline"] = 0.01
     out = await build_graph(registered(*world.capabilities())).ainvoke(given)
     assert status(out) == "stopped"
-    assert "The plan's deadline of 0.01 s" in said(out)
+    assert "deadline of 0.01 s" in said(out)
 
 
 @pytest.mark.parametrize("saver", [None, InMemorySaver()])

@@ -83,7 +83,7 @@ async def test_what_an_own_reducer_does_not_take_is_named(agent: Any, step: Any)
 
     it = agent(capability_node(Wrong), plans=[[step("a", "wrong")]], state_schema=_schema())
     out = await it.ask()
-    assert "The reducer of 'notes' does not take 5" in out["execution_outcome"]["reason"]
+    assert "value 5 for state key 'notes'" in out["execution_outcome"]["reason"]
 
 
 async def test_what_is_of_a_turn_ends_with_it_whoever_wrote_it(agent: Any, step: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_key_of_the_framework_is_not_declared_anew() -> None:
     class MyState(AgentState, total=False):
         messages: Annotated[list[Any], add]
 
-    with pytest.raises(CapgraphError, match=r"MyState declares messages anew"):
+    with pytest.raises(CapgraphError, match=r"MyState redeclares messages"):
         build_graph([read], state_schema=MyState)
 
 

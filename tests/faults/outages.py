@@ -96,7 +96,7 @@ def two_at_once(killer: Killer, zygote: Zygote, rounds: int) -> Tally:
                     break
             tally = judge(Path(order["folder"]), killer.expected, tried=1)
             failure = Path(order["folder"]) / "failure"
-            told = failure.exists() and "has an active run" in failure.read_text()
+            told = failure.exists() and "is already running" in failure.read_text()
             if codes != [0, 3] or not told:
                 tally.survived = 0
                 text = failure.read_text() if failure.exists() else ""

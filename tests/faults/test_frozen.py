@@ -227,7 +227,7 @@ async def test_who_slept_past_the_lease_keeps_what_nobody_took(url: str) -> None
     """A laptop that is opened again goes on with its own run."""
     async with open_saver(url) as saver, open_saver(url) as other:
         leases = _asleep(saver)
-        lease = await leases.take("t")
+        lease = await leases.acquire("t")
         await asyncio.sleep(0.4)
         before = lease.confirmed_at
         await leases.confirm("t", force_query=False)
@@ -236,7 +236,7 @@ async def test_who_slept_past_the_lease_keeps_what_nobody_took(url: str) -> None
         await leases.confirm("t", force_query=False)
         assert lease.confirmed_at == now, "and is known for as long as it lasts"
         await asyncio.sleep(0.4)
-        await _elsewhere(other).take("t")
+        await _elsewhere(other).acquire("t")
         with pytest.raises(PersistenceError, match="has taken over"):
             await leases.confirm("t", ask=True)
 
@@ -255,7 +255,7 @@ async def _left_alone(leases: Any, taker: Any, thread: str) -> None:
 async def test_whoever_is_late_and_beats_again_is_left_alone(url: str) -> None:
     async with open_saver(url) as saver, open_saver(url) as other:
         leases = _asleep(saver)
-        await leases.take("t")
+        await leases.acquire("t")
         await asyncio.sleep(0.4)
         await _left_alone(leases, _elsewhere(other, beat=0.6), "t")
 
@@ -265,7 +265,7 @@ async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> N
     async with open_saver(url) as saver, open_saver(url) as other:
         leases = _asleep(saver)
         for name in "abcdefgh":
-            await leases.take(name)
+            await leases.acquire(name)
         await asyncio.sleep(0.4)
         taker = _elsewhere(other, beat=1.0)
         await taker.take("a")
@@ -281,7 +281,7 @@ async def test_whoever_was_silent_once_and_beats_by_a_clock_that_was_set_back_is
     async with open_saver(url) as saver, open_saver(url) as other:
         leases = _asleep(saver)
         for name in "ab":
-            await leases.take(name)
+            await leases.acquire(name)
         await asyncio.sleep(0.4)
         taker = _elsewhere(other, beat=0.6)
         await taker.take("a")
@@ -309,7 +309,7 @@ async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: st
             frozen.pgconn.send_flush_request()
             frozen.pgconn.flush()
             await asyncio.sleep(0.4)
-            await _elsewhere(other).take("t")
+            await _elsewhere(other).acquire("t")
             async with asyncio.timeout(60):
                 await other.aput_writes(config, [("x", 2)], "task")
             with pytest.raises(psycopg.OperationalError):

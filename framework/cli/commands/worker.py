@@ -153,7 +153,7 @@ def workers(shared: SharedOptions) -> None:
     async def read(engine: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
         rows = Persistence.of(saver).tables
         assert rows is not None  # shared databases have tables
-        return [asdict(one) for one in await list_workers(rows)], await engine.waiting()
+        return [asdict(one) for one in await list_workers(rows)], await engine.count_waiting()
 
     live_workers, waiting = shared.run_with_engine(read)
     data = {"workers": live_workers, "waiting": dict(waiting)} if shared.as_json else None

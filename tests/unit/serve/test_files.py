@@ -278,7 +278,7 @@ async def test_uploads_are_disabled_by_default() -> None:
 
 def test_uploads_without_a_reader_fail_at_startup(tmp_path: Path) -> None:
     settings = Settings(serve={"uploads": {"folder": str(tmp_path)}})
-    with pytest.raises(ConfigurationError, match="takes files"):
+    with pytest.raises(ConfigurationError, match="'files'"):
         Uploads(settings.serve.uploads, Registry())  # type: ignore[arg-type]
 
 

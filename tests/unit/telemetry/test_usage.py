@@ -102,7 +102,7 @@ def test_cached_tokens_have_their_own_prices() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, float("nan")])
 def test_usage_is_whole_numbers_from_zero(number: Any) -> None:
-    with pytest.raises(ValueError, match="whole number"):
+    with pytest.raises(ValueError, match="integer"):
         UsageSnapshot(input_tokens=number)
 
 
