@@ -28,15 +28,15 @@ from capgraph.stores.step_results import StepResults
 TTL = 1.2
 LOG = Path("log")
 _INSTANTS: dict[str, tuple[Any, str]] = {
-    "begin": (StepResults, "begin"),
+    "begin": (StepResults, "claim"),
     "claim": (EffectLedger, "claim"),
-    "effect": (EffectLedger, "begin"),
-    "written": (EffectLedger, "end"),
-    "result": (StepResults, "end"),
+    "effect": (EffectLedger, "begin_effect"),
+    "written": (EffectLedger, "end_effect"),
+    "result": (StepResults, "finish"),
     "release": (Leases, "release"),
-    "open": (StepResults, "open"),
-    "order": (RemoteSteps, "_hand_on"),
-    "read": (StepResults, "look"),
+    "open": (StepResults, "create"),
+    "order": (RemoteSteps, "_enqueue_if_needed"),
+    "read": (StepResults, "get_status"),
 }
 INSTANTS = [
     *("begin<", "begin>", "claim>", "effect<", "effect>", "work<", "work>"),
@@ -117,7 +117,7 @@ def arm(instant: str, how: str) -> None:
             return await method(self, *args, **more)
         await reach(f"{instant[:-1]}<")
         found = await method(self, *args, **more)
-        if name != "look" or found.result is not None:
+        if name != "get_status" or found.result is not None:
             await reach(f"{instant[:-1]}>")
         return found
 
