@@ -166,7 +166,7 @@ async def test_an_input_that_nothing_gave_is_named_with_what_to_do() -> None:
     )
     told = out["control_error_info"]["user_message"]
     assert "'RECEIPT' is missing" in told
-    assert "Fix: Run what gives it before" in told
+    assert "Fix: Plan a step that provides it" in told
 
 
 async def test_a_bound_step_gets_an_idempotency_key() -> None:

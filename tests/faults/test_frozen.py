@@ -238,12 +238,12 @@ async def test_who_slept_past_the_lease_keeps_what_nobody_took(url: str) -> None
         await asyncio.sleep(0.4)
         await _elsewhere(other).acquire("t")
         with pytest.raises(PersistenceError, match="has taken over"):
-            await leases.confirm("t", ask=True)
+            await leases.confirm("t", force_query=True)
 
 
 async def _left_alone(leases: Any, taker: Any, thread: str) -> None:
     """Have a late holder beat again while another process looks at its lease."""
-    asking = asyncio.create_task(taker.take(thread))
+    asking = asyncio.create_task(taker.acquire(thread))
     await asyncio.sleep(0.3)
     while not asking.done():
         await leases.confirm(thread)
@@ -268,11 +268,11 @@ async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> N
             await leases.acquire(name)
         await asyncio.sleep(0.4)
         taker = _elsewhere(other, beat=1.0)
-        await taker.take("a")
+        await taker.acquire("a")
         taker.heartbeat_seconds = 3600.0  # another look would take for ever
         async with asyncio.timeout(60):
             for name in "bcdefgh":
-                await taker.take(name)
+                await taker.acquire(name)
 
 
 async def test_whoever_was_silent_once_and_beats_by_a_clock_that_was_set_back_is_left_alone(
@@ -284,7 +284,7 @@ async def test_whoever_was_silent_once_and_beats_by_a_clock_that_was_set_back_is
             await leases.acquire(name)
         await asyncio.sleep(0.4)
         taker = _elsewhere(other, beat=0.6)
-        await taker.take("a")
+        await taker.acquire("a")
         await Persistence.of(saver).tables.run(
             "UPDATE capgraph_leases SET beat = beat - 1000 WHERE thread_id = ?", ("b",)
         )
@@ -298,7 +298,7 @@ async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: st
     saver: Any
     async with open_saver(url) as saver, open_saver(url) as other:
         assert other is not None
-        await _asleep(saver).take("t")
+        await _asleep(saver).acquire("t")
         async with saver.conn.connection() as frozen:
             pipeline = frozen.pipeline()
             await pipeline.__aenter__()

@@ -60,7 +60,7 @@ def test_worker_commands(crew: Crew) -> None:
     assert (kept["id"], kept["cron"]) == (schedule, "0 7 * * *")
     crew.run("schedule", "remove", schedule)
     assert crew.run("schedule", "list") == ""
-    assert "no schedule" in crew.run("schedule", "remove", schedule, code=2)
+    assert "does not exist" in crew.run("schedule", "remove", schedule, code=2)
     assert crew.end(worker) == 143
     assert json.loads(crew.run("workers", "--json"))["workers"] == []
 
@@ -76,7 +76,7 @@ def test_worker_commands_reject_invalid_arguments(crew: Crew, tmp_path: Any) -> 
     ):
         crew.run("worker", *wrong, code=2, engine=False)
     crew.url, url = f"{crew.url}&port=1", crew.url
-    assert "is unavailable" in crew.run("worker", code=1)
+    assert "cannot be reached" in crew.run("worker", code=1)
     crew.url = str(tmp_path / "threads.db")
     assert "PostgreSQL" in crew.run("ask", "--submit", "Hello?", code=2)
     crew.url = url

@@ -201,7 +201,7 @@ async def _forget_at_temporal(scene: Scene, name: str) -> None:
     rows: Any = Persistence.of(scene.client.graph.checkpointer).tables
     for (step,) in (await rows.run("SELECT step_id FROM capgraph_steps"))[1]:
         await service.delete_activity_execution(
-            DeleteActivityExecutionRequest(**where, activity_id=engine._of + step)
+            DeleteActivityExecutionRequest(**where, activity_id=engine._id_prefix + step)
         )
 
 
