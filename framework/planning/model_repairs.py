@@ -62,7 +62,7 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
     ModelRepair(
         "placeholder",
         '"when": {}, "for_each": [], "wait_until": "", "wait_for": "none"',
-        "the field is left out",
+        "the field is omitted",
     ),
     ModelRepair(
         "schema_wrapper",
@@ -72,21 +72,21 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
     ModelRepair(
         "schema_as_value",
         '"city": {"type": "string", "default": "Oslo"}',
-        '"city": "Oslo"; without a default, the parameter is left out',
+        '"city": "Oslo"; without a default, the parameter is omitted',
     ),
     ModelRepair("parameter_name", '"From Unit": "kg"', '"from_unit": "kg"'),
     ModelRepair(
-        "choice_form", '"day": "Tomorrow", of the choices today and tomorrow', '"tomorrow"'
+        "choice_form", '"day": "Tomorrow", with the choices today and tomorrow', '"tomorrow"'
     ),
     ModelRepair(
         "null_parameter",
-        '"day": null, where the type has no null and the parameter has a default',
-        "the parameter is left out",
+        '"day": null, for a non-nullable parameter with a default',
+        "the parameter is omitted",
     ),
     ModelRepair(
         "needless_inputs",
-        '"inputs": ["42 kilometers"] of a capability that takes no input',
-        "the texts are left out",
+        '"inputs": ["42 kilometers"] for a capability without inputs',
+        "the texts are omitted",
     ),
     ModelRepair(
         "capability_name",
@@ -97,8 +97,8 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
     ModelRepair("parameter_form", '"value": "42"', '"value": 42', (codes.PARAMETER,)),
     ModelRepair(
         "step_order",
-        "a step before the step that it reads",
-        "the steps in order",
+        "a step before the step that supplies its input",
+        "the steps in the correct order",
         (codes.LATER_STEP,),
     ),
     ModelRepair(
@@ -109,19 +109,19 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
     ),
     ModelRepair(
         "missing_input",
-        "a step without the one input that can be meant",
-        "the input, with the step that supplies it",
+        "a step without its input, if only one step can supply it",
+        "the input from that step",
         (codes.MISSING_INPUT, codes.NO_SUPPLIER, codes.TYPE_MISMATCH),
     ),
     ModelRepair(
         "missing_supplier",
-        "no step for an input that one capability alone supplies",
-        "the step; only its parameters are asked for",
+        "no step for an input that only one capability supplies",
+        "the plan with that step; the model is asked for its parameters only",
     ),
     ModelRepair(
         "unasked_effect",
-        "an effect that nobody asked for, by a small model",
-        "no steps; the agent says what it can do",
+        "an effect that the request does not ask for, from a small model",
+        "no steps; the answer lists the agent's capabilities",
     ),
 )
 """Every repair of a plan that a model wrote, in order of application."""

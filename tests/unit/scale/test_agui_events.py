@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from capgraph.scale import agui_events
 from capgraph.scale.agui_events import EventTranslator, to_interrupt
+from capgraph.telemetry import AnswerToken
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 KEYS = st.sampled_from(["a", "b", "__proto__", "a/b~c"])
@@ -149,6 +150,18 @@ def test_long_answer_is_split_without_loss() -> None:
     deltas = [one["delta"] for one in told if one["type"] == "TEXT_MESSAGE_CONTENT"]
     assert "".join(deltas) == "é" * 1_200_000
     assert max(map(len, deltas)) < 100_000
+
+
+def test_answer_that_starts_over_is_a_new_message() -> None:
+    translator = EventTranslator("t", "r")
+    translator.translate(AnswerToken(text="Four").model_dump(exclude_none=True))
+    events = translator.translate(AnswerToken(text="Five", resets=True).model_dump())
+    assert [event["type"] for event in events] == [
+        "TEXT_MESSAGE_END",
+        "CUSTOM",
+        "TEXT_MESSAGE_START",
+        "TEXT_MESSAGE_CONTENT",
+    ]
 
 
 def test_oversized_event_is_truncated_with_a_link() -> None:
