@@ -201,7 +201,7 @@ class BaseAgent:
     def _build_override_graph(
         self, method: str, override: Callable[..., Any]
     ) -> StateGraph[Any, Any, Any, Any]:
-        """Return a graph that runs an override, or ``stream_execute`` when streaming."""
+        """Return a graph that calls an overridden method, or ``stream_execute`` if the run streams."""
 
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
             task = state["task"]

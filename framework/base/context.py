@@ -106,7 +106,7 @@ class CapabilityContext(BaseModel):
 def _with_suggestions(
     exc: PydanticValidationError, cls: type[BaseModel]
 ) -> PydanticValidationError:
-    """Return the error with the nearest name for each unknown field."""
+    """Return the validation error with the closest field name added for each unknown field."""
     errors = exc.errors(include_url=False)
     if all(error["type"] != _UNKNOWN_FIELD for error in errors):
         return exc

@@ -167,7 +167,7 @@ def methods_from_options(
     classify_error: ClassifyError | None = None,
     parameters_from: ParametersFrom | None = None,
 ) -> dict[str, Any]:
-    """Return the methods of a capability class whose form has no class body.
+    """Return the methods of a capability class that is generated from a function or a tool.
 
     Args:
         label: Name of the capability, for messages.

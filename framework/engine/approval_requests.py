@@ -45,15 +45,18 @@ def answer_reader(
 def ask_person(
     question: dict[str, Any], read_answer: AnswerReader, problems: list[str] | None = None
 ) -> Any:
-    """Interrupt the running task until an answer has no problems. The task must do nothing else.
+    """Interrupt the current task and ask again until the answer is valid.
+
+    LangGraph runs the task again from its start after each answer, so the task must have no other
+    side effects.
 
     Args:
         question: Question to ask.
         read_answer: Parses an answer.
-        problems: Problems of an earlier answer.
+        problems: Validation errors of the previous answer.
 
     Returns:
-        The answer as it was sent.
+        The raw answer.
     """
     available = count_available_answers()
     if not available:

@@ -60,9 +60,9 @@ async def clear_stop(
     user: str | None = None,
     all: bool = False,  # noqa: A002
 ) -> bool:
-    """Clear a stop request. Return whether it existed.
+    """Clear a stop request and return whether there was one.
 
-    The stopped turns have ended. A new message starts a new turn.
+    Turns that the request stopped do not resume. A new message starts a new turn.
     """
     kind, name = _stop_target(thread, user, all)
     async with _open_stops(saver) as stops:

@@ -37,7 +37,7 @@ class Slot:
     granted: asyncio.Future[None] | None = None
 
     def enclosing_slots(self) -> Iterator[Slot]:
-        """Yield the slots that stay acquired while this one is requested."""
+        """Yield the slots that the caller already holds while it waits for this one."""
         outer = self.outer
         while outer is not None:
             yield outer

@@ -157,8 +157,8 @@ class Journal:
         while (saved := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
-                    f"The plan of thread {self.thread_id!r} was not saved in"
-                    f" {_CHECKPOINT_TIMEOUT_SECONDS:g} s, so no effect is begun.",
+                    f"The plan of thread {self.thread_id!r} was not saved within"
+                    f" {_CHECKPOINT_TIMEOUT_SECONDS:g} s. No effect was started.",
                     fix="check the database, then run the thread again.",
                 )
             await asyncio.sleep(delay)

@@ -87,7 +87,10 @@ async def _next_delay(
 
 
 def _is_retriable(execution: StepExecution, error: Failure, rule: RetryRule | None) -> bool:
-    """Return whether a failure may be retried; a once-only effect is never retried on a guess."""
+    """Return whether a failed step may be retried.
+
+    A step with ``effect="once"`` is not retried if its effect may have happened.
+    """
     passing = error.severity is ErrorSeverity.RETRIABLE
     if rule is not None and (
         execution.effect_done or (execution.spec.effect == "once" and not passing)

@@ -200,7 +200,7 @@ def _dump_parameters(
             fix="Declare a serializer for the field in its Parameters model.",
         ) from exc
     raise ValidationError(
-        f"The parameters of {spec.name!r} change when they are serialized and validated again.",
+        f"The parameters of {spec.name!r} do not survive serialization and validation unchanged.",
         fix="Correct the defaults, serializers, and validators of its Parameters model.",
     )
 
@@ -337,7 +337,7 @@ def _validate(
 def _exact_form(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
 ) -> Any:
-    """Return the only other form of a value that is valid and lossless."""
+    """Return the value converted without loss, or NO_CORRECTION unless one valid result exists."""
     forms = _lossless_forms(value) if path else ()
     fitting = [form for form in forms if not _is_invalid_at(model, parameters, path, form)]
     return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else NO_CORRECTION

@@ -158,7 +158,7 @@ class PlanView:
 
     @cached_property
     def sources(self) -> list[set[int]]:
-        """Positions of the steps that each step reads."""
+        """For each step, the positions of the steps that it depends on."""
         found = []
         for index, reads in enumerate(self.reads):
             places = (self.source_of(index, read) for read in reads)

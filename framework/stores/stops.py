@@ -78,7 +78,7 @@ class StopRequests:
         await self._refresh()
 
     async def clear(self, kind: StopKind, name: str = "") -> bool:
-        """Delete a stop request. Return whether it existed."""
+        """Delete a stop request and return whether there was one."""
 
         def take(stored: Any, _: float) -> tuple[None, float, bool]:
             return None, 0, stored is not None

@@ -82,7 +82,7 @@ class SentEvent(dict[str, Any]):
 
     @property
     def attempt(self) -> int | None:
-        """Number of the attempt at the step, from 1."""
+        """Attempt number of the step, starting at 1."""
         number = str(self.get("attempt_id") or self.get("attempt") or "").rpartition("/")[2]
         return int(number) if number.isdecimal() else None
 
