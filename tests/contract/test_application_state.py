@@ -135,8 +135,8 @@ async def test_an_effect_that_is_not_repeated_writes_its_keys_after_a_crash() ->
     [
         (Command(update={"control_has_error": False}), "control_has_error"),
         (Command(update={"task_custom_message": "x"}), "the framework owns it"),
-        (Command(update={"baskett": ["x"]}), "Write 'basket'"),
-        (Command(update={"wholly_other": 1}), "Declare 'wholly_other'"),
+        (Command(update={"baskett": ["x"]}), "use 'basket'"),
+        (Command(update={"wholly_other": 1}), "declare 'wholly_other'"),
         (Command(update={"seat": "1"}, goto="respond"), "goto"),
         (Command(resume="yes"), "resume"),
         (Command(update={"seat": "1"}, graph=Command.PARENT), "graph"),

@@ -64,7 +64,7 @@ async def test_a_system_prompt_may_be_a_function_of_the_turn() -> None:
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(KeyError("place"), "failed: KeyError: 'place'"), (5, "returned 5. Fix: Return text.")],
+    [(KeyError("place"), "failed: KeyError: 'place'"), (5, "returned 5")],
 )
 async def test_a_system_prompt_that_gives_no_text_is_named(given: Any, told: str) -> None:
     def prompt(view: TurnView) -> Any:
@@ -74,7 +74,9 @@ async def test_a_system_prompt_that_gives_no_text_is_named(given: Any, told: str
 
     graph, _ = graph_of(READ, system_prompt=prompt)
     out = await graph.ainvoke(ASKED)
-    assert f"The function given as system_prompt {told}" in out["execution_outcome"]["reason"]
+    reason = out["execution_outcome"]["reason"]
+    assert "system_prompt" in reason
+    assert told in reason
 
 
 def test_a_system_prompt_that_no_model_reads_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
