@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale bench-local-model bench-support fuzz faults sizes format clean
+.PHONY: demo test test-conformance browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale bench-local-model bench-support fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
 	@thread=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -16,6 +16,12 @@ demo: $(VENV)/.demo
 # Three at a time on two cores, for a third of the time is waiting: for processes, leases, browsers.
 test: check browser $(VENV)/.wheel
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+
+# The published suites and official clients of each protocol, with the results in docs/conformance.md;
+# SUITES for less. A suite whose kit cannot be installed says so and keeps its results.
+SUITES ?=
+test-conformance: $(VENV)/.dev
+	$(BIN)/python -m tests.conformance $(SUITES)
 
 # The console's tests want a browser; where none can be had they say so.
 browser:

@@ -1,0 +1,1 @@
+"""Published conformance suites and official clients, run against capgraph."""
