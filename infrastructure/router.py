@@ -78,6 +78,7 @@ class RouterNode(BaseInfrastructureNode):
             if decision.target == ACCEPT:
                 await run.accept_plan()
                 continue
+            run.record_dead_end(decision)
             if await run.apply_policies(decision):
                 continue
             if decision.target == "error" and await run.offer_undo():
@@ -121,6 +122,17 @@ class _RouterRun:
         self.state = apply_writes(
             self.state, list(update.items()), self.services.runner_config.schema
         )
+
+    def record_dead_end(self, decision: Route) -> None:
+        """Record the reason of a decision that ends the turn although nothing has failed."""
+        is_explained = self.view.failure is not None or self.state.get("control_is_killed")
+        if decision.target == "error" and not is_explained:
+            error = PlanError(
+                decision.reason,
+                fix="Check custom nodes that write the plan.",
+                severity=ErrorSeverity.CRITICAL,
+            )
+            self.write(failure_update([refusal_failure("router", error)]))
 
     async def apply_policies(self, decision: Route) -> bool:
         """Apply the rules of policy engines and return True if routing must decide again."""

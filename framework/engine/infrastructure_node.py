@@ -333,11 +333,14 @@ def _count(
     update: Any = None,
 ) -> None:
     """Count plans and selections of the turn, including failed ones."""
-    if isinstance(update, Command) and update.goto and spec.name != "router":
+    goto = update.goto if isinstance(update, Command) and spec.name != "router" else ()
+    if goto:
         budget.routings += 1
     name = _BUDGET_COUNTERS.get(spec.name)
     if name is None or (failure is not None and failure.severity is ErrorSeverity.RETRIABLE):
         return
+    if goto not in ((), "router"):
+        return  # the node continues with a capability instead of a plan or a selection
     increment = 1
     reported = update.get("control_budget") if isinstance(update, Mapping) else None
     if isinstance(reported, Mapping):

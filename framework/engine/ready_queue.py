@@ -260,6 +260,8 @@ class PlanRun:
         return envelope
 
     def _merge(self, update: Mapping[str, Any]) -> None:
+        """Show a step's writes to the later steps. A step that stops the turn is the last one."""
+        self._stopping |= bool(update.get("control_is_killed"))
         for name, value in update.items():
             if name in _BY_TYPE:
                 for kind, entries in value.items():

@@ -63,6 +63,9 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
             return Route("task_extraction", "There is no task yet.")
         if state.get("planning_active_capabilities") is None:
             return Route("classifier", "No capabilities are chosen yet.")
+        attempts = (state.get("control_budget") or {}).get("plans", 0)
+        if attempts >= limits.max_planning_attempts:
+            return Route("error", f"The orchestrator returned no plan in {attempts} attempts.")
         return Route("orchestrator", "There is no plan yet.")
     if not is_accepted(state):
         return Route(ACCEPT, "The plan has not been checked.")

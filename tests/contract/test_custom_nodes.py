@@ -133,3 +133,40 @@ async def test_a_node_of_ones_own_may_hand_on_what_the_gate_gave(
     it = agent(Receipt, payer(paid), plans=[[step("a", "pay")]], infrastructure=house)
     out = await soon(it.ask())
     assert (status(out), paid) == ("completed", [5])
+
+
+@pytest.mark.row("B46")
+@pytest.mark.parametrize("update", [{}, Command(goto="router")])
+async def test_an_orchestrator_without_a_plan_runs_once_per_planning_attempt(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, update: Any
+) -> None:
+    calls: list[int] = []
+
+    @own_node("orchestrator")
+    async def node(state: Any) -> Any:
+        calls.append(1)
+        return update
+
+    limits = {"max_planning_attempts": 3}
+    made = agent(measurer([]), Reading, limits=limits, infrastructure=own_nodes(monkeypatch, node))
+    outcome = (await soon(made.ask()))["execution_outcome"]
+    assert len(calls) == 3
+    assert (outcome["status"], outcome["code"]) == ("failed", "CG-PLAN")
+
+
+async def test_a_jump_of_the_orchestrator_is_not_a_planning_attempt(
+    agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Any] = []
+
+    @own_node("orchestrator")
+    async def node(state: Any) -> Any:
+        if len(runs) < 4:
+            return Command(goto="measure")
+        return {"planning_execution_plan": {"steps": [step("z", "respond")]}}
+
+    limits = {"max_planning_attempts": 1}
+    house = own_nodes(monkeypatch, node)
+    made = agent(Reading, measurer(runs), limits=limits, infrastructure=house)
+    assert status(await soon(made.ask())) == "completed"
+    assert len(runs) == 4

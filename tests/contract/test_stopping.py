@@ -9,7 +9,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from capgraph import BaseCapability, bind, capability_node
+from capgraph import BaseCapability, CapabilityContext, bind, capability_node
 from capgraph.agents import ReActAgent
 from capgraph.base import ConfigurationError, StoppedError
 from capgraph.governance import clear_stop, list_stops, stop
@@ -256,3 +256,40 @@ async def test_what_to_stop_is_named_once(given: dict[str, Any]) -> None:
 
 def test_a_stop_is_an_error_of_the_one_tree() -> None:
     assert StoppedError("x").code == "CG-STOPPED"
+
+
+@pytest.mark.row("B46")
+@pytest.mark.parametrize("kind", ["step", "list"])
+async def test_no_dependent_step_starts_after_a_capability_stops_the_turn(
+    agent: Any, step: Any, kind: str
+) -> None:
+    paid: list[int] = []
+    runs: list[Any] = []
+
+    async def execute(self: Any) -> dict[str, Any]:
+        runs.append(self.step["context_key"])
+        keys = {"control_is_killed": True, "control_kill_reason": "The tank is empty."}
+        return {"READING": Reading(value=1), **keys}
+
+    class Tanks(CapabilityContext):
+        levels: list[int]
+
+    @capability_node
+    async def list_tanks() -> Tanks:
+        """List the tanks."""
+        return Tanks(levels=[1, 2, 3])
+
+    plan = [step("t", "list_tanks"), step("a", "measure", TANKS="t"), step("b", "pay")]
+    plan[2]["inputs"] = [{"READING": "a"}]
+    if kind == "list":
+        plan[1] |= {"for_each": {"of": "t.levels"}}
+    limits = {"max_parallel": 1}
+    kill = measurer([], execute=execute)
+    bench = agent(
+        Tanks, Reading, Receipt, list_tanks, kill, payer(paid), plans=[plan], limits=limits
+    )
+    out = await bench.ask()
+    assert (status(out), paid) == ("stopped", [])
+    assert len(runs) < 3
+    assert out["execution_outcome"]["reason"] == out["control_kill_reason"]
+    assert "b" not in out["execution_step_results"]

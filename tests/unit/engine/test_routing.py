@@ -141,6 +141,14 @@ def test_settings_bound_the_tries_whatever_the_policy_says() -> None:
         ({}, "task_extraction"),
         ({"task_current_task": "t"}, "classifier"),
         ({"task_current_task": "t", "planning_active_capabilities": ["fetch"]}, "orchestrator"),
+        (
+            {
+                "task_current_task": "t",
+                "planning_active_capabilities": ["fetch"],
+                "control_budget": {"plans": LIMITS.max_planning_attempts},
+            },
+            "error",
+        ),
         ({"planning_execution_plan": PLAN}, "capabilities"),
         ({"planning_execution_plan": PLAN, "task_custom_message": "No."}, "respond"),
         ({"planning_execution_plan": {"steps": []}}, "respond"),
