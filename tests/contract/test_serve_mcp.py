@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
+from pydantic import Field
 
+from capgraph import CapabilityContext, capability_node
 from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
-from capgraph.base.errors import ConfigurationError
+from capgraph.base.errors import CapabilityError, ConfigurationError
 from tests.support import mcp1_client
 from tests.support.listening import listening
-from tests.support.served import OpenValve
+from tests.support.served import Level, OpenValve
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TOOLS = {"mcp": {"tools": ["read_level", "open_valve"]}}
@@ -69,6 +72,7 @@ async def test_ask_is_a_run_that_tells_how_far_it_is(mode: str) -> None:
 
     async with listening() as url, client(url, mode=mode) as mcp:
         assert [tool.name for tool in (await mcp.list_tools()).tools] == ["ask"]
+        assert mcp.server_info.version == version("capgraph")
         given = {"message": "Read the level", "user_id": "bob", "langgraph_auth_user": "bob"}
         found = await mcp.call_tool("ask", given, progress_callback=progress)
         assert not found.is_error
@@ -221,3 +225,47 @@ async def test_a_client_of_the_first_generation(first_generation: Path) -> None:
     assert OpenValve.opened == [4.0]
     assert left["result"]["status"] == "waiting"
     assert f"{url}/?thread=" in left["result"]["text"]
+
+
+class Tank(CapabilityContext):
+    """A tank with its parts."""
+
+    litres: float
+    parts: list[Level] = Field(default_factory=list)
+
+
+@capability_node
+async def broken_gauge() -> Level:
+    """Read a gauge that is broken."""
+    raise CapabilityError("The gauge is broken.")
+
+
+@capability_node(requires_approval=True)
+async def drain_tank() -> Tank:
+    """Drain the tank."""
+    return Tank(litres=0, parts=[Level(litres=0)])
+
+
+@MODES
+async def test_failing_tool_returns_an_error_result(mode: str) -> None:
+    tools = {"mcp": {"tools": ["broken_gauge"]}}
+    async with listening(broken_gauge, **tools) as url, client(url, mode=mode) as mcp:
+        result = await mcp.call_tool("broken_gauge", {})
+    assert result.is_error
+    assert "The gauge is broken." in text(result)
+
+
+@MODES
+async def test_open_question_fits_the_output_schema_of_its_tool(mode: str) -> None:
+    tools = {"mcp": {"tools": ["drain_tank"]}}
+    async with listening(drain_tank, **tools) as url:
+        for options in ({"elicitation_callback": Person("cancel")}, {}):
+            async with client(url, mode=mode, **options) as mcp:
+                waiting = await mcp.call_tool("drain_tank", {})
+            assert not waiting.is_error
+            assert waiting.structured_content["status"] == "waiting"
+            assert f"{url}/?thread={waiting.structured_content['thread']}" in text(waiting)
+        person = Person({"decision": "approve"})
+        async with client(url, mode=mode, elicitation_callback=person) as mcp:
+            drained = await mcp.call_tool("drain_tank", {})
+    assert drained.structured_content == {"litres": 0, "parts": [{"litres": 0}]}

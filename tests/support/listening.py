@@ -40,7 +40,9 @@ async def on_loopback(make: Callable[[str], Any]) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = await asyncio.to_thread(make, url)
-        config = uvicorn.Config(app, log_config=None, lifespan="auto", timeout_graceful_shutdown=1)
+        options = {"lifespan": "auto", "timeout_graceful_shutdown": 1}
+        # The parser of ``capgraph serve``; with httptools installed, uvicorn would choose that.
+        config = uvicorn.Config(app, log_config=None, http="h11", **options)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve([listener]))
         while not server.started:

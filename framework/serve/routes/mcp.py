@@ -49,6 +49,7 @@ from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
+from capgraph.serve.openapi import server_version
 from capgraph.serve.problems import AnswerRefusedError, NotFoundError, public_message_line
 from capgraph.serve.runs import Run, Runs
 from capgraph.serve.threads import Threads
@@ -58,6 +59,16 @@ ASK_TOOL = "ask"
 _REQUEST_STATE_SECONDS = 24 * 3600.0
 """Seconds that a client of the latest protocol version has to answer a question."""
 _FAILED_STATUSES = frozenset({"failed", "stopped"})
+_OPEN_QUESTION_SCHEMA = {
+    "type": "object",
+    "title": "OpenQuestion",
+    "description": "A person must decide before the tool can return its result.",
+    "properties": {
+        "status": {"const": "waiting"},
+        **{name: {"type": "string"} for name in ("thread", "run_id", "question_id")},
+    },
+    "required": ["status", "thread", "run_id", "question_id"],
+}
 _STEP_KEY = "call"
 """Context key of a capability that is called directly."""
 _Call = ServerRequestContext[Any, Any]
@@ -97,6 +108,7 @@ class _McpEndpoint:
         self._settings = settings
         self._server: Server[Any] = Server(
             "capgraph",
+            version=server_version(),
             instructions=services.settings.description or None,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
@@ -151,10 +163,11 @@ class _McpEndpoint:
 
     async def _list_tools(self, _: _Call, __: PaginatedRequestParams | None) -> ListToolsResult:
         registry = self._services.registry
-        chosen = [
-            capability_tool(registry.capabilities[n], registry) for n in self._settings.mcp.tools
+        tools = [
+            _allow_open_question(capability_tool(registry.capabilities[name], registry))
+            for name in self._settings.mcp.tools
         ]
-        return ListToolsResult(tools=[self._ask_tool(), *chosen])
+        return ListToolsResult(tools=[self._ask_tool(), *tools])
 
     def _ask_tool(self) -> Tool:
         description = self._services.settings.description or "Ask the agent to do something."
@@ -308,7 +321,7 @@ class _McpEndpoint:
         record = (state.get("execution_step_results") or {}).get(_STEP_KEY) or {}
         if not record.get("success") or record.get("skipped"):
             last = state["messages"][-1]["content"] if state["messages"] else ""
-            reason = (record.get("error") or {}).get("message") or record.get("skipped") or last
+            reason = record.get("error") or record.get("skipped") or last
             return call_result(reason or "It was not run.", is_error=True)
         data = state.get("capability_context_data") or {}
         outputs = {kind: data[kind][key] for kind, key in (record.get("outputs") or {}).items()}
@@ -344,6 +357,20 @@ class _ProgressReporter:
         self._reported = max(self._done + fraction, self._reported + 1e-6)
         total = float(max(self._steps, self._reported)) if self._steps else None
         await self._context.report_progress(self._reported, total, message)
+
+
+def _allow_open_question(tool: Tool) -> Tool:
+    """Return a copy of a tool whose output schema also accepts an open question.
+
+    Approval rules and capabilities can ask at run time, so each tool may return a question.
+    """
+    if tool.output_schema is None:
+        return tool
+    output = dict(tool.output_schema)
+    definitions = {"$defs": output.pop("$defs")} if "$defs" in output else {}
+    # The protocol requires the type "object" at the root.
+    schema = {"type": "object", "anyOf": [output, _OPEN_QUESTION_SCHEMA], **definitions}
+    return tool.model_copy(update={"output_schema": schema})
 
 
 def _turn_result(run: Run, last_event: Mapping[str, Any]) -> CallToolResult:
