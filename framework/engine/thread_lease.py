@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, aclosing, asynccontextmanager, su
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import GraphDrained
 from langgraph.types import Command
 
 from capgraph.base.errors import CapgraphError, ValidationError
@@ -116,12 +117,15 @@ async def _check_open_question(
 async def _record_end(
     saver: BaseCheckpointSaver[Any], thread_id: str, error: BaseException
 ) -> None:
-    cancelled = isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt))
-    reason = "The run was cancelled." if cancelled else f"{type(error).__name__}: {error}"
+    status, reason = "failed", f"{type(error).__name__}: {error}"
+    if isinstance(error, GraphDrained):
+        status, reason = "unfinished", "The process was shut down during the turn."
+    elif isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)):
+        status, reason = "cancelled", "The run was cancelled."
     with suppress(CapgraphError):
         saved = await saver.aget_tuple(thread_config(thread_id))
         record = {
-            "status": "cancelled" if cancelled else "failed",
+            "status": status,
             "reason": reason[:2000],
             "checkpoint": saved.checkpoint["id"] if saved else None,
         }

@@ -337,6 +337,16 @@ class Leases:
             and now - first_late[1] >= _TRUST_INTERVALS * self.heartbeat_seconds
         )
 
+    async def is_held(self, thread_id: str) -> bool:
+        """Return True if a run holds the lease of a thread, in this process or in another one."""
+        if self.find_held(thread_id) is not None:
+            return True
+        if self._tables is None:
+            return False
+        _, rows = await self._tables.run(_SELECT, (thread_id,))
+        reader = LeaseOwner("", *await self.identity())
+        return bool(rows) and await self._is_expired(LeaseOwner(*rows[0]), reader) is False
+
     async def identity(self) -> tuple[str, str]:
         """Return the IDs of this machine and process."""
         known = _identities.get(os.getpid())

@@ -23,7 +23,7 @@ from capgraph.stores.serialization import deserialize_text, serialize_to_text
 RECORD_PREFIX = "capgraph-journal:"
 """Prefix of the namespaces of records."""
 RUN_END = "end"
-"""Name of the record that tells whether a run was cancelled or failed."""
+"""Name of the record with the reason why a run ended before its turn."""
 NEVER_PRUNED = "ffffffff-ffff-6fff-bfff-ffffffffffff"
 """Parent ID that sorts after all checkpoints. A record with this parent is never pruned."""
 PAST_LEASE = "past_lease"

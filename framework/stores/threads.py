@@ -34,8 +34,8 @@ class ThreadSummary:
     Attributes:
         thread_id: ID of the thread.
         status: Status of the last turn: ``completed``, ``partial``, ``failed``, ``stopped``, or
-            ``cancelled``; ``waiting`` for a person, an event, or a time; ``unfinished`` if the
-            process ended during the turn; in a list also ``unreadable``.
+            ``cancelled``; ``waiting`` for a person, an event, or a time; ``unfinished`` if a
+            run continues the turn or the process ended; in a list also ``unreadable``.
         updated_at: Time of the last checkpoint.
         turns: Number of turns.
         messages: Number of messages.
@@ -137,7 +137,8 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return None
-    found = await load_full_checkpoint(Persistence.of(saver), found, keys=("messages",))
+    persistence = Persistence.of(saver)
+    found = await load_full_checkpoint(persistence, found, keys=("messages",))
     values = plain_values(found)
     questions, waits = open_questions(found), open_waits(found)
     outcome = values.get("execution_outcome") or {}
@@ -153,7 +154,9 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
         status, reason = "waiting", f"{described}."
     elif unfinished:
         status, reason = "unfinished", "The process ended during the turn."
-        if last_end.get("checkpoint") == found.checkpoint["id"]:
+        if await persistence.leases.is_held(thread_id):
+            reason = "A run continues the turn."
+        elif last_end.get("checkpoint") == found.checkpoint["id"]:
             status, reason = last_end["status"], last_end.get("reason")
     messages = values.get("messages") or []
     info = values.get("runtime_info") or {}
