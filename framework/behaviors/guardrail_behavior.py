@@ -262,8 +262,10 @@ def _current_role() -> str:
 
 
 def _step_arguments(attempt: Attempt) -> dict[str, Any]:
-    """Return the objective, the inputs and the parameters of a step by name."""
-    arguments = {} if not attempt.objective else {_OBJECTIVE_KEY: attempt.objective}
+    """Return the planned objective, the inputs and the parameters of a step by name."""
+    # A step without a plan has a default objective, which is no argument of the caller.
+    objective = attempt.step.get(_OBJECTIVE_KEY)
+    arguments: dict[str, Any] = {} if not objective else {_OBJECTIVE_KEY: objective}
     for name, value in serialize_inputs(attempt.inputs).items():
         arguments[_input_name(name, attempt.values)] = value
     return {**arguments, **attempt.values}

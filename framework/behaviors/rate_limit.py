@@ -27,12 +27,16 @@ class RateLimitExceededError(LimitError):
     Attributes:
         key: Key of the limit.
         retry_after: Seconds until a call is possible; ``None`` if it never is.
+        bucket_name: Exceeded limit: ``requests``, ``input_tokens``, or ``output_tokens``.
+        tokens: Requested amount of that limit.
     """
 
     code = "CG-RATE-LIMIT"
     severity: ErrorSeverity = ErrorSeverity.RETRIABLE
     key: str = ""
     retry_after: float | None = None
+    bucket_name: str = ""
+    tokens: float = 0
 
 
 class _Bucket(NamedTuple):
@@ -44,10 +48,11 @@ class _Bucket(NamedTuple):
 
 
 class _Reservation(NamedTuple):
-    """Seconds to wait, and whether the amounts were reserved."""
+    """Seconds to wait, whether the amounts were reserved, and the index of the slowest bucket."""
 
     wait_seconds: float
     granted: bool
+    bucket_index: int = 0
 
 
 class RateLimiter:
@@ -161,6 +166,8 @@ class RateLimiter:
                     fix="Request less at once, or raise the limit.",
                     severity=ErrorSeverity.CRITICAL,
                     key=key,
+                    bucket_name=bucket.name,
+                    tokens=amount,
                 )
         reservation = await self._reserve(key, amounts, math.inf if timeout is None else timeout)
         if not reservation.granted:
@@ -170,6 +177,8 @@ class RateLimiter:
                 fix="Try again later, or raise the limit.",
                 key=key,
                 retry_after=reservation.wait_seconds,
+                bucket_name=self._buckets[reservation.bucket_index].name,
+                tokens=amounts[reservation.bucket_index],
             )
         if reservation.wait_seconds <= 0:
             return
@@ -225,13 +234,16 @@ class RateLimiter:
     async def _reserve(self, key: str, amounts: Sequence[float], max_wait: float) -> _Reservation:
         def take(value: Any, now: float) -> tuple[Any, float, _Reservation]:
             updated_at, available = self._available(value, now)
-            wait = 0.0
-            for bucket, level, amount in zip(self._buckets, available, amounts, strict=True):
-                missing = amount - level
-                if amount > 0 and missing > _TOLERANCE * bucket.capacity:
-                    wait = max(wait, missing / bucket.rate)
+            waits = [
+                missing / bucket.rate
+                if amount > 0 and (missing := amount - level) > _TOLERANCE * bucket.capacity
+                else 0.0
+                for bucket, level, amount in zip(self._buckets, available, amounts, strict=True)
+            ]
+            wait = max(waits)
             if wait > max_wait:
-                return value, self._seconds_until_full(available), _Reservation(wait, False)
+                refusal = _Reservation(wait, False, waits.index(wait))
+                return value, self._seconds_until_full(available), refusal
             remaining = [level - amount for level, amount in zip(available, amounts, strict=True)]
             return (
                 [updated_at, remaining],
@@ -347,8 +359,10 @@ class RateLimitBehavior:
         """
         key = self._key(attempt)
         tokens: Mapping[str, int] = {}
-        if attempt.kind == "model" and self._limiter.counts_tokens:
-            tokens = self._limiter.cap_output_tokens(_estimate_tokens(attempt.inputs))
+        if self._limiter.counts_tokens and (estimate := self._estimated_tokens(attempt)):
+            # At least one token, so that the call waits for a bucket that an answer overdrew.
+            estimate = {name: max(1, count) for name, count in estimate.items()}
+            tokens = self._limiter.cap_output_tokens(estimate)
         try:
             await self._limiter.acquire(key, timeout=self._max_wait(attempt), **tokens)
         except RateLimitExceededError as exc:
@@ -359,7 +373,7 @@ class RateLimitBehavior:
         used: Mapping[str, int] = {"output_tokens": 0}
         try:
             result = await call_next(attempt)
-            used = _reported_usage(result) or tokens
+            used = self._used_tokens(result) or tokens
         finally:
             corrections = {name: count - tokens[name] for name, count in used.items()}
             with log_and_suppress(f"The token usage of a call under {key!r}"):
@@ -369,6 +383,14 @@ class RateLimitBehavior:
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Apply the limit to a model call; see :meth:`wrap_step`."""
         return await self.wrap_step(attempt, call_next)
+
+    def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
+        """Return the tokens to reserve before a model call; ``None`` for a step."""
+        return _estimate_tokens(attempt.inputs) if attempt.kind == "model" else None
+
+    def _used_tokens(self, result: Any) -> dict[str, int] | None:
+        """Return the token usage of a finished model call, or ``None`` if it is unknown."""
+        return _reported_usage(result)
 
     def _max_wait(self, attempt: Attempt) -> float | None:
         if not self._wait_on_limit:

@@ -29,10 +29,15 @@ class ResidualRiskLevel(IntEnum):
 
 
 class RiskUnacceptableError(CapgraphError):
-    """Error raised when a registered risk is unacceptable."""
+    """Error raised when a registered risk is unacceptable.
+
+    Attributes:
+        risks: The unacceptable risks.
+    """
 
     code = "CG-POLICY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
+    risks: tuple[Risk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class RiskRegistry:
             raise RiskUnacceptableError(
                 f"{len(unacceptable)} unacceptable risk(s): {descriptions}.",
                 fix="Mitigate them before work starts.",
+                risks=tuple(unacceptable),
             )
 
 

@@ -23,8 +23,9 @@ from collections.abc import (
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import InitVar, asdict, dataclass, field, replace
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from langgraph.errors import GraphBubbleUp
@@ -32,15 +33,23 @@ from langgraph.types import interrupt
 
 import capgraph.governance as governance
 from capgraph.base import BaseCapability, capability_node
-from capgraph.base.errors import CapgraphError, ConfigurationError, ErrorSeverity, LimitError
+from capgraph.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    ErrorSeverity,
+    LimitError,
+    PolicyError,
+)
 from capgraph.base.errors import ValidationError as CapgraphValidationError
+from capgraph.base.ports import Attempt, CallNext, utc_now_text
 from capgraph.base.ports import Sink as EventSink
-from capgraph.base.ports import utc_now_text
 from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitOpenError,
     GuardrailBehavior,
+    RateLimitBehavior,
+    RateLimiter,
     RateLimitExceededError,
 )
 from capgraph.behaviors.guardrails import GuardrailViolationError
@@ -58,6 +67,7 @@ from capgraph.configs.settings_model import Limits
 from capgraph.engine.bind import bind
 from capgraph.engine.capability_node import run_standalone_step
 from capgraph.engine.services import Services
+from capgraph.governance import RecoveryContext
 from capgraph.helpers.async_calls import maybe_await, run_sync, to_sync
 from capgraph.helpers.clock import SystemClock, as_clock
 from capgraph.helpers.number_validation import check_number
@@ -73,6 +83,7 @@ from capgraph.telemetry import (
     AgentFailureClass,
     UsageSnapshot,
     UsageTracker,
+    has_pricing,
 )
 from capgraph.telemetry import NoopSink as NoopEventSink
 from capgraph.telemetry import RingBufferSink as RingBufferEventSink
@@ -108,14 +119,25 @@ Call = Callable[[], Any]
 
 
 class MaxIterationsExceededError(LimitError):
-    """Error raised when a session has reached ``max_iterations``."""
+    """Error raised when a session has reached ``max_iterations``.
+
+    Attributes:
+        max_iterations: Maximum number of turns of the session.
+    """
+
+    max_iterations: int = 0
 
 
 class TurnTimeoutError(CapgraphError, TimeoutError):
-    """Error raised when a turn or a tool call exceeds its timeout."""
+    """Error raised when a turn or a tool call exceeds its timeout.
+
+    Attributes:
+        timeout_seconds: The timeout.
+    """
 
     code = "CG-CAPABILITY"
     severity: ErrorSeverity = ErrorSeverity.RETRIABLE
+    timeout_seconds: float | None = None
 
 
 class SessionStateError(CapgraphError, RuntimeError):
@@ -127,6 +149,9 @@ class SessionStateError(CapgraphError, RuntimeError):
 @dataclass(slots=True)
 class HookContext:
     """Context of session hooks. Hooks that run before a call may change it.
+
+    Guardrails check ``args`` after all hooks. A function that reads ``prompt`` or ``args`` from the
+    context receives the changed values.
 
     Attributes:
         role: Role of the session.
@@ -205,9 +230,10 @@ class AgentSession:
         max_iterations: Maximum number of turns of a session.
         guardrails: Guardrails for the arguments and results of tools.
         event_sink: Sink of ``AgentEvent`` objects; may be asynchronous.
-        usage_sink: Sink of the usage of each turn.
-        rate_limiter: Rate limiter of turns, with the model as key; ``async_rate_limiter`` and
-            ``limiters`` add more.
+        usage_sink: Sink of the usage of each turn. ``OpenTelemetrySink`` is both sinks.
+        rate_limiter: ``RateLimiter`` of turns, with the model as key; ``async_rate_limiter`` and
+            ``limiters`` add more. Tokens are reserved by ``estimate_usage``, and corrected by the
+            usage of the turn.
         provider_router: Router that chooses another provider after a failure.
         usage_limits: Usage limits of a session.
         governance: Limits that end a session.
@@ -215,11 +241,14 @@ class AgentSession:
             ``after_tool`` and ``before_handoff``, called in order.
         audit_log: Audit log of the session.
         risks: Risks to check before a session starts.
+        recovery: Actions and recipes for failures. A failed turn or tool call runs the recipe of its
+            scenario, and raises its exception; the caller may repeat the call. Each session has its
+            own counts, which a successful turn resets.
         clock: A ``Clock`` or a function that returns seconds.
 
     Raises:
-        ValidationError: ``max_iterations`` or ``budget_usd`` is negative or not a number. The error
-            is a ``ValueError``.
+        ValidationError: ``max_iterations`` or ``budget_usd`` is negative or not a number, or a
+            limiter is not a ``RateLimiter``. The error is a ``ValueError``.
 
     >>> agent = AgentSession("writer", "draft")
     >>> with agent.session() as session:
@@ -254,6 +283,7 @@ class AgentSession:
     breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] = field(default_factory=dict)
     limiters: Sequence[Any] = ()
     clock: Any = None
+    recovery: RecoveryContext | None = None
 
     def __post_init__(self, async_circuit_breaker: AsyncCircuitBreaker | None) -> None:
         self.registry = AgentRegistry() if self.registry is None else self.registry
@@ -265,6 +295,12 @@ class AgentSession:
             *(limiter for limiter in single_limiters if limiter is not None),
             *self.limiters,
         ]
+        for limiter in self.limiters:
+            if not isinstance(limiter, RateLimiter):
+                raise CapgraphValidationError(
+                    f"Invalid rate limiter {limiter!r}: expected a RateLimiter.",
+                    fix="Pass capgraph.behaviors.RateLimiter(rpm=…, output_tpm=…).",
+                )
         self.permissions = getattr(self.permissions, "policy", self.permissions)
         self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
         self.clock = SystemClock() if self.clock is None else as_clock(self.clock)
@@ -351,11 +387,10 @@ class OrchestrationSession:
         self.worker: Any = agent.registry.create(agent.role, agent.phase, agent.project_id)
         self.tracker: UsageTracker = UsageTracker()
         self.events: list[AgentEvent] = []
-        self.recovery_events: list[Any] = []
+        self.recovery: RecoveryContext = (agent.recovery or RecoveryContext()).for_session()
         self.turns: int = 0
         self.stream_cancelled: bool = False
         self._plane = agent.governance.for_session() if agent.governance is not None else None
-        self._recovery = governance.RecoveryContext()
         self._results_by_key: dict[str, Future[Any]] = {}
         self._bound_services: dict[tuple[str, str], Services] = {}
         bounded = agent.enforce_budget and agent.budget_usd is not None
@@ -375,6 +410,7 @@ class OrchestrationSession:
         self.worker.transition(AgentStatus.INITIALIZING)
         self.worker.transition(AgentStatus.RUNNING)
         await self._emit(AgentEvent.started(**self._event_fields))
+        await self._emit(AgentEvent.phase_started(self.agent.phase))
 
     async def _end(self, exc: BaseException | None) -> None:
         if self.worker.is_terminal:
@@ -456,32 +492,30 @@ class OrchestrationSession:
     ) -> tuple[Any, UsageSnapshot]:
         self._require_running("run a turn")
         agent, tracker = self.agent, self.tracker
-        told = hook_ctx or HookContext(agent.role, agent.phase, model)
+        context = hook_ctx or HookContext(agent.role, agent.phase, model)
+        context.model = context.model or model
         ahead = estimate_usage if isinstance(estimate_usage, UsageSnapshot) else UsageSnapshot()
         took = ahead
 
-        for limiter in agent.limiters:
-            await maybe_await(
-                limiter.acquire(model or agent.role, input_tokens=ahead.prompt_tokens)
-            )
         if self.turns >= agent.max_iterations:
             raise MaxIterationsExceededError(
                 f"The session reached max_iterations={agent.max_iterations} after"
                 f" {self.turns} turns.",
                 fix="Raise max_iterations, or use fewer turns.",
+                max_iterations=agent.max_iterations,
             )
         self.turns += 1
         await self._enforce_governance("record_turn_start")
 
         async def run() -> Any:
             nonlocal took
-            await self._run_hooks("before_model", told)
             async with self._reserve_budget(self._cost(model, ahead) or 0.0) as used:
                 breaker = agent.breakers.get(model, agent.circuit_breaker)
                 result = await _call_through_breaker(breaker, fn, timeout)
                 took = get_usage() or (
                     estimate_usage(result) if callable(estimate_usage) else ahead
                 )
+                call.usage = took
                 cost = self._cost(model, took)
                 used["cost_usd"] = cost or 0.0
             tracker.record_turn(model, took)
@@ -494,7 +528,9 @@ class OrchestrationSession:
             await self._check_budget()
             return result
 
-        return await self._run_attempt("model", model or agent.role, run, told, timeout), took
+        call = _SessionCall(run, partial(self._run_hooks, "before_model", context), ahead)
+        name = model or agent.role
+        return await self._run_attempt("model", name, call, context, timeout), took
 
     @asynccontextmanager
     async def _reserve_budget(self, cost: float) -> AsyncIterator[dict[str, float]]:
@@ -529,23 +565,33 @@ class OrchestrationSession:
         budget = self.agent.budget_usd
         if budget is None or (total is not None and total <= budget):
             return
-        cost = "an unknown amount" if total is None else f"${total:.4f}"
-        error = await self._report_budget_breach(f"the session cost {cost}")
+        if total is not None:
+            error = await self._report_budget_breach(f"the session cost ${total:.4f}")
+        else:
+            models = sorted({model for model, _ in self.tracker.turns})
+            unpriced = [name for name in models if not has_pricing(name, table=self.tracker.prices)]
+            error = await self._report_budget_breach(
+                f"the price of {', '.join(map(repr, unpriced))} is unknown",
+                "Call capgraph.telemetry.register_pricing with the price of the model.",
+            )
         if self._budget is not None:
             raise error
 
-    async def _report_budget_breach(self, reason: str) -> governance.BudgetExceededError:
+    async def _report_budget_breach(
+        self, reason: str, fix: str = "Raise budget_usd, or use fewer turns."
+    ) -> governance.BudgetExceededError:
         """Emit an exceeded budget once, and return the error to raise."""
         budget, kind = self.agent.budget_usd, AgentFailureClass.GOVERNANCE_BREACH
-        reason, fix = (
-            f"The budget budget_usd={budget:g} is exceeded: {reason}.",
-            "Raise budget_usd, or use fewer turns.",
+        cost = self.tracker.total_cost()
+        reason = f"The budget budget_usd={budget:g} is exceeded: {reason}."
+        costs: Any = {"budget_usd": budget, "current_cost_usd": cost}
+        error = governance.BudgetExceededError(
+            reason, fix=fix, limit="cost_usd", value=budget, used=cost or 0.0, **costs
         )
-        error = governance.BudgetExceededError(reason, fix=fix, limit="cost_usd", value=budget)
         if not self._budget_breach_reported:
             self._budget_breach_reported = True
             event = AgentEvent.failed(**self._event_fields, failure_class=kind, detail=reason)
-            data = {"budget_usd": budget, "cost_usd": self.tracker.total_cost()}
+            data = {"budget_usd": budget, "cost_usd": cost}
             await self._emit(event.with_data(data))
         if self._budget is not None:
             self._error = error
@@ -572,18 +618,21 @@ class OrchestrationSession:
 
     async def _handle_failure(self, exc: Exception) -> None:
         """Classify a failure, attempt one recovery and emit the outcome."""
-        if isinstance(exc, (LimitError, governance.PermissionDeniedError)):
+        if isinstance(exc, (LimitError, PolicyError)):
             if isinstance(exc, CircuitOpenError):
                 await self._enforce_governance("record_failure")
-            return  # a limit cannot be recovered
+            return  # neither a limit nor a refusal can be recovered
         scenario = governance.classify_exception(exc)
         detail = f"{scenario.value}: {mask_secrets(str(exc) or type(exc).__name__)}"
         await self._emit(AgentEvent.recovery_attempted(**self._event_fields, detail=detail))
         self.worker.retry_count += 1
-        result = await governance.aattempt_recovery(scenario, self._recovery)
-        self.recovery_events.append(result)
-        if result.outcome == "escalation_required":
+        if self.recovery.is_exhausted(scenario):
             self._exhausted_scenarios.add(scenario.value)
+        result = await governance.aattempt_recovery(scenario, self.recovery)
+        outcome = f"{scenario.value}: {result.outcome}"
+        data = {**result.to_dict(), "scenario": scenario.value}
+        create_event = _RECOVERY_EVENTS[result.outcome]
+        await self._emit(create_event(**self._event_fields, detail=outcome, data=data))
         router, current_provider = self.agent.provider_router, self.worker.provider_used
         if router is not None:
             attempt = self.worker.retry_count
@@ -711,29 +760,33 @@ class OrchestrationSession:
     ) -> Any:
         self._require_running("run a tool")
 
-        async def run() -> Any:
+        async def prepare() -> None:
             await self._enforce_governance("record_tool_call")
             await self._run_hooks("before_tool", hook_ctx)
+
+        async def run() -> Any:
             await self._emit(AgentEvent.tool_called(**self._event_fields, tool=tool))
             result = await _call_through_breaker(self.agent.breakers.get(tool), fn, timeout)
             record_later("tool", **self._event_fields, tool=tool)
             return result
 
-        result = await self._run_attempt("tool", tool, run, hook_ctx, timeout)
+        call = _SessionCall(run, prepare)
+        result = await self._run_attempt("tool", tool, call, hook_ctx, timeout)
         await self._emit(AgentEvent.tool_completed(**self._event_fields, tool=tool))
         return result
 
     async def _run_attempt(
-        self, stage: str, name: str, run: Call, hook_ctx: HookContext, timeout: float | None
+        self,
+        stage: str,
+        name: str,
+        call: _SessionCall,
+        hook_ctx: HookContext,
+        timeout: float | None,
     ) -> Any:
         """Run a turn or tool call through the pipeline as a capability of its name."""
         name = name or stage
-        services, call = self._bind_services(stage, name), _SessionCall(run)
-        arguments = {
-            str(key): to_plain(value, lenient=True) for key, value in hook_ctx.args.items()
-        }
-        call.arguments = arguments
-        step: Any = {"parameters": arguments, **({} if timeout is None else {"timeout": timeout})}
+        services, call.context = self._bind_services(stage, name), hook_ctx
+        step: Any = {} if timeout is None else {"timeout": timeout}
         caller = replace(current_caller(), role=self.agent.role)
         try:
             with acting_as(caller):
@@ -755,12 +808,29 @@ class OrchestrationSession:
                 exc = TurnTimeoutError(
                     f"The call of {name!r} exceeded its timeout of {timeout} s.",
                     fix="Raise the timeout.",
+                    timeout_seconds=timeout,
                 )
+            await self._report_refusal(name, exc)
             await self._handle_failure(exc)
             raise exc
         if self._plane is not None:
             self._plane.state.record_success()
+        if stage == "model":
+            self.recovery.record_success()
+            self._exhausted_scenarios.clear()
         return result
+
+    async def _report_refusal(self, name: str, exc: Exception) -> None:
+        """Emit an event for a call that permissions or guardrails refuse."""
+        if isinstance(exc, governance.PermissionDeniedError):
+            data: dict[str, Any] = {"tool": name, "kind": "permission"}
+        elif isinstance(exc, GuardrailViolationError):
+            names = [violation.guardrail for violation in exc.violations]
+            stage = exc.violations[0].stage
+            data = {"tool": name, "kind": "guardrail", "stage": stage, "guardrails": names}
+        else:
+            return
+        await self._emit(AgentEvent.blocked(**self._event_fields, detail=exc.message, data=data))
 
     def _bind_services(self, stage: str, name: str) -> Services:
         """Return the services of a model or tool, with the options of this session."""
@@ -769,8 +839,11 @@ class OrchestrationSession:
             agent = self.agent
             options: dict[str, Any] = {"clock": agent.clock, "audit": agent.audit_log}
             if stage == "tool":
-                options["behaviors"] = [GuardrailBehavior(guardrails=agent.guardrails)]
+                behaviors: list[Any] = [GuardrailBehavior(guardrails=agent.guardrails)]
                 options["permissions"] = agent.permissions
+            else:
+                behaviors = [_TurnRateLimit(limiter=limiter) for limiter in agent.limiters]
+            options["behaviors"] = [_Preparation(), *behaviors]
             registry = Registry(infrastructure=())
             registry.register(_session_capability(name))
             services = self._bound_services[stage, name] = bind(
@@ -821,12 +894,16 @@ class OrchestrationSession:
             return interrupt(prompt)
         self._pending_input = Future()
         self.worker.transition(AgentStatus.WAITING_FOR_INPUT)
+        data = {"kind": "human_input"}
+        await self._emit(AgentEvent.blocked(**self._event_fields, data=data))
         try:
-            return await asyncio.wrap_future(self._pending_input)
+            value = await asyncio.wrap_future(self._pending_input)
         finally:
             self._pending_input = None
             if not self.worker.is_terminal:
                 self.worker.transition(AgentStatus.RUNNING)
+        await self._emit(AgentEvent.ready(**self._event_fields, data=data))
+        return value
 
     def provide_input(self, value: Any) -> None:
         """Provide the input that :meth:`pause_for_input` waits for.
@@ -939,6 +1016,9 @@ class OrchestrationSession:
         if gate is None:
             return None
         outcome = gate.evaluate(observed)
+        name = AgentEventName.PHASE_GATE_EVALUATED
+        status = AgentEventStatus.GREEN if outcome.satisfied else AgentEventStatus.RED
+        run_sync(self._emit(AgentEvent(name, status, phase=self.agent.phase)))
         create_event = AgentEvent.gate_passed if outcome.satisfied else AgentEvent.gate_failed
         run_sync(self._emit(create_event(self.agent.phase)))
         return outcome
@@ -949,7 +1029,7 @@ class OrchestrationSession:
             worker=self.worker.to_dict(),
             usage=self.tracker.summary(),
             per_model_cost=self.tracker.per_model_summary(),
-            recovery_events=[one.to_dict() for one in self.recovery_events],
+            recovery_events=[event.to_dict() for event in self.recovery.events],
             agent_events=[event.to_dict() for event in self.events],
         )
 
@@ -972,16 +1052,21 @@ class OrchestrationSession:
         return result
 
     async def _run_hooks(self, name: str, context: HookContext, result: Any = None) -> Any:
-        for hook in self.agent.hooks:
-            method = getattr(hook, f"a{name}", None) or getattr(hook, name, None)
-            if method is None:
-                continue
-            is_before = name.startswith("before")
+        found = (getattr(hook, f"a{name}", getattr(hook, name, None)) for hook in self.agent.hooks)
+        methods = [method for method in found if method is not None]
+        if methods and name in _HOOK_EVENTS:
+            data, running = {"tool": context.tool}, AgentEventStatus.RUNNING
+            event = AgentEvent(_HOOK_EVENTS[name], running, **self._event_fields, data=data)
+            await self._emit(event)
+        is_before = name.startswith("before")
+        for method in methods:
             returned = await maybe_await(method(context) if is_before else method(context, result))
             result = result if returned is None or is_before else returned
         return result
 
     async def _emit(self, event: AgentEvent) -> None:
+        if self.agent.project_id is not None:
+            event = event.with_project(self.agent.project_id)
         self.events.append(event)
         if self.agent.event_sink is not None:
             await self._call_sink(self.agent.event_sink.emit, event)
@@ -1008,20 +1093,83 @@ _RESULT_TYPE = "SESSION_RESULT"
 class _SessionCall:
     """One turn or tool call.
 
-    Attributes:
+    Args:
         run: Performs the call.
-        arguments: Arguments that guardrails checked.
+        prepare: Runs the hooks that may change the context.
+        usage: Estimated usage of a turn.
+
+    Attributes:
+        context: Context of the hooks.
+        usage: Usage of a turn: first the estimate, then the real one.
+        arguments: Arguments that guardrails checked; ``None`` before the preparation.
         result: Result of the call.
         plain_result: Plain form of the result, which guardrails check.
-        error: Exception that the call raised.
+        error: Exception that the call or its preparation raised.
     """
 
-    def __init__(self, run: Call) -> None:
-        self.run = run
-        self.arguments: dict[str, Any] = {}
+    def __init__(
+        self,
+        run: Call,
+        prepare: Callable[[], Awaitable[Any]],
+        usage: UsageSnapshot | None = None,
+    ) -> None:
+        self._run, self._prepare = run, prepare
+        self.usage: UsageSnapshot = usage or UsageSnapshot()
+        self.context: HookContext | None = None
+        self.arguments: dict[str, Any] | None = None
         self.result: Any = None
         self.plain_result: Any = None
         self.error: Exception | None = None
+
+    async def prepare(self) -> dict[str, Any]:
+        """Run the hooks, unless they ran before an approval request, and return the arguments."""
+        if self.arguments is None:
+            await self._guarded(self._prepare)
+            arguments = self.context.args if self.context is not None else {}
+            self.arguments = {
+                str(name): to_plain(value, lenient=True) for name, value in arguments.items()
+            }
+        return self.arguments
+
+    async def run(self) -> Any:
+        """Perform the call, store its result, and return the plain form of the result."""
+        self.result = await self._guarded(self._run)
+        self.plain_result = to_plain(self.result, lenient=True)
+        return self.plain_result
+
+    async def _guarded(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            with acting_as(None):
+                return await function()
+        except Exception as exc:
+            self.error = exc
+            raise
+
+
+class _Preparation:
+    """Middleware that runs the hooks of a call, ahead of its guardrails."""
+
+    stage = "validate"
+    order = 1_000
+
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
+        call: _SessionCall = requested_work()
+        arguments = await call.prepare()
+        return await call_next(replace(attempt, parameters=arguments, values=arguments))
+
+
+class _TurnRateLimit(RateLimitBehavior):
+    """Rate limit of the turns of a session, including their tokens."""
+
+    def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
+        return _token_counts(requested_work().usage)
+
+    def _used_tokens(self, result: Any) -> dict[str, int] | None:
+        return _token_counts(requested_work().usage)
+
+
+def _token_counts(usage: UsageSnapshot) -> dict[str, int]:
+    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.output_tokens}
 
 
 @lru_cache(maxsize=256)
@@ -1038,14 +1186,7 @@ def _session_capability(call_name: str) -> Any:
             if dict(self.parameters) != work.arguments:
                 reason = "A session's tool is called by its own function: arguments are fixed."
                 raise GuardrailViolationError("rewriting", reason)
-            try:
-                with acting_as(None):
-                    work.result = await work.run()
-            except Exception as exc:
-                work.error = exc
-                raise
-            work.plain_result = to_plain(work.result, lenient=True)
-            return {_RESULT_TYPE: work.plain_result}
+            return {_RESULT_TYPE: await work.run()}
 
     return capability_node(Work)
 
@@ -1056,7 +1197,27 @@ _FAILURE_CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
     (RateLimitExceededError, AgentFailureClass.RATE_LIMIT),
     (LimitError, AgentFailureClass.GOVERNANCE_BREACH),
     (CapgraphValidationError, AgentFailureClass.VALIDATION_ERROR),
-    (TimeoutError, AgentFailureClass.LLM_TIMEOUT),
+)
+_SCENARIO_CLASSES: Mapping[governance.FailureScenario, AgentFailureClass] = MappingProxyType(
+    {
+        governance.FailureScenario.TOOL_EXECUTION_ERROR: AgentFailureClass.TOOL_ERROR,
+        governance.FailureScenario.DEPENDENCY_TIMEOUT: AgentFailureClass.DEPENDENCY_FAILED,
+        governance.FailureScenario.PROVIDER_FAILURE: AgentFailureClass.DEPENDENCY_FAILED,
+    }
+)
+"""Failure classes of the scenarios whose names differ."""
+_RECOVERY_EVENTS: Mapping[str, Callable[..., AgentEvent]] = MappingProxyType(
+    {
+        "recovered": AgentEvent.recovery_succeeded,
+        "partial_recovery": AgentEvent.recovery_failed,
+        "escalation_required": AgentEvent.recovery_escalated,
+    }
+)
+_HOOK_EVENTS: Mapping[str, AgentEventName] = MappingProxyType(
+    {
+        "before_tool": AgentEventName.HOOK_PRE_TOOL,
+        "after_tool": AgentEventName.HOOK_POST_TOOL,
+    }
 )
 
 
@@ -1066,6 +1227,8 @@ def _limit_fields(breach: Any) -> dict[str, Any]:
 
 
 def _failure_class(exc: BaseException) -> AgentFailureClass:
-    return next(
-        (kind for cls, kind in _FAILURE_CLASSES if isinstance(exc, cls)), AgentFailureClass.UNKNOWN
-    )
+    for cls, failure_class in _FAILURE_CLASSES:
+        if isinstance(exc, cls):
+            return failure_class
+    scenario = governance.classify_exception(exc)
+    return _SCENARIO_CLASSES.get(scenario) or AgentFailureClass(scenario.value)

@@ -56,12 +56,16 @@ class BudgetExceededError(LimitError):
         value: Value of the limit.
         used: Amount used or reserved.
         asked: Amount requested.
+        budget_usd: Budget of a session, in US dollars.
+        current_cost_usd: Cost of that session; ``None`` if a price is unknown.
     """
 
     limit: str = ""
     value: float = 0
     used: float = 0
     asked: float = 0
+    budget_usd: float | None = None
+    current_cost_usd: float | None = None
 
     def with_message(self, message: str) -> BudgetExceededError:
         """Return a copy of the error with another message."""

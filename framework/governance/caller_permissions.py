@@ -58,7 +58,13 @@ class CallerPermissions:
     Args:
         registry: Registered capabilities.
         permissions: Permissions to apply.
+
+    Attributes:
+        decides_by_name: True, so that the stage ``validate`` evaluates the policy first. Guardrails
+            and hooks do not receive the arguments of a denied step.
     """
+
+    decides_by_name = True
 
     def __init__(self, registry: Registry, permissions: Permissions) -> None:
         self._registry = registry

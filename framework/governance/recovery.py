@@ -188,9 +188,30 @@ class RecoveryContext:
         self._attempts: dict[FailureScenario, int] = {}
         self._events: deque[RecoveryEvent] = deque(maxlen=_KEPT_EVENTS)
         self._lock = threading.Lock()
+        self._resets_after_recovery = True
+
+    def for_session(self) -> RecoveryContext:
+        """Return a context with the same actions and recipes, and its own counts, for one session.
+
+        A failure may recur after a successful recovery. Therefore only :meth:`record_success`
+        resets the counts of a session.
+        """
+        context = RecoveryContext(recipes=self._recipes.values())
+        context.actions = dict(self.actions)
+        context._resets_after_recovery = False
+        return context
+
+    def record_success(self) -> None:
+        """Reset the counts, because the work succeeded."""
+        with self._lock:
+            self._attempts.clear()
+
+    def is_exhausted(self, scenario: FailureScenario | str) -> bool:
+        """Return whether no attempt is left for a failure scenario."""
+        return self.attempt_count(scenario) >= self.recipe(scenario).max_attempts
 
     def attempt_count(self, scenario: FailureScenario | str) -> int:
-        """Return the number of attempts since the last successful one."""
+        """Return the number of attempts since the last success."""
         return self._attempts.get(FailureScenario(scenario), 0)
 
     def recipe(self, scenario: FailureScenario | str) -> RecoveryRecipe:
@@ -213,7 +234,7 @@ class RecoveryContext:
     def _end(self, recipe: RecoveryRecipe, result: RecoveryResult) -> RecoveryResult:
         kind = {"recovered": "succeeded", "partial_recovery": "failed"}.get(result.outcome)
         steps = [step.value for step in recipe.steps]
-        if kind == "succeeded":
+        if kind == "succeeded" and self._resets_after_recovery:
             with self._lock:
                 self._attempts.pop(recipe.scenario, None)
         self._events.append(

@@ -32,6 +32,8 @@ from capgraph.pipeline.step_execution import StepApproval, StepExecution, StepRe
 from capgraph.planning import fingerprints
 from capgraph.telemetry.audit import digest, record_later
 
+_DEFAULT_REASON = "A policy requires approval."
+
 
 async def authorize(
     execution: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy] = ()
@@ -59,6 +61,26 @@ async def authorize(
         )
         return await pending_approval(execution, attempt, question) or attempt
     return attempt
+
+
+async def authorize_caller(
+    execution: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy]
+) -> Attempt | StepResult:
+    """Evaluate policies that decide by caller and capability, before other code sees the step.
+
+    Args:
+        execution: State of the step execution.
+        attempt: Attempt to authorize, whose parameters are not validated yet.
+        policies: Policies with ``decides_by_name``.
+    """
+    try:
+        verdict = await check_step_policies(policies, planned_step(attempt), execution.view)
+    except PolicyError as exc:
+        return await failed_record(execution, attempt, exc)
+    if verdict.decision == "allow":
+        return attempt
+    reasons = verdict.problems or [_DEFAULT_REASON]
+    return replace(attempt, approval_reasons=(*attempt.approval_reasons, *reasons))
 
 
 def may_need_authorization(
@@ -102,7 +124,7 @@ async def _reasons(
         step: Any = {**planned_step(attempt), "parameters": dict(attempt.values)}
         verdict = await check_step_policies(policies, step, execution.view)
         if verdict.decision == "ask":
-            reasons += verdict.problems or ["A policy requires approval."]
+            reasons += verdict.problems or [_DEFAULT_REASON]
     return reasons + await _ungrounded_reasons(execution, attempt, ungrounded)
 
 

@@ -76,7 +76,9 @@ def compose_stages(
         queue: Queue of the workers that run the capability; ``None`` if it runs with its turn.
     """
     deciding = [item for item in middleware if callable(getattr(item, "decide", None))]
-    policies = (*config.step_policies, *deciding)
+    policies = [*config.step_policies, *deciding]
+    by_name = [item for item in policies if getattr(item, "decides_by_name", False)]
+    policies = [item for item in policies if item not in by_name]
     arguments: dict[str, dict[str, Any]] = {
         "authorize": {"policies": policies},
         "retry": {"rule": last_of_type(middleware, RetryRule)},
@@ -103,6 +105,10 @@ def compose_stages(
                 partial(gates[stage], **arguments[stage]) if arguments.get(stage) else gates[stage]
             )
             call_next = _prepend_gate(gate, call_next, marks_approval=stage == "authorize")
+        if stage == "validate" and by_name:
+            call_next = _prepend_gate(
+                partial(authorize.authorize_caller, policies=by_name), call_next
+            )
         if stage == "finalize":
             refinalize = call_next
             if queue is not None:

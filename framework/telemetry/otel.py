@@ -56,7 +56,7 @@ class _OpenRun:
 
 
 class OpenTelemetrySink(FlushableSink):
-    """Sink that converts the events of a graph to spans and metrics.
+    """Sink that converts the events of a graph, and the usage of a session, to spans and metrics.
 
     Args:
         tracer_provider: Provider of spans; by default, the global one.
@@ -137,6 +137,22 @@ class OpenTelemetrySink(FlushableSink):
             self._measure(event)
             if event.get("run_id"):
                 self._record(event)
+
+    def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
+        """Record the usage of a session's turn as a span and metrics."""
+        event = {
+            "event_type": "usage",
+            "model": model,
+            "input_tokens": usage.prompt_tokens,
+            "output_tokens": usage.output_tokens,
+            "cached_tokens": usage.cache_read_tokens,
+            "cost_usd": cost_usd,
+        }
+        now = _timestamp_ns(event)
+        with self._lock:
+            self._measure(event)
+            attributes = {**_model_attributes(event), "capgraph.cost.usd": cost_usd}
+            self._start(f"chat {model or 'model'}", attributes, None, now, client=True).end(now)
 
     def run_ended(self, event: Mapping[str, Any]) -> None:
         """End the spans of a run."""
@@ -398,6 +414,9 @@ class OpenTelemetrySink(FlushableSink):
             self._breakers.set(state, {"capgraph.breaker": str(event.get("name"))})
 
     def _price(self, event: Mapping[str, Any]) -> float | None:
+        if "cost_usd" in event:
+            cost: float | None = event["cost_usd"]
+            return cost
         cached = int(event.get("cached_tokens") or 0)
         used = UsageSnapshot(
             input_tokens=max(0, int(event.get("input_tokens") or 0) - cached),

@@ -148,7 +148,13 @@ class ModelPricing:
 
 
 class PricingAlreadyRegisteredError(ValidationError):
-    """Error for a model that already has a price."""
+    """Error for a model that already has a price.
+
+    Attributes:
+        model: Name of the model.
+    """
+
+    model: str = ""
 
 
 class PriceTable:
@@ -201,6 +207,7 @@ class PriceTable:
                     raise PricingAlreadyRegisteredError(
                         f"The model {model!r} already has a price.",
                         fix="Pass on_conflict='overwrite'.",
+                        model=model,
                     )
                 return
             self._prices[name] = pricing

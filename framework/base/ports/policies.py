@@ -132,7 +132,11 @@ class PlanPolicy(Protocol):
 
 
 class StepPolicy(Protocol):
-    """Policy that decides about a step when the plan is accepted and again before the step starts."""
+    """Policy that decides about a step when the plan is accepted and again before the step starts.
+
+    A policy with the attribute ``decides_by_name = True`` needs only the caller and the name of the
+    capability. It is evaluated before guardrails, hooks, and parameters.
+    """
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
         """Allow a step, deny it, or require approval."""

@@ -111,7 +111,7 @@ def test_a_successful_session_is_completed_and_emits_events() -> None:
         assert session.run_turn(lambda: 42, "m", DOLLAR) == (42, DOLLAR)
         assert session.worker.status is AgentStatus.RUNNING
     assert session.worker.status is AgentStatus.COMPLETED
-    assert notes.names == ["agent.started", "agent.completed"]
+    assert notes.names == ["agent.started", "phase.started", "agent.completed"]
     assert Orchestrator is AgentSession
 
 
@@ -562,13 +562,14 @@ def test_a_gate_emits_an_event_and_a_summary_is_complete() -> None:
         assert not session.evaluate_gate(None).satisfied
         priced(session).run_turn(lambda: None, "m", DOLLAR)
         summary = session.summary()
-    assert notes.names[1:3] == ["phase.gate_passed", "phase.gate_failed"]
+    gate_events = [name for name in notes.names if name.startswith("phase.gate")]
+    assert gate_events[1::2] == ["phase.gate_passed", "phase.gate_failed"]
     assert summary.per_model_cost == summary["per_model_cost"] == {"m": 1.0}
     assert json.loads(json.dumps(summary)) == summary, "plain data"
     assert copy.deepcopy(summary) == summary
     assert not hasattr(summary, "workers")
     assert summary.worker["status"] == "running"
-    assert len(summary.agent_events) == 3
+    assert len(summary.agent_events) == 6
 
 
 def test_policies_receive_the_state_of_the_session() -> None:
