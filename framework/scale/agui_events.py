@@ -33,6 +33,8 @@ _STEP_STATUSES = {
     "step_failed": "failed",
     "step_skipped": "skipped",
 }
+_FAILED_STATUSES = frozenset({"failed", "stopped"})
+"""Statuses of a turn that end its run with an error, unless a user cancelled the turn."""
 _STATE_STATUSES = {"not needed": "skipped", "waiting": "asks"}
 
 AguiEvent = dict[str, Any]
@@ -112,17 +114,13 @@ class EventTranslator:
         events = self._close_open(time.time())
         if self._dropped:
             events.append(_make_event("CUSTOM", name="capgraph.events_lost", value=self._dropped))
-        error = result.get("error")
-        if error is not None:
-            message = (
-                f"{error['message']} Fix: {error['fix']}" if error["fix"] else error["message"]
-            )
-            end = _make_event("RUN_ERROR", message=message, code=error["code"])
+        if (error := _run_error(result)) is not None:
+            end = _make_event("RUN_ERROR", **error, result=dict(result))
         else:
             outcome: AguiEvent = {"type": "success"}
             if interrupts:
                 outcome = {"type": "interrupt", "interrupts": list(interrupts)}
-            elif (result.get("outcome") or {}).get("cancelled"):
+            elif _is_cancelled(result):
                 outcome = {"type": "cancelled"}
             end = _make_event("RUN_FINISHED", **self._run_ids, result=dict(result), outcome=outcome)
         if self._usage:
@@ -319,6 +317,25 @@ _ENVELOPE_FIELDS = frozenset(
     }
 )
 _DROPPABLE_TYPES = frozenset({"TEXT_MESSAGE_CONTENT", "CUSTOM", "ACTIVITY_DELTA"})
+
+
+def _is_cancelled(result: Mapping[str, Any]) -> bool:
+    return result.get("status") == "cancelled" or bool(
+        (result.get("outcome") or {}).get("cancelled")
+    )
+
+
+def _run_error(result: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return message and code of a run that failed; ``None`` if it did not fail."""
+    error = result.get("error")
+    if error is not None:
+        fix = f" Fix: {error['fix']}" if error["fix"] else ""
+        return {"message": f"{error['message']}{fix}", "code": error["code"]}
+    if result.get("status") not in _FAILED_STATUSES or _is_cancelled(result):
+        return None
+    outcome = result.get("outcome") or {}
+    message = result.get("answer") or outcome.get("reason") or "The turn failed."
+    return {"message": str(message), "code": str(outcome.get("code") or result["status"])}
 
 
 def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -156,6 +157,7 @@ def create_app(
         ],
         middleware=[
             Middleware(AccessLogMiddleware, registry),
+            *_cors_middleware(serve),
             Middleware(
                 SecurityMiddleware,
                 serve,
@@ -171,6 +173,25 @@ def create_app(
     app.state.runs, app.state.threads = runs, threads
     app.state.link = identity.link if isinstance(identity, Authenticator) else None
     return app
+
+
+def _cors_middleware(settings: ServeSettings) -> list[Middleware]:
+    """Return the middleware that lets pages of the allowed origins read responses.
+
+    It is outside the security middleware, because preflights carry no token and pages must be able
+    to read refusals. It adds no headers for other origins.
+    """
+    if not settings.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["mcp-session-id", "retry-after", "www-authenticate"],
+        )
+    ]
 
 
 def protocol_routes(

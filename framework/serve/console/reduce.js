@@ -24,6 +24,7 @@ export function reduce(state, event) {
     }
     case "RUN_FINISHED": return finished(state, event);
     case "RUN_ERROR":
+      if (event.result && !event.result.error) return finished(state, event);
       return {
         ...state, status: "failed", error: event.message ?? "", ended: event.timestamp,
         plans: last(state, (plan) => ({ ...plan, steps: closed(plan.steps, "error", event.timestamp) })),

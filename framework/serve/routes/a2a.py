@@ -425,7 +425,7 @@ def _ended_task(task_id: str, run: Run, last_event: Mapping[str, Any]) -> Task:
         task.artifacts.append(_answer_artifact(answer))
         return task
     # The last event of a stopped task that asked a question is that question.
-    if run.status == "stopped" and (last_event.get("outcome") or {}).get("type") != "success":
+    if run.status == "stopped" and last_event.get("type") != "RUN_ERROR":
         return _build_task(task_id, run, TaskState.TASK_STATE_CANCELED)
     reason = str(last_event.get("message") or answer or run.status)
     return _build_task(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(reason)])

@@ -204,7 +204,7 @@ class _McpEndpoint:
             if not isinstance(outcome, tuple):
                 return outcome
             run, last_event = outcome
-            if name == ASK_TOOL or last_event.get("type") == "RUN_ERROR":
+            if name == ASK_TOOL or (last_event.get("result") or {}).get("error"):
                 return _turn_result(run, last_event)
             return await self._step_result(caller, run.thread_id)
         except CapgraphError as exc:

@@ -20,6 +20,7 @@ from capgraph.serve.openapi import ANY, TEXT, Operation, object_schema
 from capgraph.serve.problems import BadRequestError, openai_error, problem_response
 from capgraph.serve.routes.api import read_json_body
 from capgraph.serve.runs import Run, Runs
+from capgraph.stores.run_log import TERMINAL_EVENTS
 
 MODEL_NAME = "capgraph"
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
@@ -184,11 +185,12 @@ class _Completion:
                 elif kind == "CUSTOM" and event["name"] == "capgraph.answer_anew":
                     streamed = ""
                     yield "\n\n"
-                elif kind == "RUN_ERROR":
-                    self._error = openai_error(event["message"], event.get("code") or "CG-000")
-                elif kind == "RUN_FINISHED":
+                elif kind in TERMINAL_EVENTS:
                     for used in event.get("usage") or ():
                         self._add_usage(used)
+                    if kind == "RUN_ERROR":
+                        self._error = openai_error(event["message"], event.get("code") or "CG-000")
+                        continue
                     for part in self._remaining_text(event, streamed):
                         yield part
 
