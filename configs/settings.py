@@ -312,6 +312,18 @@ class McpServeSettings(SettingsModel):
     tools: list[str] = Field(default_factory=list)
 
 
+class AguiServeSettings(SettingsModel):
+    """Runs of AG-UI clients.
+
+    Attributes:
+        stop_on_disconnect: True stops a run when its client closes the connection, as the stop button
+            of a front end does. By default the run continues, and the thread's next request
+            attaches to it.
+    """
+
+    stop_on_disconnect: bool = False
+
+
 class UploadSettings(SettingsModel):
     """Files that users upload. Each user has a separate folder.
 
@@ -449,6 +461,7 @@ class ServeSettings(SettingsModel):
         webhook: URL to notify of new approval requests.
         evaluations: Folder with the output of ``capgraph eval --json``, shown to admin roles.
         mcp: What MCP clients may call.
+        agui: How runs of AG-UI clients end.
         oidc: Login with OpenID Connect.
         proxy: Reverse proxy that identifies users.
         session_secret: Key that signs the cookie of a login in progress. All server processes behind
@@ -471,6 +484,7 @@ class ServeSettings(SettingsModel):
     webhook: WebhookSettings | None = None
     evaluations: str | None = None
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
+    agui: AguiServeSettings = Field(default_factory=AguiServeSettings)
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None
     session_secret: SecretStr | None = Field(None, min_length=32)

@@ -236,6 +236,26 @@ class Services:
             )
         return extended
 
+    def with_registry(self, registry: Registry) -> Services:
+        """Return services of a whole graph with another registry.
+
+        Both share budgets, storage, events, and the audit.
+        """
+        assert self.rebind is not None
+        other = self.rebind(registry)
+        own = {
+            name: getattr(self, name)
+            for name in (
+                "persistence",
+                "events",
+                "budget_policy",
+                "auditor",
+                "masker",
+                "run_starts",
+            )
+        }
+        return replace(other, **own)
+
     def registry_for(self, view: TurnView) -> Registry:
         """Return a registry of the capabilities that the caller of a turn may use."""
         if self.permissions is None:

@@ -121,8 +121,47 @@ def build_graph(
         )
     for text in warnings:
         get_logger("framework", "build_graph").warning("%s", text)
-    services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
     state_schema = options.get("state_schema", AgentState)
+    return _compile(services, state_schema, context_schema, checkpointer, store)
+
+
+def extend_graph(graph: AgentGraph[Any, Any], *capabilities: Any) -> AgentGraph[Any, Any]:
+    """Return a graph with additional capabilities that shares everything else with the original.
+
+    Both have the same threads, budgets, sinks, and policies, so a thread may alternate between them.
+
+    Args:
+        graph: Graph made by ``build_graph``.
+        *capabilities: The additional capabilities.
+
+    Raises:
+        RegistryError: A capability is invalid or has the name of a registered one.
+
+    >>> from capgraph import build_graph, capability_node
+    >>> @capability_node
+    ... def ring() -> str:
+    ...     "Ring the bell."
+    ...     return "Ding"
+    >>> sorted(extend_graph(build_graph([]), ring).services.registry.capabilities)
+    ['ring']
+    """
+    services = graph.services
+    assert services is not None
+    registry = services.registry.with_()
+    for capability in capabilities:
+        registry.register(capability)
+    validate_registry(registry)
+    schema = graph.builder.state_schema
+    extended = services.with_registry(registry)
+    return _compile(extended, schema, graph.builder.context_schema, graph.checkpointer, graph.store)
+
+
+def _compile(
+    services: Services, state_schema: type[Any], context_schema: Any, checkpointer: Any, store: Any
+) -> AgentGraph[Any, Any]:
+    """Return the compiled graph of services."""
+    registry = services.registry
+    services.step_tasks.update({name: _step_task(name, services) for name in registry.capabilities})
     schema = StateSchema.from_class(state_schema)
     ours = StateSchema.from_class(AgentState)
     if not schema.names >= ours.names:
@@ -140,13 +179,13 @@ def build_graph(
         context_schema=context_schema,
         input_schema=_input_schema(state_schema, schema),
     )
-    layout = _Layout(known)
+    layout = _Layout(registry)
     _add_infrastructure(builder, services, layout)
     _add_capabilities(builder, services)
     layout.add_edges(builder)
     name = services.settings.name
     compiled = builder.compile(checkpointer=checkpointer, store=store, name=name)
-    graph: AgentGraph[ContextT, AnswerT] = agent_graph(compiled, services)
+    graph = agent_graph(compiled, services)
     # The settings limit plans, so LangGraph's own limit must never apply.
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,

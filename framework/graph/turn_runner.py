@@ -83,6 +83,9 @@ class TurnRunner:
 
     Finished steps are stored in both cases, so the thread can be resumed.
 
+    Attributes:
+        graph: The graph, which can be replaced before the turn runs.
+
     Args:
         graph: A graph of ``build_graph`` with a saver.
         config: Configuration with the thread and the caller.
@@ -91,13 +94,15 @@ class TurnRunner:
     def __init__(self, graph: CompiledStateGraph[Any, Any, Any, Any], config: Any) -> None:
         from langgraph.runtime import RunControl
 
-        self._graph, self._config = graph, config
+        self.graph: Any = graph
+        self._config = config
         self._control = RunControl()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._end_status, self._finished = "", False
         self._values: Mapping[str, Any] | None = None
         self._handler_error: Exception | None = None
+        self._on_values: Callable[[Mapping[str, Any]], Any] | None = None
 
     def stop(self) -> None:
         """Cancel the running steps."""
@@ -116,13 +121,20 @@ class TurnRunner:
         if self._task is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._task.cancel)
 
-    async def run(self, graph_input: Any, on_event: Callable[[dict[str, Any]], Any]) -> TurnResult:
+    async def run(
+        self,
+        graph_input: Any,
+        on_event: Callable[[dict[str, Any]], Any],
+        on_values: Callable[[Mapping[str, Any]], Any] | None = None,
+    ) -> TurnResult:
         """Run the turn until it ends or waits for a decision.
 
         Args:
             graph_input: Input of the graph. None continues an unfinished turn.
             on_event: Function that receives each event as plain data.
+            on_values: Function that receives the state after each node.
         """
+        self._on_values = on_values
         began = time.monotonic()
         end = TurnResult(str(self._config["configurable"]["thread_id"]))
         stopped = await self._wait(graph_input, on_event, end)
@@ -142,7 +154,7 @@ class TurnRunner:
 
     async def _read_state(self, end: TurnResult, stopped: str) -> None:
         try:
-            snapshot = await self._graph.aget_state(self._config)
+            snapshot = await self.graph.aget_state(self._config)
         except Exception as exc:
             # The database failed. Report this, unless an earlier error exists.
             end.error = end.error or _as_capgraph_error(exc)
@@ -196,10 +208,10 @@ class TurnRunner:
 
         # In a resumed turn any node may emit the first event, so capturing is not possible.
         begins = (
-            isinstance(graph_input, Mapping) and getattr(self._graph, "services", None) is not None
+            isinstance(graph_input, Mapping) and getattr(self.graph, "services", None) is not None
         )
         with capture_events(dispatch) if begins else contextlib.nullcontext():
-            events: Any = self._graph.astream(
+            events: Any = self.graph.astream(
                 graph_input,
                 self._config,
                 stream_mode=["custom", "values"],
@@ -212,6 +224,8 @@ class TurnRunner:
                 async for part in events:
                     if part["type"] == "values":
                         self._values = part["data"]
+                        if self._on_values is not None:
+                            self._on_values(part["data"])
                     elif isinstance(part["data"], dict):
                         self._handle_event(part["data"], on_event, end)
         if self._handler_error is not None:
@@ -241,7 +255,7 @@ class TurnRunner:
         asked = [item for item in interrupts if not is_wait_interrupt(item.value)]
         end.questions = {item.id: item.value for item in asked}
         end.outcome = dict(values.get("execution_outcome") or {})
-        services = getattr(self._graph, "services", None)
+        services = getattr(self.graph, "services", None)
         if services is not None:
             end.files = created_files(services.registry.context_types, values)
         if end.error is None:

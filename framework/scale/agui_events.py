@@ -6,6 +6,7 @@ closed however the run ends.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -16,6 +17,8 @@ from capgraph.approvals.requests import decision_schema
 from capgraph.base.plan import plan_key
 
 PROTOCOL = "1.0"
+CLIENT_TOOL = "client_tool"
+"""Type of the question that waits for the result of a client tool."""
 PLAN_ACTIVITY = "capgraph.plan"
 """Activity type of a run's plan, whose content clients draw."""
 _MAX_EVENTS = 20_000
@@ -62,6 +65,7 @@ class EventTranslator:
         self._open_steps: dict[str, None] = {}
         self._step_indexes: dict[str, int] = {}
         self._plan_id = ""
+        self._state: dict[str, Any] | None = None
         self._usage: dict[tuple[str, str], dict[str, int]] = {}
         self._count = 0
         self._dropped = 0
@@ -102,16 +106,24 @@ class EventTranslator:
         )
 
     def end_events(
-        self, result: Mapping[str, Any], interrupts: Sequence[AguiEvent], *, metadata: Any = None
+        self,
+        result: Mapping[str, Any],
+        questions: Sequence[Mapping[str, Any]],
+        *,
+        metadata: Any = None,
     ) -> list[AguiEvent]:
         """Return the last events of a run.
 
         Args:
             result: Status, outcome, and answer of the turn.
-            interrupts: Open questions, as returned by :func:`to_interrupt`.
+            questions: Open questions, each with its ``question_id``. A question for the result of a
+                client tool becomes a tool call, the others become interrupts.
             metadata: Metadata of the last event.
         """
         events = self._close_open(time.time())
+        interrupts = [to_interrupt(one) for one in questions if not _is_tool_call(one)]
+        for question in filter(_is_tool_call, questions):
+            events += _tool_call_events(question)
         if self._dropped:
             events.append(_make_event("CUSTOM", name="capgraph.events_lost", value=self._dropped))
         if (error := _run_error(result)) is not None:
@@ -119,7 +131,7 @@ class EventTranslator:
         else:
             outcome: AguiEvent = {"type": "success"}
             if interrupts:
-                outcome = {"type": "interrupt", "interrupts": list(interrupts)}
+                outcome = {"type": "interrupt", "interrupts": interrupts}
             elif _is_cancelled(result):
                 outcome = {"type": "cancelled"}
             end = _make_event("RUN_FINISHED", **self._run_ids, result=dict(result), outcome=outcome)
@@ -131,6 +143,30 @@ class EventTranslator:
         if metadata is not None:
             end["metadata"] = metadata
         return self._count_events([*events, end])
+
+    def state_events(self, values: Mapping[str, Any]) -> list[AguiEvent]:
+        """Return the events that show a changed state: a snapshot first, then deltas.
+
+        Args:
+            values: State that clients share, as plain data.
+
+        >>> translator = EventTranslator("t", "r")
+        >>> first, later = translator.state_events({"a": 1}), translator.state_events({"a": 2})
+        >>> first[0]["snapshot"], later[0]["delta"]
+        ({'a': 1}, [{'op': 'add', 'path': '/a', 'value': 2}])
+        """
+        known, self._state = self._state, dict(values)
+        if known == values:
+            return []
+        if known is None:
+            return self._count_events([_make_event("STATE_SNAPSHOT", snapshot=self._state)])
+        patch: list[dict[str, Any]] = [
+            {"op": "add", "path": f"/{name}", "value": value}
+            for name, value in values.items()
+            if name not in known or known[name] != value
+        ]
+        patch += [{"op": "remove", "path": f"/{name}"} for name in known if name not in values]
+        return self._count_events([_make_event("STATE_DELTA", delta=patch)])
 
     # --- events ---------------------------------------------------------------------------
 
@@ -317,6 +353,21 @@ _ENVELOPE_FIELDS = frozenset(
     }
 )
 _DROPPABLE_TYPES = frozenset({"TEXT_MESSAGE_CONTENT", "CUSTOM", "ACTIVITY_DELTA"})
+
+
+def _is_tool_call(question: Mapping[str, Any]) -> bool:
+    return question.get("type") == CLIENT_TOOL
+
+
+def _tool_call_events(question: Mapping[str, Any]) -> list[AguiEvent]:
+    """Return the events of a tool call that the front end must run. Its ID is the question's."""
+    call = {"toolCallId": question["question_id"]}
+    arguments = json.dumps(question["parameters"], ensure_ascii=False)
+    return [
+        _make_event("TOOL_CALL_START", **call, toolCallName=question["tool"]),
+        _make_event("TOOL_CALL_ARGS", **call, delta=arguments),
+        _make_event("TOOL_CALL_END", **call),
+    ]
 
 
 def _is_cancelled(result: Mapping[str, Any]) -> bool:

@@ -29,14 +29,17 @@ from capgraph.graph.turn_runner import (
     load_thread_values,
     step_states,
 )
+from capgraph.helpers.plain_data import to_plain
 from capgraph.pipeline.run_config import configurable_for
-from capgraph.scale.agui_events import EventTranslator, to_interrupt
+from capgraph.scale.agui_events import EventTranslator
+from capgraph.scale.client_tools import ClientToolGraphs
 from capgraph.scale.jobs import TurnJob
+from capgraph.state import StateSchema
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.leases import Lease
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
-from capgraph.stores.run_log import TERMINAL_EVENTS, LoggedRun, RunLog
+from capgraph.stores.run_log import TERMINAL_EVENTS, LoggedRun, RunLog, starts_turn
 from capgraph.stores.threads import open_questions
 from capgraph.stores.waits import open_waits
 
@@ -44,6 +47,8 @@ _MAX_READ_ATTEMPTS = 3
 """Attempts to read a thread before its run fails; a worker of another version may be able to read
 it.
 """
+_MAX_TURN_RUNS = 100
+"""Maximum number of runs that are searched for the client tools of a turn."""
 QUESTION_HASH_LENGTH = 24
 """Length of the hash that distinguishes the questions of a thread."""
 
@@ -92,6 +97,7 @@ class RunExecutor:
 
     Attributes:
         is_draining: True if no more runs start.
+        shared_keys: Application state keys that clients may send.
         ended_counts: Number of ended runs, by outcome.
 
     Args:
@@ -102,11 +108,14 @@ class RunExecutor:
 
     def __init__(self, graph: Any, log: RunLog, *, max_concurrent: int = 1000) -> None:
         self._graph, self._log = graph, log
+        self._tool_graphs = ClientToolGraphs(graph)
         self._saver = graph.checkpointer
         self._persistence: Persistence = graph.persistence
         self._slots = asyncio.Semaphore(max_concurrent)
         self._turns: dict[str, TurnRunner] = {}
         self._stopped: set[str] = set()
+        schema: StateSchema = graph.services.runner_config.schema
+        self.shared_keys: list[str] = sorted(schema.application_caller_keys)
         self._read_failures: Counter[str] = Counter()
         self.is_draining: bool = False
         self.ended_counts: Counter[str] = Counter()
@@ -216,6 +225,32 @@ class RunExecutor:
             turn.stop()
         return True
 
+    async def graph_of(self, thread: str, request: Mapping[str, Any]) -> Any:
+        """Return the graph for a request, with the client tools of its turn.
+
+        Args:
+            thread: Storage ID of the thread.
+            request: The request. If it resumes a turn, the turn's earlier requests apply, too.
+
+        Raises:
+            ValidationError: A client tool is invalid.
+        """
+        tools = request.get("client_tools")
+        if tools is None and not starts_turn(request):
+            for run in await self._log.thread_runs(thread, _MAX_TURN_RUNS):
+                tools = run.request.get("client_tools")
+                if tools is not None or run.is_new_turn:
+                    break
+        return await self._tool_graphs.get(tools)
+
+    def shared_state(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a state that clients share: the application's ``CallerInput`` keys."""
+        return {
+            name: to_plain(values[name], lenient=True)
+            for name in self.shared_keys
+            if name in values
+        }
+
     async def apply_stop_requests(self) -> None:
         """Cancel the runs that other processes asked to stop."""
         if self._turns:
@@ -291,10 +326,17 @@ class RunExecutor:
             run, is_resumed=bool(recorded) or run.status != "queued"
         )
 
+        turn.graph = await self.graph_of(run.thread_id, run.request)
+
         def record(event: dict[str, Any]) -> None:
             self._log.append_events(run.run_id, translator.translate(event), translator.shorten)
 
-        end = await (turn.read() if is_over else turn.run(run_input, record))
+        def record_state(values: Mapping[str, Any]) -> None:
+            events = translator.state_events(self.shared_state(values))
+            self._log.append_events(run.run_id, events, translator.shorten)
+
+        record_values = record_state if self.shared_keys else None
+        end = await (turn.read() if is_over else turn.run(run_input, record, record_values))
         if isinstance(end.error, PersistenceError):
             raise end.error  # the state is uncertain, so the run must be resumed
         if run.run_id in self._stopped and end.status == "cancelled":
@@ -338,7 +380,7 @@ class RunExecutor:
         # Clients must not see paths on the server.
         result["files"] = [PurePath(one).name for one in end.files]
         public_questions = [{**one, "thread_id": translator.thread_id} for one in questions]
-        events = translator.end_events(result, [to_interrupt(q) for q in public_questions])
+        events = translator.end_events(result, public_questions)
         self._log.append_events(run.run_id, events, translator.shorten)
         await self._log.finish(run.run_id, end.status)
         self.ended_counts[end.status] += 1
@@ -387,4 +429,4 @@ def graph_input(request: Mapping[str, Any]) -> dict[str, Any]:
         values["planning_execution_plan"] = request["plan"]
     if "context" in request:
         values["capability_context_data"] = request["context"]
-    return values
+    return values | request.get("state", {})

@@ -148,7 +148,7 @@ def create_app(
             *files.routes(uploads, artifacts),
             *api.routes(runs, threads, uploads),
             *activity.routes(activity_reader, StatusReader(graph, threads, serve)),
-            *agui.routes(runs),
+            *agui.routes(runs, threads, serve),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name, registry),
             *console.routes(oidc=has_provider),

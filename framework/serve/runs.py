@@ -76,6 +76,23 @@ class Run:
     status: str
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The last turn of a thread.
+
+    Attributes:
+        run: Its latest run.
+        message: Text of its message. ``None`` if a plan started it.
+        message_id: The client's ID of this message.
+        is_active: True if the run has not ended.
+    """
+
+    run: Run
+    message: str | None
+    message_id: str | None
+    is_active: bool
+
+
 class Runs:
     """The runs of a graph, on behalf of users.
 
@@ -118,6 +135,17 @@ class Runs:
         return self._executor.ended_counts
 
     @property
+    def shared_keys(self) -> Collection[str]:
+        """Application state keys that clients may send."""
+        return self._executor.shared_keys
+
+    @property
+    def has_chat_model(self) -> bool:
+        """True if a chat model plans or answers."""
+        chat_model = self._graph.services.chat_model
+        return bool(chat_model("planning") or chat_model("answer"))
+
+    @property
     def active_count(self) -> int:
         """Number of runs that execute in this process."""
         return len(self._tasks)
@@ -134,6 +162,9 @@ class Runs:
         answers: Mapping[str, Any] | None = None,
         context: Mapping[str, Any] | None = None,
         history: Sequence[Mapping[str, Any]] | None = None,
+        message_id: str | None = None,
+        state: Mapping[str, Any] | None = None,
+        client_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Run:
         """Start a run in the background and return it.
 
@@ -144,7 +175,12 @@ class Runs:
             plan: Plan to run instead of generating one.
             answers: Answers by interrupt ID.
             context: Context data, by type and key.
-            history: Earlier messages for a new thread, each with ``role`` and ``content``.
+            history: Messages before it that the thread does not have, each with ``role`` and
+                ``content``.
+            message_id: The client's ID of the message.
+            state: Values of application state keys.
+            client_tools: Tools of the client, as arguments of
+                :func:`~capgraph.scale.client_tools.client_tool`.
 
         Raises:
             ThreadBusyError: The thread has an active run.
@@ -166,6 +202,9 @@ class Runs:
             "answers": answers,
             "context": context,
             "history": list(history) if history else None,
+            "message_id": message_id,
+            "state": dict(state) if state else None,
+            "client_tools": list(client_tools) if client_tools else None,
         }
         request = {name: value for name, value in fields.items() if value is not None}
         # A new message instead of an answer cancels the open question.
@@ -173,11 +212,9 @@ class Runs:
         storage_id = self._threads.storage_id(caller, thread_id)
         if answers is None:
             # Reject invalid input before anything is stored.
+            graph = await self._executor.graph_of(storage_id, request)
             validate_input(
-                graph_input(request),
-                thread_config(storage_id),
-                self._graph.services,
-                has_saver=True,
+                graph_input(request), thread_config(storage_id), graph.services, has_saver=True
             )
         return await self._start(caller, storage_id, request)
 
@@ -284,6 +321,20 @@ class Runs:
         else:
             runs = [first]
         return [self._public_run(caller, run) for run in runs]
+
+    async def latest_turn(self, caller: Caller, thread_id: str) -> Turn | None:
+        """Return the last turn of a thread; ``None`` if the thread has no run."""
+        storage_id = self._threads.storage_id(caller, thread_id)
+        runs = await self._log.thread_runs(storage_id)
+        if not runs:
+            return None
+        first = next((run for run in runs if run.is_new_turn), runs[-1])
+        return Turn(
+            self._public_run(caller, runs[0]),
+            message=first.request.get("message"),
+            message_id=first.request.get("message_id"),
+            is_active=runs[0].is_open,
+        )
 
     async def list_first_runs(self, caller: Caller) -> list[Run]:
         """Return the first run of each of the caller's turns, the latest first."""
@@ -430,7 +481,12 @@ class Runs:
         return await self.answer_all(caller, {question_id: answer})
 
     async def answer_all(
-        self, caller: Caller, answers: Mapping[str, Any], *, thread_id: str | None = None
+        self,
+        caller: Caller,
+        answers: Mapping[str, Any],
+        *,
+        thread_id: str | None = None,
+        client_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Run:
         """Answer questions of one thread together and return the run that continues.
 
@@ -440,6 +496,7 @@ class Runs:
                 step by
                 context key. Questions of a capability's own accept any value.
             thread_id: ID of the thread, to check that the questions belong to it.
+            client_tools: As for :meth:`start`. Defaults to the tools of the turn.
 
         Raises:
             NotFoundError: A question does not exist or belongs to another thread.
@@ -454,7 +511,8 @@ class Runs:
         if len(threads) != 1:
             raise NotFoundError("The question does not exist.", fix="List the questions.")
         (storage_id,) = threads
-        services = self._graph.services
+        request: dict[str, Any] = {"client_tools": list(client_tools)} if client_tools else {}
+        services = (await self._executor.graph_of(storage_id, request)).services
         view = TurnView(dict((await self._graph.aget_state(thread_config(storage_id))).values))
         problems = [
             problem
@@ -470,9 +528,8 @@ class Runs:
             question["interrupt_id"]: answers[name] for name, (_, question) in questions.items()
         }
         try:
-            return await self._start(
-                caller, storage_id, {"answers": answers_by_interrupt}, answers.keys()
-            )
+            request["answers"] = answers_by_interrupt
+            return await self._start(caller, storage_id, request, answers.keys())
         except ThreadBusyError:
             await self._check_still_open(storage_id, answers.keys())
             raise

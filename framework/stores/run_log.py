@@ -115,7 +115,12 @@ class LoggedRun:
     @property
     def is_new_turn(self) -> bool:
         """True if the run starts a turn; otherwise it resumes one."""
-        return "message" in self.request or "plan" in self.request
+        return starts_turn(self.request)
+
+
+def starts_turn(request: Mapping[str, Any]) -> bool:
+    """Return True if a request starts a turn; otherwise it resumes one."""
+    return "message" in request or "plan" in request
 
 
 class _LiveRun:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +12,41 @@ from pydantic import ValidationError as PydanticError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from capgraph.base.errors import ValidationError
+from capgraph.base.errors import CapgraphError
 from capgraph.base.ports import Caller
-from capgraph.scale.agui_events import EventTranslator, to_interrupt
+from capgraph.configs.settings import ServeSettings
+from capgraph.scale.agui_events import EventTranslator
+from capgraph.serve.agui_input import CONTEXT_ID, AguiRequest, read_request
 from capgraph.serve.identity import caller_of
 from capgraph.serve.openapi import ANY, NAME, TEXT, Operation, object_schema
-from capgraph.serve.problems import AnswerRefusedError, BadRequestError
+from capgraph.serve.problems import (
+    AnswerRefusedError,
+    BadRequestError,
+    NotFoundError,
+    public_message_line,
+)
 from capgraph.serve.routes.api import read_json_body
-from capgraph.serve.runs import Runs
+from capgraph.serve.runs import Run, Runs, Turn
 from capgraph.serve.sse import EventPages, event_stream
+from capgraph.serve.threads import Threads
+from capgraph.stores.run_log import TERMINAL_EVENTS
 
 if TYPE_CHECKING:
     from ag_ui.core import RunAgentInput
 
-_RUN_EVENT_TYPES = ('"RUN_STARTED"', '"RUN_FINISHED"')
+_REPEATABLE_STATUSES = frozenset({"failed", "stopped", "cancelled"})
+"""Outcomes of a turn after which the same message starts another one."""
 
 
-def routes(runs: Runs) -> list[Operation]:
-    """Return the route of AG-UI."""
+def routes(runs: Runs, threads: Threads, settings: ServeSettings) -> list[Operation]:
+    """Return the route of AG-UI.
+
+    Args:
+        runs: The runs.
+        threads: The threads.
+        settings: Settings of the server.
+    """
+    handler = _Handler(runs, threads, stops=settings.agui.stop_on_disconnect)
 
     async def run(request: Request) -> Response:
         from ag_ui.core import RunAgentInput
@@ -42,80 +60,182 @@ def routes(runs: Runs) -> list[Operation]:
                 f"Invalid RunAgentInput: {where or 'body'}: {first['msg']}.",
                 fix="See the AG-UI protocol.",
             ) from exc
-        return event_stream(await _start_run(runs, caller_of(request), run_input))
+        return event_stream(await handler.start(caller_of(request), run_input))
 
+    items = {"type": "array", "items": ANY}
     body = object_schema(
-        {"threadId": NAME, "runId": NAME, "messages": {"type": "array", "items": ANY}},
-        resume={"type": "array", "items": ANY},
+        {"threadId": NAME, "runId": NAME, "messages": items},
+        resume=items,
+        tools=items,
+        context=items,
+        state=ANY,
+        forwardedProps=ANY,
     )
     media = "text/event-stream"
     return [Operation("POST", "/agui", run, "Run over AG-UI", TEXT, body=body, media_type=media)]
 
 
-async def _start_run(runs: Runs, caller: Caller, run_input: RunAgentInput) -> EventPages:
-    """Start the requested run, or resume one with answers, and return its events."""
-    if run_input.resume:
-        answers = {entry.interrupt_id: _resume_answer(entry) for entry in run_input.resume}
-        try:
-            run = await runs.answer_all(caller, answers, thread_id=run_input.thread_id)
-        except AnswerRefusedError as exc:
-            return _refusal_events(runs, caller, run_input, exc.problems)
-    else:
-        props = run_input.forwarded_props if isinstance(run_input.forwarded_props, dict) else {}
-        options = props.get("capgraph")
-        options = options if isinstance(options, dict) else {}
-        message = _last_user_message(run_input)
-        run = await runs.start(
-            caller,
-            run_input.thread_id,
-            message=message,
-            plan=options.get("plan"),
-            context=options.get("context"),
+class _Handler:
+    """Handler of AG-UI requests.
+
+    Args:
+        runs: The runs.
+        threads: The threads.
+        stops: True if a closed connection stops its run.
+    """
+
+    def __init__(self, runs: Runs, threads: Threads, *, stops: bool) -> None:
+        self._runs, self._threads, self._stops = runs, threads, stops
+        self._stopping: set[asyncio.Task[Any]] = set()
+
+    async def start(self, caller: Caller, run_input: RunAgentInput) -> EventPages:
+        """Start a run, resume one with answers, or attach to one, and return its events."""
+        thread_id = run_input.thread_id
+        state = await self._thread_state(caller, thread_id)
+        request = read_request(
+            run_input, state, self._runs.shared_keys, has_chat_model=self._runs.has_chat_model
         )
-    return _rename_run(await runs.follow(caller, run.run_id), run.run_id, run_input.run_id)
-
-
-def _resume_answer(entry: Any) -> Any:
-    return entry.payload if entry.status == "resolved" else "reject"
-
-
-def _last_user_message(run_input: RunAgentInput) -> str | None:
-    """Return the text of the last message if the user sent it."""
-    message = run_input.messages[-1] if run_input.messages else None
-    if message is None or message.role != "user":
-        return None
-    if isinstance(message.content, str):
-        return message.content
-    unsupported = sorted({part.type for part in message.content if part.type != "text"})
-    if unsupported:
-        raise ValidationError(
-            f"The message contains unsupported parts: {', '.join(unsupported)}.",
-            fix="Send text parts only.",
-        )
-    return "\n".join(part.text for part in message.content if part.type == "text")
-
-
-async def _rename_run(
-    pages: AsyncIterator[list[tuple[int, str]]], run_id: str, client_run_id: str
-) -> AsyncIterator[list[tuple[int, str]]]:
-    """Replace the run ID with the client's. The server's ID is added to the metadata."""
-    async with aclosing(pages):  # type: ignore[type-var]
-        async for page in pages:
-            yield [
-                (
-                    seq,
-                    _rename_event(text, run_id, client_run_id)
-                    if text.startswith(_RUN_EVENT_PREFIXES)
-                    else text,
+        ids = thread_id, run_input.run_id
+        if request.answers:
+            try:
+                run = await self._runs.answer_all(
+                    caller, request.answers, thread_id=thread_id, client_tools=request.tools
                 )
-                for seq, text in page
-            ]
+            except AnswerRefusedError as exc:
+                questions = await self._runs.list_questions(caller, thread_id)
+                return _refusal_events(*ids, questions, exc.problems)
+            return self._client_events(caller, run, ids, await self._follow(caller, run))
+        turn = await self._runs.latest_turn(caller, thread_id)
+        if turn is None or not _repeats(turn, request):
+            run = await self._start_run(caller, thread_id, request)
+            return self._client_events(caller, run, ids, await self._follow(caller, run))
+        pages = self._attach(caller, turn, state)
+        if turn.is_active and request.message not in (None, turn.message):
+            pages = self._then_start(caller, thread_id, request, pages)
+        return self._client_events(caller, turn.run, ids, pages)
+
+    async def _thread_state(self, caller: Caller, thread_id: str) -> Mapping[str, Any]:
+        try:
+            return await self._threads.state(caller, thread_id)
+        except NotFoundError:
+            return {}
+
+    async def _start_run(self, caller: Caller, thread_id: str, request: AguiRequest) -> Run:
+        return await self._runs.start(
+            caller,
+            thread_id,
+            message=request.message,
+            message_id=request.message_id,
+            history=request.history,
+            plan=request.plan,
+            context=request.context_data,
+            state=request.state,
+            client_tools=request.tools,
+        )
+
+    async def _follow(self, caller: Caller, run: Run) -> EventPages:
+        return await self._runs.follow(caller, run.run_id)
+
+    async def _attach(
+        self, caller: Caller, turn: Turn, state: Mapping[str, Any]
+    ) -> AsyncIterator[list[tuple[int, str]]]:
+        """Yield the events of a run that another request started, after the thread's messages."""
+        messages = [
+            {name: message[name] for name in ("id", "role", "content")}
+            for message in state.get("messages") or ()
+            if message["role"] in ("user", "assistant", "system") and message["id"] != CONTEXT_ID
+        ]
+        if turn.is_active:
+            # The events contain the answer of the active turn.
+            while messages and messages[-1]["role"] == "assistant":
+                messages.pop()
+            if turn.message is not None and [one["content"] for one in messages[-1:]] != [
+                turn.message
+            ]:
+                identifier = turn.message_id or turn.run.run_id
+                messages.append({"id": identifier, "role": "user", "content": turn.message})
+        snapshot = json.dumps({"type": "MESSAGES_SNAPSHOT", "messages": messages})
+        async with aclosing(await self._follow(caller, turn.run)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                texts = [text for _, text in page if turn.is_active or not _is_message(text)]
+                if texts and _kind(texts[0]) == "RUN_STARTED":
+                    texts.insert(1, snapshot)
+                yield [(0, text) for text in texts]
+
+    async def _then_start(
+        self, caller: Caller, thread_id: str, request: AguiRequest, pages: EventPages
+    ) -> AsyncIterator[list[tuple[int, str]]]:
+        """Yield the events of an active run, and then those of a run for a new message.
+
+        For the client, both are one run.
+        """
+        async with aclosing(pages):  # type: ignore[type-var]
+            async for page in pages:
+                yield [(n, text) for n, text in page if _kind(text) not in TERMINAL_EVENTS]
+        try:
+            run = await self._start_run(caller, thread_id, request)
+        except CapgraphError as exc:
+            error = {"type": "RUN_ERROR", "message": public_message_line(exc), "code": exc.code}
+            yield [(0, json.dumps(error))]
+            return
+        async with aclosing(await self._follow(caller, run)) as following:  # type: ignore[type-var]
+            async for page in following:
+                yield [(n, text) for n, text in page if _kind(text) != "RUN_STARTED"]
+
+    async def _client_events(
+        self, caller: Caller, run: Run, ids: tuple[str, str], pages: EventPages
+    ) -> AsyncIterator[list[tuple[int, str]]]:
+        """Number the events of a response and replace the run ID with the client's.
+
+        The server's run ID is added to the metadata.
+        """
+        number, has_ended = 0, False
+        try:
+            async with aclosing(pages):  # type: ignore[type-var]
+                async for page in pages:
+                    events = []
+                    for _, text in page:
+                        number, kind = number + 1, _kind(text)
+                        has_ended = has_ended or kind in TERMINAL_EVENTS
+                        if kind in ("RUN_STARTED", "RUN_FINISHED"):
+                            text = _rename_run(text, run.run_id, ids[1])
+                        events.append((number, text))
+                    yield events
+        finally:
+            if self._stops and not has_ended:
+                # The response is being cancelled, so the stop needs a task of its own.
+                task = asyncio.create_task(self._stop_latest(caller, ids[0]))
+                self._stopping.add(task)
+                task.add_done_callback(self._stopping.discard)
+
+    async def _stop_latest(self, caller: Caller, thread_id: str) -> None:
+        turn = await self._runs.latest_turn(caller, thread_id)
+        if turn is not None and turn.is_active:
+            await self._runs.stop(caller, turn.run.run_id)
 
 
-_RUN_EVENT_PREFIXES = tuple(f'{{"type":{kind}' for kind in _RUN_EVENT_TYPES)
+def _repeats(turn: Turn, request: AguiRequest) -> bool:
+    """Return True if a request reads the thread's last run: it is active, or nothing is new."""
+    if request.plan is not None:
+        return False
+    is_same = (request.message_id, request.message) == (turn.message_id, turn.message)
+    return (
+        turn.is_active
+        or request.message is None
+        or (is_same and turn.run.status not in _REPEATABLE_STATUSES)
+    )
 
 
-def _rename_event(text: str, run_id: str, client_run_id: str) -> str:
+def _kind(text: str) -> str:
+    """Return the type of a serialized event."""
+    return text[len('{"type":') : 60].lstrip().split('"', 2)[1]
+
+
+def _is_message(text: str) -> bool:
+    return _kind(text).startswith("TEXT_MESSAGE")
+
+
+def _rename_run(text: str, run_id: str, client_run_id: str) -> str:
     event = json.loads(text)
     metadata = event.get("metadata") or {}
     capgraph_metadata = {**metadata.get("capgraph", {}), "run_id": run_id}
@@ -125,16 +245,18 @@ def _rename_event(text: str, run_id: str, client_run_id: str) -> str:
 
 
 async def _refusal_events(
-    runs: Runs, caller: Caller, run_input: RunAgentInput, problems: list[dict[str, str]]
+    thread_id: str,
+    run_id: str,
+    questions: Sequence[Mapping[str, Any]],
+    problems: list[dict[str, str]],
 ) -> AsyncIterator[list[tuple[int, str]]]:
     """Yield the events of a run that ends because of an invalid answer. Questions stay open."""
-    translator = EventTranslator(run_input.thread_id, run_input.run_id)
-    questions = await runs.list_questions(caller, run_input.thread_id)
-    interrupts = [to_interrupt({**question, "problems": problems}) for question in questions]
-    result = {"thread_id": run_input.thread_id, "status": "waiting"}
+    translator = EventTranslator(thread_id, run_id)
+    result = {"thread_id": thread_id, "status": "waiting"}
     metadata = {"capgraph": {"problems": problems}}
+    asked_again = [{**question, "problems": problems} for question in questions]
     events = [
         *translator.start_events({}, {}),
-        *translator.end_events(result, interrupts, metadata=metadata),
+        *translator.end_events(result, asked_again, metadata=metadata),
     ]
     yield [(seq, json.dumps(event, default=str)) for seq, event in enumerate(events, start=1)]

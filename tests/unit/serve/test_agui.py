@@ -30,7 +30,9 @@ async def told(client: httpx.AsyncClient, thread: str, **more: Any) -> list[Any]
     answer = await client.post("/agui", json=body)
     assert answer.status_code == 200, answer.text
     found = []
-    for block in filter(None, answer.text.split("\n\n")):
+    for block in answer.text.split("\n\n"):
+        if not block or block.startswith(":"):
+            continue
         number, data = block.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         EVENT.validate_python(found[-1])

@@ -1,0 +1,242 @@
+"""Conversion of an AG-UI ``RunAgentInput`` to a request for a run.
+
+Each field of the input is used or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from capgraph.base.errors import ValidationError
+from capgraph.configs.suggestions import suggest_fix
+
+if TYPE_CHECKING:
+    from ag_ui.core import RunAgentInput
+
+CONTEXT_ID = "agui-context"
+"""ID of the message with the client's context. Each request replaces it."""
+_ROLES = {"developer": "system"}
+_OPTIONS = ("plan", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class AguiRequest:
+    """Request of an AG-UI client.
+
+    Attributes:
+        message: Text of the new user message.
+        message_id: The client's ID of this message.
+        history: Messages before it that the thread does not have.
+        answers: Answers by question ID. Results of client tools are answers, too.
+        plan: Plan of the client.
+        context_data: Context data, by type and key.
+        state: Changed application state.
+        tools: Arguments of :func:`~capgraph.scale.client_tools.client_tool` for each tool.
+    """
+
+    message: str | None
+    message_id: str | None
+    history: list[dict[str, Any]]
+    answers: dict[str, Any]
+    plan: Any
+    context_data: Any
+    state: dict[str, Any]
+    tools: list[dict[str, Any]]
+
+
+def read_request(
+    run_input: RunAgentInput,
+    thread_state: Mapping[str, Any],
+    shared_keys: Collection[str],
+    *,
+    has_chat_model: bool,
+) -> AguiRequest:
+    """Read the input of a run.
+
+    Args:
+        run_input: The input.
+        thread_state: State of the thread as plain data; empty for a new thread.
+        shared_keys: State keys that clients may send.
+        has_chat_model: True if a model reads instructions.
+
+    Raises:
+        ValidationError: The input contains something that the agent cannot use.
+    """
+    options = _read_options(run_input.forwarded_props)
+    messages = [one for one in run_input.messages if one.role != "activity"]
+    tool_results = _trailing(messages, "tool")
+    answers = {entry.interrupt_id: _resume_answer(entry) for entry in run_input.resume or ()}
+    answers |= {one.tool_call_id: _tool_result(one) for one in tool_results}
+    user_messages = [] if answers else _trailing(messages, "user")[-1:]
+    message = user_messages[0] if user_messages else None
+    known = thread_state.get("messages") or ()
+    history = _unknown_messages(messages[: -1 if message is not None else None], known)
+    if answers and any(one["role"] == "user" for one in history):
+        raise ValidationError(
+            "The request has answers and a new message.", fix="Send the message after the answers."
+        )
+    # A turn has one context: that of its message.
+    history[:0] = _context_messages(run_input.context or (), known)
+    if not has_chat_model and any(one["role"] == "system" for one in history):
+        raise ValidationError(
+            "The request has a context or system messages, but no chat model is configured.",
+            fix="Remove them, or configure a model.",
+        )
+    return AguiRequest(
+        message=None if message is None else _text(message),
+        message_id=None if message is None else message.id,
+        history=history if message is not None else [],
+        answers=answers,
+        plan=options.get("plan"),
+        context_data=options.get("context"),
+        state=_changed_state(run_input.state, thread_state, shared_keys, is_answer=bool(answers)),
+        tools=[
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+            for tool in run_input.tools or ()
+        ],
+    )
+
+
+def _read_options(forwarded_props: Any) -> Mapping[str, Any]:
+    """Return ``forwardedProps.capgraph``. Other forwarded properties belong to other software."""
+    options = forwarded_props.get("capgraph") if isinstance(forwarded_props, Mapping) else None
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ValidationError(
+            f"Invalid forwardedProps.capgraph {type(options).__name__}: expected an object.",
+            fix='Send {"plan": …, "context": …}.',
+        )
+    for name in options:
+        if name not in _OPTIONS:
+            raise ValidationError(
+                f"Unknown field forwardedProps.capgraph.{name}.",
+                fix=suggest_fix(str(name), candidates=_OPTIONS),
+            )
+    return options
+
+
+def _trailing(messages: Sequence[Any], role: str) -> list[Any]:
+    """Return the last messages, as long as they have a role."""
+    count = 0
+    while count < len(messages) and messages[-1 - count].role == role:
+        count += 1
+    return list(messages[len(messages) - count :])
+
+
+def _resume_answer(entry: Any) -> Any:
+    return entry.payload if entry.status == "resolved" else "reject"
+
+
+def _tool_result(message: Any) -> Any:
+    return {"error": message.error} if message.error else _text(message)
+
+
+def _unknown_messages(
+    messages: Sequence[Any], thread_messages: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the messages after the last one that the thread has.
+
+    Tool calls without a result are left out, because chat models refuse them.
+    """
+    known = {(one["role"], one["content"]) for one in thread_messages}
+    called: set[str] = set()
+    unknown: list[dict[str, Any]] = []
+    for message in reversed(messages):
+        data = _message_data(message)
+        calls = [call for call in data.pop("tool_calls", ()) if call["id"] in called]
+        if calls:
+            data["tool_calls"] = calls
+        elif (data["role"], data["content"]) in known:
+            break
+        if data["role"] == "tool":
+            called.add(data["tool_call_id"])
+        if calls or data["content"]:
+            unknown.insert(0, data)
+    return unknown
+
+
+def _context_messages(
+    context: Sequence[Any], thread_messages: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the system message with the client's context, or the removal of an earlier one."""
+    if context:
+        content = "\n".join(f"{one.description}: {one.value}" for one in context)
+        return [{"role": "system", "content": content, "id": CONTEXT_ID}]
+    if any(one["id"] == CONTEXT_ID for one in thread_messages):
+        return [{"role": "remove", "content": "", "id": CONTEXT_ID}]
+    return []
+
+
+def _message_data(message: Any) -> dict[str, Any]:
+    """Return a message in the format of chat models.
+
+    Raises:
+        ValidationError: The agent cannot use the message.
+    """
+    role = _ROLES.get(message.role, message.role)
+    if role not in ("user", "assistant", "system", "tool"):
+        raise ValidationError(
+            f"The message {message.id!r:.80} has the role {role!r}, which the agent cannot use.",
+            fix="Remove it.",
+        )
+    data: dict[str, Any] = {"role": role, "content": _text(message)}
+    if role == "tool":
+        data["tool_call_id"] = message.tool_call_id
+    if calls := getattr(message, "tool_calls", None):
+        data["tool_calls"] = [call.model_dump(include={"id", "type", "function"}) for call in calls]
+    return data
+
+
+def _text(message: Any) -> str:
+    """Return the text of a message.
+
+    Raises:
+        ValidationError: The message has parts that are not text.
+    """
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    unsupported = sorted({part.type for part in message.content if part.type != "text"})
+    if unsupported:
+        raise ValidationError(
+            f"The message contains unsupported parts: {', '.join(unsupported)}.",
+            fix="Send text parts only.",
+        )
+    return "\n".join(part.text for part in message.content)
+
+
+def _changed_state(
+    state: Any, thread_state: Mapping[str, Any], shared_keys: Collection[str], *, is_answer: bool
+) -> dict[str, Any]:
+    """Return the keys that the client changed.
+
+    Raises:
+        ValidationError: The state has a key that clients may not change.
+    """
+    if state is None:
+        return {}
+    if not isinstance(state, Mapping):
+        raise ValidationError(
+            f"Invalid state {type(state).__name__}: expected an object.", fix="Send an object."
+        )
+    for name in state:
+        if name not in shared_keys:
+            raise ValidationError(
+                f"Invalid state key {name!r:.80}: the agent shares no key of this name.",
+                fix=suggest_fix(str(name), candidates=shared_keys)
+                if shared_keys
+                else "Remove it, or declare it in the state class as CallerInput.",
+            )
+    changed = {
+        name: value
+        for name, value in state.items()
+        if name not in thread_state or thread_state[name] != value
+    }
+    if changed and is_answer:
+        raise ValidationError(
+            f"The state key {min(changed)!r} is changed by an answer.",
+            fix="Send the change with the next message.",
+        )
+    return changed
