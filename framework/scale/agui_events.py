@@ -376,7 +376,7 @@ def _is_cancelled(result: Mapping[str, Any]) -> bool:
     )
 
 
-def _run_error(result: Mapping[str, Any]) -> dict[str, str] | None:
+def _run_error(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return message and code of a run that failed; ``None`` if it did not fail."""
     error = result.get("error")
     if error is not None:

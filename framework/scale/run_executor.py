@@ -429,4 +429,5 @@ def graph_input(request: Mapping[str, Any]) -> dict[str, Any]:
         values["planning_execution_plan"] = request["plan"]
     if "context" in request:
         values["capability_context_data"] = request["context"]
-    return values | request.get("state", {})
+    values |= request.get("state", {})
+    return values

@@ -11,6 +11,7 @@ from tests.conformance.kits import UnavailableError
 from tests.conformance.report import Result, store_results
 
 SUITES = {
+    "agui-client": "tests.conformance.agui_client",
     "mcp-server": "tests.conformance.mcp_server",
 }
 """Module of each suite. Its function ``run()`` returns one ``Result`` for each revision.

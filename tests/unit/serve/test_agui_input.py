@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Annotated, Any
 
 import httpx
@@ -25,13 +26,14 @@ PAINT_PLAN = {
         {"context_key": "level", "capability": "read_level"},
     ]
 }
-gate = asyncio.Event()
+gate = threading.Event()
 
 
 @capability_node(examples=["fill the tank"])
 async def fill_tank() -> Level:
     """Fill the tank."""
-    await gate.wait()
+    while not gate.is_set():
+        await asyncio.sleep(0.01)
     return Level(litres=9)
 
 
