@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -464,7 +465,7 @@ def _max_iterations(session: OrchestrationSession) -> None:
 
 
 def _timeout(session: OrchestrationSession) -> None:
-    session.run_turn(lambda: asyncio.sleep(60), timeout=0.01)
+    session.run_turn(lambda: time.sleep(0.1), timeout=0.01)
 
 
 def _budget(session: OrchestrationSession) -> None:
