@@ -38,6 +38,8 @@ class Limits(SettingsModel):
         run_timeout_seconds: Time limit of all steps of one turn; None means no limit.
         max_wait_seconds: Maximum time that a step waits for a time or an event.
         max_message_chars: Maximum length of a message.
+        max_result_bytes: Maximum size of one step's result, approximately. A step with a larger result
+            fails.
         max_model_calls: Maximum number of chat model calls in one turn.
         max_turn_attempts: Maximum number of step attempts in one turn; None means the number that the
             plan may need.
@@ -55,5 +57,6 @@ class Limits(SettingsModel):
     run_timeout_seconds: float | None = Field(3600.0, gt=0)
     max_wait_seconds: float = Field(30 * 86_400.0, gt=0)
     max_message_chars: int = Field(200_000, ge=1)
+    max_result_bytes: int = Field(16 * 1024 * 1024, ge=1)
     max_model_calls: int = Field(100, ge=1)
     max_turn_attempts: int | None = Field(None, ge=1)

@@ -68,7 +68,13 @@ def _step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
     async def once(key: str, action: Any) -> Any:
         keys = execution.context.plan_keys
         return await ledger.run_once(
-            spec, attempt, key, action, effect=execution.attempt_state.effect, plan_keys=keys
+            spec,
+            attempt,
+            key,
+            action,
+            effect=execution.attempt_state.effect,
+            plan_keys=keys,
+            max_result_bytes=config.limits.max_result_bytes,
         )
 
     return StepContext(

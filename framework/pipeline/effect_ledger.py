@@ -23,6 +23,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import (
     CapgraphError,
     ErrorSeverity,
+    LimitError,
     PersistenceError,
     PolicyError,
     ValidationError,
@@ -31,6 +32,7 @@ from capgraph.base.plan import plan_key
 from capgraph.base.ports import ApprovalRequest, Attempt
 from capgraph.base.spec import CapabilitySpec
 from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.data_size import exceeds_bytes
 from capgraph.pipeline.approval_records import ApprovalRecords
 from capgraph.pipeline.journal import Journal
 from capgraph.state.turn_view import TurnView
@@ -344,6 +346,7 @@ class EffectLedger:
         *,
         effect: str | None,
         plan_keys: Collection[str],
+        max_result_bytes: int,
     ) -> Any:
         """Run a part of a step at most once; see ``BaseCapability.once``.
 
@@ -354,8 +357,10 @@ class EffectLedger:
             function: Function to run.
             effect: Name of the step's own effect record; ``None`` if it has no effect.
             plan_keys: Context keys of the plan's steps.
+            max_result_bytes: Maximum size of the result.
 
         Raises:
+            LimitError: The part has finished, but its result is too large to store.
             UnknownOutcome: The part started in an earlier process and its outcome is unknown.
             ValidationError: The part has finished, but its result could not be stored.
         """
@@ -399,6 +404,9 @@ class EffectLedger:
             unknown = isinstance(exc, (TimeoutError, ConnectionError))
             await self.end_effect(name, "begun" if unknown else "failed")
             raise
+        if exceeds_bytes(result, max_result_bytes):
+            await self.end_effect(name, "finished", lost=True)
+            raise large_result_error(f"part {key!r} of the step", max_result_bytes)
         await self.end_effect(name, "finished", result=result)
         return result
 
@@ -479,10 +487,19 @@ class EffectLedger:
         self._cache[name] = record
 
 
+def large_result_error(subject: str, max_bytes: int) -> LimitError:
+    """Return the error for a result that is larger than ``limits.max_result_bytes``."""
+    return LimitError(
+        f"The result of {subject} is larger than {max_bytes:,} bytes.",
+        fix="Store the data in a file and return its name, or raise limits.max_result_bytes.",
+        facts={"limit": "max_result_bytes", "value": max_bytes},
+    )
+
+
 def _lost_result_error(subject: str) -> ValidationError:
     return ValidationError(
         f"The result of {subject} is not available: it could not be stored when the effect was done.",
-        fix="check the external system, and return plain data from the capability.",
+        fix="check the external system, and return less or plain data from the capability.",
     )
 
 

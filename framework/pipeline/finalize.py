@@ -15,8 +15,13 @@ from capgraph.base.errors import ErrorSeverity, PersistenceError, ValidationErro
 from capgraph.base.ports import ApprovalRequest, Attempt, Failure, StepRecord
 from capgraph.configs.logger import get_logger
 from capgraph.configs.streaming import has_listener
+from capgraph.helpers.data_size import exceeds_bytes
 from capgraph.helpers.plain_data import to_plain
-from capgraph.pipeline.effect_ledger import compute_digest, serialize_inputs
+from capgraph.pipeline.effect_ledger import (
+    compute_digest,
+    large_result_error,
+    serialize_inputs,
+)
 from capgraph.pipeline.failures import (
     REFUSED_BY_GUARDS,
     classify_failure,
@@ -78,7 +83,9 @@ async def finalize(
                 return None if result is STOPPED else result
             if isinstance(result, SkippedStep):
                 return skipped_record(execution, attempt, result)
-            record = await _gated_record(execution, attempt, _normalize(execution, attempt, result))
+            normalized = _normalize(execution, attempt, result)
+            _check_size(execution, attempt, normalized)
+            record = await _gated_record(execution, attempt, normalized)
         except GraphBubbleUp:
             raise
         except Exception as exc:
@@ -136,6 +143,12 @@ def _normalize(execution: StepExecution, attempt: Attempt, result: Any) -> Norma
             elif context.CONTEXT_TYPE in unknown:
                 _warn_unregistered(execution, type(context))
     return normalized
+
+
+def _check_size(execution: StepExecution, attempt: Attempt, normalized: NormalizedResult) -> None:
+    limit = execution.config.limits.max_result_bytes
+    if exceeds_bytes(normalized, limit):
+        raise large_result_error(f"step {attempt.key!r} ({execution.spec.name})", limit)
 
 
 def _warn_unregistered(execution: StepExecution, context_class: type[CapabilityContext]) -> None:

@@ -17,6 +17,7 @@ from capgraph.approvals import ACTED_BEFORE, UNKNOWN_OUTCOME
 from capgraph.base.errors import CapabilityError, CapgraphError, ErrorSeverity
 from capgraph.base.plan import plan_key
 from capgraph.base.ports import ApprovalRequest, Attempt, Failure
+from capgraph.helpers.data_size import exceeds_bytes
 from capgraph.pipeline.authorize import recheck_approval
 from capgraph.pipeline.effect_ledger import Claim, UnknownOutcome, compute_digest, encode_result
 from capgraph.pipeline.finalize import SkippedStep, classify_step_failure
@@ -152,9 +153,11 @@ async def _run_effect(
 async def _record_finished(execution: StepExecution, claim: Claim, result: Any) -> None:
     """Record the completed effect before any other code processes the result."""
     await execution.record_effect()
-    await execution.context.ledger.end_effect(
-        claim.name, "finished", result=encode_result(result, execution.attempt_state.stored_outputs)
-    )
+    stored = encode_result(result, execution.attempt_state.stored_outputs)
+    # Stage ``finalize`` refuses a result that is too large. The record of the effect must not contain it.
+    is_too_large = exceeds_bytes(stored, execution.config.limits.max_result_bytes)
+    fields: dict[str, Any] = {"lost": True} if is_too_large else {"result": stored}
+    await execution.context.ledger.end_effect(claim.name, "finished", **fields)
 
 
 async def _run_idempotent(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:

@@ -1,0 +1,56 @@
+"""Size of data, measured only as far as a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Set
+from typing import Any
+
+from pydantic import BaseModel
+
+_SCALAR_BYTES = 8
+
+
+def exceeds_bytes(value: Any, max_bytes: int) -> bool:
+    """Return True if data would take more than ``max_bytes`` bytes when stored, approximately.
+
+    The measurement stops at the limit, so its cost does not grow with larger data.
+
+    Args:
+        value: Plain data, models, dataclasses, messages, or arrays.
+        max_bytes: The limit.
+
+    >>> exceeds_bytes({"text": "x" * 100}, 200), exceeds_bytes(["x" * 100] * 3, 200)
+    (False, True)
+    """
+    remaining, pending = max_bytes, [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            remaining -= len(item) if item.isascii() else len(item.encode(errors="replace"))
+        elif isinstance(item, (bytes, bytearray, memoryview)):
+            remaining -= len(item)
+        elif item is None or isinstance(item, (bool, int, float)):
+            remaining -= _SCALAR_BYTES
+        elif (parts := _parts(item)) is not None:
+            remaining -= len(parts)
+            pending += parts if remaining >= 0 else ()
+        else:
+            remaining -= int(getattr(item, "nbytes", _SCALAR_BYTES))
+        if remaining < 0:
+            return True
+    return False
+
+
+def _parts(item: Any) -> list[Any] | None:
+    """Return the keys and values, items, or fields of a container; None for a scalar."""
+    if isinstance(item, Mapping):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, (list, tuple, Set)):
+        return list(item)
+    if isinstance(item, BaseModel) or (
+        dataclasses.is_dataclass(item) and not isinstance(item, type)
+    ):
+        fields = dict(item) if isinstance(item, BaseModel) else vars(item)
+        return [*fields.keys(), *fields.values()]
+    return None
