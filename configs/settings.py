@@ -451,6 +451,9 @@ class ServeSettings(SettingsModel):
         requests_per_minute: Rate limit per user, or per address without a login.
         logins_per_minute: Rate limit of login attempts per address.
         session_hours: Lifetime of a login session.
+        max_connections: Maximum number of open connections. When it is reached, a new connection
+            closes the connection that has been idle longest.
+        max_streams_per_user: Maximum number of open event streams per user.
         max_active_runs_per_user: Maximum number of active runs per user.
         max_concurrent_runs: Maximum number of concurrent runs; further runs are queued.
         keep_runs_days: Days for which the events of a finished run are kept.
@@ -475,6 +478,8 @@ class ServeSettings(SettingsModel):
     requests_per_minute: float = Field(1200, gt=0)
     logins_per_minute: float = Field(20, gt=0)
     session_hours: float = Field(12, gt=0)
+    max_connections: int = Field(2000, ge=1)
+    max_streams_per_user: int = Field(100, ge=1)
     max_active_runs_per_user: int = Field(16, ge=1)
     max_concurrent_runs: int = Field(200, ge=1)
     keep_runs_days: float = Field(7, gt=0)

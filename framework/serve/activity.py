@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from capgraph.base.errors import PolicyError
 from capgraph.base.ports import Caller
 from capgraph.serve.problems import BadRequestError
 from capgraph.state import TurnView
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import read_record, thread_config
 from capgraph.stores.threads import iter_thread_ids
+from capgraph.telemetry.audit_chain import Verification
 from capgraph.telemetry.usage_recorder import usage_totals
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class ActivityReader:
         self._tables = self._persistence.tables
         key = self._services.settings.audit.signing_key
         self._audit = self._persistence.audit_table(key) if self._tables is not None else None
+        self._verification: asyncio.Task[Verification] | None = None
 
     def _visible_prefix(self, caller: Caller) -> str:
         """Return the prefix of the storage IDs that the caller may see."""
@@ -181,10 +185,22 @@ class ActivityReader:
         return records, None
 
     async def verify_audit(self, caller: Caller) -> dict[str, Any]:
-        """Verify the audit log. Only an admin without a tenant sees the number of records."""
+        """Verify the audit log, once for all callers that request it while it is read.
+
+        Only an admin without a tenant sees the number of records.
+
+        Raises:
+            PolicyError: The caller has none of the admin roles.
+        """
+        if self._visible_prefix(caller):
+            raise PolicyError(
+                "The audit log was not verified: the caller has no role of serve.admin_roles.",
+                fix="Ask an administrator.",
+            )
         if self._audit is None:
             return {"valid": True}
-        report = asdict(await self._audit.averify())
-        sees_all = self._visible_prefix(caller) == "" and caller.tenant is None
-        fields = ("valid", "records", "problem") if sees_all else ("valid",)
+        if self._verification is None or self._verification.done():
+            self._verification = asyncio.create_task(self._audit.averify())
+        report = asdict(await asyncio.shield(self._verification))
+        fields = ("valid", "records", "problem") if caller.tenant is None else ("valid",)
         return {name: report[name] for name in fields}

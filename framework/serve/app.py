@@ -171,6 +171,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.runs, app.state.threads = runs, threads
+    app.state.max_connections = serve.max_connections
     app.state.link = identity.link if isinstance(identity, Authenticator) else None
     return app
 

@@ -121,7 +121,6 @@ class Runs:
         self._settings = settings
         self._executor = RunExecutor(graph, log, max_concurrent=settings.max_concurrent_runs)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._owners: dict[str, str] = {}
         self._next_recovery = self._next_pruning = 0.0
 
     @property
@@ -228,18 +227,10 @@ class Runs:
         if self.is_draining:
             raise PersistenceError("The server is shutting down.", fix="Try again in a moment.")
         owner = self._threads.prefix_of(storage_id)
-        active = list(self._owners.values()).count(owner)
-        if self._engine is not None:
-            active = sum(run.is_open for run in await self._log.owner_runs(owner, _MAX_LISTED_RUNS))
-        if active >= self._settings.max_active_runs_per_user:
-            raise LimitError(
-                "The limit of active runs per user is reached:"
-                f" {self._settings.max_active_runs_per_user}.",
-                fix="Wait until a run ends, or stop one.",
-            )
         run = LoggedRun(
             str(uuid.uuid4()), storage_id, owner, request={**request, "caller": asdict(caller)}
         )
+        limit = self._settings.max_active_runs_per_user
         if self._engine is not None:
             if await self._log.open_runs(storage_id):
                 raise ThreadBusyError(
@@ -247,14 +238,14 @@ class Runs:
                     fix="Wait until that run ends or asks a question.",
                 )
             await self._check_still_open(storage_id, question_ids)
-            await self._log.create(run, is_local=False)
+            await self._log.create(run, is_local=False, max_open=limit)
             await self._engine.submit(TurnJob(storage_id, run.run_id))
             return self._public_run(caller, run)
         lease = await self._persistence.leases.acquire(storage_id)
         try:
             # Another answer may have been accepted before the lease was acquired.
             await self._check_still_open(storage_id, question_ids)
-            await self._log.create(run)
+            await self._log.create(run, max_open=limit)
         except BaseException:
             await self._persistence.leases.release(lease)
             raise
@@ -271,18 +262,13 @@ class Runs:
             )
 
     def _start_task(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
-        self._owners[run.run_id] = run.owner
         task = self._tasks[run.run_id] = asyncio.create_task(self._run_to_end(run, work))
-        task.add_done_callback(lambda _: self._forget(run.run_id))
+        task.add_done_callback(lambda _: self._tasks.pop(run.run_id, None))
 
     async def _run_to_end(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
         # The log still lists the run as unfinished, so the next recovery resumes it.
         with suppress(PersistenceError, ThreadBusyError):
             await work
-
-    def _forget(self, run_id: str) -> None:
-        for known in (self._tasks, self._owners):
-            known.pop(run_id, None)
 
     # --- read -----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from capgraph.base.errors import LimitError
 from capgraph.base.ports import Caller
 from capgraph.behaviors.rate_limit import RateLimiter
 from capgraph.configs.settings import ServeSettings
@@ -90,6 +92,7 @@ class SecurityMiddleware:
         self._upload_paths = frozenset(upload_paths)
         self._rate = RateLimiter(rpm=settings.requests_per_minute)
         self._login_rate = RateLimiter(rpm=settings.logins_per_minute)
+        self._streams: Counter[str] = Counter()
         hashes = "".join(f" '{one}'" for one in style_hashes)
         self._headers = {
             **_HEADERS,
@@ -106,7 +109,9 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await _reject_scope(scope, receive, send)
             return
-        sent = _ResponseSender(send, self._headers, lambda: self._identity.caller(scope))
+        sent = _ResponseSender(
+            send, self._headers, lambda: self._identity.caller(scope), self._acquire_stream
+        )
         try:
             await self._handle(scope, receive, sent)
         except ClientDisconnect:
@@ -115,6 +120,23 @@ class SecurityMiddleware:
             if sent.has_started:
                 raise
             await error_response(exc)(scope, receive, sent)
+        finally:
+            if sent.holds_stream:
+                self._release_stream(sent.caller)
+
+    def _acquire_stream(self, caller: Caller | None) -> bool:
+        """Count an event stream of a user. Return False if the user has too many."""
+        key = _rate_key(caller, "")
+        if self._streams[key] >= self._settings.max_streams_per_user:
+            return False
+        self._streams[key] += 1
+        return True
+
+    def _release_stream(self, caller: Caller | None) -> None:
+        key = _rate_key(caller, "")
+        self._streams[key] -= 1
+        if not self._streams[key]:
+            del self._streams[key]
 
     async def _handle(self, scope: Scope, receive: Receive, send: _ResponseSender) -> None:
         headers = Headers(scope=scope)
@@ -164,8 +186,7 @@ class SecurityMiddleware:
     ) -> ASGIApp | None:
         """Reject requests above the rate limit and unauthenticated requests."""
         address = client_address(scope, headers, self._settings.proxy)
-        rate_key = f"user:{caller.user_id}" if caller is not None else f"address:{address}"
-        allowed = await self._rate.try_acquire(rate_key)
+        allowed = await self._rate.try_acquire(_rate_key(caller, address))
         if allowed and _is_login(scope):
             allowed = await self._login_rate.try_acquire(f"address:{address}")
         if not allowed:
@@ -207,17 +228,25 @@ class SecurityMiddleware:
 
 
 class _ResponseSender:
-    """Sender that adds security headers and ends a stream when its caller loses access."""
+    """Sender that adds security headers, limits streams, and ends those whose caller loses access.
+
+    Attributes:
+        has_started: True if the response has started.
+        holds_stream: True if the response counts as a stream of its caller.
+        caller: The caller of the request.
+    """
 
     def __init__(
         self,
         send: Send,
         headers: Mapping[str, str],
         identify: Callable[[], Awaitable[Caller | None]],
+        acquire_stream: Callable[[Caller | None], bool],
     ) -> None:
         self._send, self._headers, self._identify = send, headers, identify
+        self._acquire_stream = acquire_stream
         self._checked_at = time.monotonic()
-        self.has_started = self._is_stream = self._is_closed = False
+        self.has_started = self.holds_stream = self._is_stream = self._is_closed = False
         self.caller: Caller | None = None
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
@@ -235,7 +264,22 @@ class _ResponseSender:
             for name, value in self._headers.items():
                 headers.setdefault(name, value)
             self._is_stream = headers.get("content-type", "").startswith("text/event-stream")
+            if self._is_stream and not self._acquire_stream(self.caller):
+                await self._refuse_stream()
+                return
+            self.holds_stream = self._is_stream
         await self._send(message)
+
+    async def _refuse_stream(self) -> None:
+        """Replace a response that has not been sent yet."""
+        self._is_closed, self._is_stream = True, False
+        detail, fix = "You have too many open event streams.", "Close another stream."
+        refusal = problem_response(429, LimitError.code, detail, fix, dict(self._headers))
+        headers = refusal.raw_headers
+        await self._send(
+            {"type": "http.response.start", "status": refusal.status_code, "headers": headers}
+        )
+        await self._send({"type": "http.response.body", "body": refusal.body})
 
 
 class HostPolicy:
@@ -314,6 +358,11 @@ class _AuthenticatedUser:
 
     def __init__(self, caller: Caller) -> None:
         self.display_name = self.identity = self.username = caller.user_id or ""
+
+
+def _rate_key(caller: Caller | None, address: str) -> str:
+    """Return the key under which the requests and streams of a user, or of an address, are counted."""
+    return f"address:{address}" if caller is None else f"user:{caller.tenant}/{caller.user_id}"
 
 
 def _is_login(scope: Scope) -> bool:

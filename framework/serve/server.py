@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from capgraph.base.errors import ConfigurationError
+from capgraph.serve.connections import BoundedConnection
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -28,8 +29,7 @@ class Server(uvicorn.Server):
     """Uvicorn server for an application of ``create_app``.
 
     On SIGTERM or the first Ctrl-C, no new run starts, and running ones stop at a checkpoint that
-    the
-    next process can resume from. A second signal ends the process immediately.
+    the next process can resume from. A second signal ends the process immediately.
 
     Args:
         app: The application.
@@ -48,8 +48,9 @@ class Server(uvicorn.Server):
                 server_header=False,
                 # Trust in proxies is configured by ``serve.proxy`` alone.
                 proxy_headers=False,
-                # httptools accepts header values that HTTP/1.1 forbids.
-                http="h11",
+                # httptools accepts header values that HTTP/1.1 forbids, and limits no times.
+                http=BoundedConnection,
+                limit_concurrency=app.state.max_connections + 1,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 ws="none",

@@ -301,6 +301,21 @@ class SqlTables(SqlExecutor, ABC):
         await self.prepare()
         return await self._run(statement, values)
 
+    async def run_locked(
+        self, lock: str, statement: str, values: tuple[Any, ...] = ()
+    ) -> StatementResult:
+        """Run one statement that sees the results of all earlier statements with the same lock.
+
+        Args:
+            lock: Name of the lock, which is held in every process of the database.
+            statement: The statement.
+            values: Values of its placeholders.
+
+        Raises:
+            PersistenceError: The database rejected the statement or cannot be reached.
+        """
+        return await self.run(statement, values)
+
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult | None:
         """Run one statement on a new connection; return ``None`` for a database in memory."""
         try:

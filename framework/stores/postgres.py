@@ -136,22 +136,45 @@ class PostgresTables(SqlTables):
         await self.run(_END_FROZEN, (idle_seconds,))
 
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
+        return await self._run_operation(lambda: self._execute_once(statement, values))
+
+    async def run_locked(
+        self, lock: str, statement: str, values: tuple[Any, ...] = ()
+    ) -> StatementResult:
+        """Run one statement that sees the results of all earlier statements with the same lock."""
+        await self.prepare()
+
+        async def execute() -> StatementResult:
+            async with postgres_cursor(self._saver) as cursor, cursor.connection.transaction():
+                # A statement sees only what was committed before it started, so the lock needs
+                # a statement of its own.
+                await cursor.execute(
+                    "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (lock,)
+                )
+                return await self._fetch(cursor, statement, values)
+
+        return await self._run_operation(execute)
+
+    async def _run_operation(
+        self, operation: Callable[[], Awaitable[StatementResult]]
+    ) -> StatementResult:
         run_operation = getattr(self._saver, "run_operation", None)
         if run_operation is not None:
-            found: StatementResult = await run_operation(
-                "used", lambda: self._execute_once(statement, values)
-            )
+            found: StatementResult = await run_operation("used", operation)
             return found
         try:
-            return await self._execute_once(statement, values)
+            return await operation()
         except psycopg.Error as exc:
             raise database_error(exc) from exc
 
     async def _execute_once(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         async with postgres_cursor(self._saver) as cursor:
-            await cursor.execute(*self._format(statement, values))
-            rows = await cursor.fetchall() if cursor.description else []
-            return cursor.rowcount, [tuple(row.values()) for row in rows]
+            return await self._fetch(cursor, statement, values)
+
+    async def _fetch(self, cursor: Any, statement: str, values: tuple[Any, ...]) -> StatementResult:
+        await cursor.execute(*self._format(statement, values))
+        rows = await cursor.fetchall() if cursor.description else []
+        return cursor.rowcount, [tuple(row.values()) for row in rows]
 
     def _connect(self) -> Any:
         # With autocommit, a frozen process cannot keep rows locked. Behind a pooler, the next

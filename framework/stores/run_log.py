@@ -19,7 +19,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from capgraph.base.errors import PersistenceError
+from capgraph.base.errors import LimitError, PersistenceError
 from capgraph.configs.logger import get_logger
 from capgraph.stores.channel_listener import CHANNEL, ChannelListener
 from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables
@@ -61,6 +61,7 @@ _THREAD_EVENTS = (
     " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
 )
+_OPEN_COUNT = "SELECT count(*) FROM capgraph_runs WHERE owner = ? AND ended = 0"
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 Statement = tuple[str, tuple[Any, ...]]
 _PAGE = 200
@@ -192,20 +193,39 @@ class RunLog:
 
     # --- runs -----------------------------------------------------------------------------
 
-    async def create(self, run: LoggedRun, *, is_local: bool = True) -> bool:
+    async def create(
+        self, run: LoggedRun, *, is_local: bool = True, max_open: int | None = None
+    ) -> bool:
         """Add a run to the log. Return False if it already exists.
 
         Args:
             run: The run.
             is_local: True if this process writes its events.
+            max_open: Maximum number of open runs of the owner, including this one.
+
+        Raises:
+            LimitError: The owner has too many open runs.
         """
-        values = (run.run_id, run.thread_id, run.owner, run.status, run.created_at, run.ended_at)
-        found = await self._run(
-            f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
-            (*values, self._pack(dict(run.request))),
-        )
-        if not found:
+        values: tuple[Any, ...] = (run.run_id, run.thread_id, run.owner, run.status)
+        values += (run.created_at, run.ended_at, self._pack(dict(run.request)))
+        insert = f"INSERT INTO capgraph_runs ({_COLUMNS}) SELECT ?, ?, ?, ?, ?, ?, ? WHERE "
+        end = " ON CONFLICT (run_id) DO NOTHING RETURNING run_id"
+        if max_open is None:
+            added = await self._run(f"{insert} true{end}", values)
+        else:
+            await self._open_tables()
+            _, added = await self._tables.run_locked(
+                f"capgraph-runs/{run.owner}",
+                f"{insert} ({_OPEN_COUNT}) < ?{end}",
+                (*values, run.owner, max_open),
+            )
+            if not added and await self.get(run.run_id) is None:
+                raise LimitError(
+                    f"The limit of active runs per user is reached: {max_open}.",
+                    fix="Wait until a run ends, or stop one.",
+                    facts={"limit": "max_active_runs_per_user", "value": max_open},
+                )
+        if not added:
             return False
         if self._saver_tables is None:
             await self._delete(
@@ -567,11 +587,14 @@ class RunLog:
         return list(rows[0][: len(statements)])
 
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        await self._open_tables()
+        return (await self._tables.run(statement, values))[1]
+
+    async def _open_tables(self) -> None:
         if not self._ready:
             if self._tables is self._saver_tables is not None:
                 self._tables = await self._saver_tables.relaxed_durability()
             self._ready = True
-        return (await self._tables.run(statement, values))[1]
 
     async def _delete(self, condition: str, *values: Any) -> None:
         gone = f"SELECT run_id FROM capgraph_runs WHERE {condition}"

@@ -268,16 +268,17 @@ class AuditTable:
     async def averify(self, anchor: str | None = None) -> Verification:
         """Verify all records; see :meth:`AuditLog.verify`."""
         _, head_rows = await self._tables.run("SELECT line FROM capgraph_audit WHERE seq = 0")
-        _, number_rows = await self._tables.run("SELECT seq FROM capgraph_audit ORDER BY seq")
         checker = ChainVerifier(self._key, anchor, head_rows[0][0] if head_rows else "")
-        numbers = [seq for (seq,) in number_rows if seq > 0]
-        for start in range(0, len(numbers), _PAGE):
+        last = 0
+        while True:
             _, page = await self._tables.run(
-                "SELECT seq, line FROM capgraph_audit WHERE seq >= ? ORDER BY seq LIMIT ?",
-                (numbers[start], _PAGE),
+                "SELECT seq, line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?",
+                (last, _PAGE),
             )
+            if not page:
+                return checker.result()
             checker.feed([line for _, line in page], [seq for seq, _ in page])
-        return checker.result()
+            last = page[-1][0]
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
         """Delete and seal the oldest records; see :meth:`AuditLog.prune`."""

@@ -19,6 +19,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
     CallToolRequestParams,
@@ -28,8 +29,9 @@ from mcp_types import (
     PaginatedRequestParams,
     Tool,
 )
+from starlette.datastructures import Headers
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from capgraph.adapters.elicitation import elicit_answers, read_answer, supports_elicitation
 from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
@@ -58,6 +60,10 @@ from capgraph.stores.run_log import OPEN_STATUSES, TERMINAL_EVENTS
 ASK_TOOL = "ask"
 _REQUEST_STATE_SECONDS = 24 * 3600.0
 """Seconds that a client of the latest protocol version has to answer a question."""
+_SESSION_IDLE_SECONDS = 30 * 60.0
+"""Seconds after the last request after which a session of an earlier protocol version ends."""
+_MAX_SESSIONS_PER_USER = 50
+"""Maximum number of sessions per user; a further one ends the one that was unused longest."""
 _FAILED_STATUSES = frozenset({"failed", "stopped"})
 _OPEN_QUESTION_SCHEMA = {
     "type": "object",
@@ -116,6 +122,7 @@ class _McpEndpoint:
         state = RequestStateSecurity.ephemeral(ttl=_REQUEST_STATE_SECONDS)
         self._server.middleware.append(RequestStateBoundary(state, default_audience="capgraph"))
         self._manager: StreamableHTTPSessionManager | None = None
+        self._sessions: dict[tuple[str | None, str | None], dict[str, None]] = {}
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -125,7 +132,9 @@ class _McpEndpoint:
         async def run_manager() -> None:
             # Host and origin are checked by SecurityMiddleware alone.
             self._manager = StreamableHTTPSessionManager(
-                self._server, max_request_body_size=self._settings.max_body_bytes
+                self._server,
+                max_request_body_size=self._settings.max_body_bytes,
+                session_idle_timeout=_SESSION_IDLE_SECONDS,
             )
             async with self._manager.run():
                 started.set()
@@ -157,7 +166,39 @@ class _McpEndpoint:
             claims={"iss": caller.tenant},
         )
         app = AuthContextMiddleware(self._manager.handle_request)
-        await app({**scope, "user": AuthenticatedUser(token)}, receive, send)
+        scope = {**scope, "user": AuthenticatedUser(token)}
+        opened: list[str] = []
+
+        async def send_and_note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                session = Headers(raw=message["headers"]).get(MCP_SESSION_ID_HEADER)
+                opened.extend([session] if session is not None else [])
+            await send(message)
+
+        await app(scope, receive, send_and_note)
+        for session in opened:
+            await self._end_oldest_session(app, scope, caller, session)
+
+    async def _end_oldest_session(
+        self, app: ASGIApp, scope: Scope, caller: Caller, session: str
+    ) -> None:
+        """Record that a user has used a session, and end the user's oldest one if there are too many."""
+        sessions = self._sessions.setdefault((caller.tenant, caller.user_id), {})
+        sessions.pop(session, None)
+        sessions[session] = None
+        if len(sessions) <= _MAX_SESSIONS_PER_USER:
+            return
+        oldest = next(iter(sessions))
+        del sessions[oldest]
+        headers = [(MCP_SESSION_ID_HEADER.encode(), oldest.encode())]
+
+        async def receive_nothing() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def ignore(_: Message) -> None:
+            return
+
+        await app({**scope, "method": "DELETE", "headers": headers}, receive_nothing, ignore)
 
     # --- tools ----------------------------------------------------------------------------
 
