@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = new URL("../../framework/serve/console/", import.meta.url);
-const { empty, fromThread, runsOfTurn } = await import(new URL("state.js", at));
+const { empty, fromThread, runsOfTurn, turnOutcomes } = await import(new URL("state.js", at));
 const { reduce } = await import(new URL("reduce.js", at));
 const { arrange, criticalPath, needs } = await import(new URL("layout.js", at));
 const { frames } = await import(new URL("follow.js", at));
@@ -198,4 +198,35 @@ test("a step asks no longer when its turn is over", () => {
     assert.notEqual(statuses(fromThread({ outcome: status, plan: { steps: [step("a"), step("b")] }, steps: { a: "done", b: "waiting" } }))[1], "asks");
   }
   assert.equal(statuses(fromThread({ outcome: "waiting", questions: 1, plan: { steps: [step("a"), step("b")] }, steps: { a: "done", b: "waiting" } }))[1], "asks");
+});
+
+test("a loaded for_each step counts its elements, and failed ones keep their message", () => {
+  const results = { a: { success: true, elements: 3, timestamp: "2026-01-01T00:00:10Z" }, "a[0]": { success: true }, "a[1]": { success: false, skipped: true, error: "cold" }, "a[2]": { success: true } };
+  const [a] = fromThread({ outcome: "partial", plan: { steps: [step("a", "look", { for_each: { of: "x.y" } })] }, steps: { a: "done" }, results }).plans[0].steps;
+  assert.deepEqual([a.elements.done, a.elements.failed, a.elements.of, a.elements.messages], [2, 1, 3, { 1: "cold" }]);
+});
+
+test("a step that is retried says so until it runs again", () => {
+  const retry = { type: "CUSTOM", name: "capgraph.retry", timestamp: 1250, value: { context_key: "a", attempt: 1, max_attempts: 4, message: "cold" } };
+  const failed = [begun, plan(1, [step("a")]), told(1, 0, { status: "running", attempt: 1 }), told(1, 0, { status: "failed" }, 1200), retry];
+  assert.deepEqual(statuses(play(failed)), ["retrying"]);
+  assert.equal(play(failed).plans[0].steps[0].retry.of, 4);
+  assert.deepEqual(statuses(play([...failed, told(1, 0, { status: "running", attempt: 2 }, 1300)])), ["running"]);
+  assert.deepEqual(statuses(play([...failed, over("stopped")])), ["failed"]);
+});
+
+test("decisions are recorded with the parameters that were shown", () => {
+  const given = { type: "CUSTOM", name: "capgraph.approval_given", timestamp: 1450, value: { context_key: "b", decision: "edit", by: "ann" } };
+  const question = structuredClone(asks("b"));
+  question.outcome.interrupts[0].metadata.capgraph.steps[0].parameters = { litres: 3 };
+  const state = play([begun, plan(1, [step("a"), step("b")]), question, { ...begun, runId: "s", timestamp: 1400 }, given, over("completed")]);
+  assert.deepEqual(state.decisions, [{ key: "b", decision: "edit", by: "ann", refused: undefined, at: 1450 }]);
+  assert.deepEqual(state.asked, { b: { litres: 3 } });
+  assert.deepEqual(play([{ ...begun, runId: "t" }], state).decisions, []);
+});
+
+test("outcomes belong to turns, of which one may take several runs", () => {
+  const thread = { messages: [{ role: "user" }, { role: "assistant" }, { role: "user" }], runs: ["completed", "waiting", "failed"].map((status) => ({ status })) };
+  assert.deepEqual(turnOutcomes(thread), ["failed", "completed"]);
+  assert.deepEqual(turnOutcomes({ ...thread, messages: [] }), []);
 });

@@ -77,7 +77,7 @@ def test_edit_is_rejected_then_accepted(page: Any, served: Any) -> None:
     status(page, "open_valve", "done")
     assert page.get_by_test_id("question").count() == 0
     page.get_by_role("tab", name="Activity").click()
-    page.get_by_test_id("ledger").get_by_text("open_valve").first.wait_for()
+    page.get_by_test_id("activity").get_by_text("open_valve").first.wait_for()
     page.get_by_role("button", name="Verify").click()
     page.get_by_text("The audit log is valid.").wait_for()
     page.get_by_role("tab", name="Usage").click()

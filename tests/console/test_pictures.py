@@ -71,7 +71,7 @@ STATES: dict[str, tuple[Callable[[Any], None], dict[str, int], str]] = {
     "3_refused_dark": (refused, WIDE, "dark"),
     "4_figure": (sourced, WIDE, "light"),
     "5_timeline_dark": (part("Timeline"), WIDE, "dark"),
-    "6_ledger": (part("Activity", "ledger"), WIDE, "light"),
+    "6_activity": (part("Activity"), WIDE, "light"),
     "7_inbox_narrow": (inbox, NARROW, "light"),
     "8_plan_narrow_dark": (plan, NARROW, "dark"),
 }

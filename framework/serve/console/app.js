@@ -1,10 +1,10 @@
 // Entry point of the console: URL, views, the open thread, its runs, and the API for the views.
 
 import { Problem, call, get, post, query, threadPath } from "./api.js";
-import { attr, button, h, put, visible } from "./dom.js";
+import { attr, button, h, lazy, put, visible } from "./dom.js";
 import { planView } from "./plan.js";
 import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
-import { figuresOf, talkView } from "./talk.js";
+import { figuresOf, conversationView } from "./conversation.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
 
@@ -17,12 +17,12 @@ const uploadedFiles = (state) => Object.values(state.capability_context_data ?? 
 
 const views = {};
 const later = {
-  timeline: async () => (await import("./time.js")).timeView(app),
-  ledger: async () => (await import("./ledger.js")).ledgerView(app),
-  usage: async () => (await import("./ledger.js")).usageView(app),
+  timeline: async () => (await lazy(() => import("./timeline.js"))).timelineView(app),
+  activity: async () => (await lazy(() => import("./activity.js"))).activityView(app),
+  usage: async () => (await lazy(() => import("./activity.js"))).usageView(app),
   inbox: async () => { await loadCards(); return inbox.inboxView(app); },
-  history: async () => (await import("./history.js")).historyView(app),
-  agent: async () => (await import("./agent.js")).agentView(app),
+  history: async () => (await lazy(() => import("./history.js"))).historyView(app),
+  agent: async () => (await lazy(() => import("./agent.js"))).agentView(app),
 };
 const wide = matchMedia("(min-width: 1180px)");
 const middle = matchMedia("(min-width: 760px)");
@@ -30,17 +30,17 @@ const others = new BroadcastChannel("capgraph");
 
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
-  questions: [], cards: null, figures: null, connection: "idle", stopping: false, problem: "",
-  tab: "talk", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
+  questions: [], cards: null, figures: null, contexts: null, connection: "idle", stopping: false, problem: "",
+  tab: "conversation", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
 
   address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
-  always: () => (wide.matches ? ["talk", "threads"] : middle.matches ? ["talk"] : []),
+  always: () => (wide.matches ? ["conversation", "threads"] : middle.matches ? ["conversation"] : []),
   current() { return this.always().includes(this.tab) ? this.side : this.tab; },
   shows(part) { return this.always().includes(part) || this.current() === part; },
 
   show(part) {
     this.tab = part;
-    if (part !== "talk" && part !== "threads") this.side = part;
+    if (part !== "conversation" && part !== "threads") this.side = part;
     else if (part === "threads" && middle.matches && !wide.matches) this.side = part;
     history.replaceState(null, "", `${location.pathname}${location.search}#${part}`);
     arrangeParts();
@@ -50,9 +50,9 @@ const app = {
   async open(id, { push = true } = {}) {
     this.disconnect();
     const mine = this.draft += 1;
-    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], earlier: null, stopping: false, problem: "", connection: "idle", retries: 5 });
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, contexts: null, files: [], brought: [], earlier: null, stopping: false, problem: "", connection: "idle", retries: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
-    views.talk.toEnd();
+    views.conversation.toEnd();
     changed();
     if (id === null) return;
     try {
@@ -75,7 +75,7 @@ const app = {
   },
   async newThread() {
     await this.open(null);
-    this.show("talk");
+    this.show("conversation");
     document.getElementById("message").focus();
   },
   async make() {
@@ -181,23 +181,23 @@ const app = {
   async editFrom(index, text) {
     if (index === 0) await this.newThread();
     else if (!await this.forkAfter(index)) return;
-    this.show("talk");
-    views.talk.write(text);
+    this.show("conversation");
+    views.conversation.write(text);
   },
 
   // --- runs ---
-  async send(text, files = []) {
+  async send(text, files = [], plan = undefined) {
     const own = { id: `mine-${Date.now()}`, role: "user", content: text, files };
     const before = this.turn;
     this.problem = "";
     this.turn = { ...before, messages: [...before.messages, own], status: "queued" };
     this.figures = null;
     this.files = this.files.map((one) => ({ ...one, step: null }));
-    views.talk.toEnd();
+    views.conversation.toEnd();
     changed();
     try {
       const id = this.threadId ?? await this.make();
-      const run = await post(`${threadPath(id)}/runs`, { message: text, files: files.map((file) => file.id) });
+      const run = await post(`${threadPath(id)}/runs`, { message: text, files: files.map((file) => file.id), plan });
       this.listen(run.run_id, { keep: true });
       others.postMessage({ thread: id });
       this.refreshThreads().catch(() => {});
@@ -301,6 +301,7 @@ const app = {
     try {
       const [state, made] = await Promise.all([get(`${threadPath(id)}/state`), get(`${threadPath(id)}/files`)]);
       if (id !== this.threadId) return;
+      this.contexts = state.capability_context_data;
       this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
       this.files = made.items;
       this.brought = uploadedFiles(state);
@@ -342,7 +343,7 @@ const app = {
 // Question cards and forms are loaded with the first question.
 let inbox = null;
 async function loadCards() {
-  inbox ??= await import("./inbox.js");
+  inbox ??= await lazy(() => import("./inbox.js"));
   app.cards ??= inbox.cards(app);
   changed();
 }
@@ -453,7 +454,7 @@ async function poll() {
 function start() {
   theme(false);
   views.threads = threadsView(app);
-  views.talk = talkView(app);
+  views.conversation = conversationView(app);
   views.plan = planView(app);
   for (const name of Object.keys(T.parts)) {
     const tab = button(T.parts[name], () => app.show(name), { role: "tab", "data-part": name, "aria-controls": `part-${name}` });
@@ -470,10 +471,10 @@ function start() {
   });
   for (const [name, view] of Object.entries(views)) { view.node.id = `part-${name}`; main.append(view.node); }
   main.prepend(tabs);
-  document.body.replaceChildren(h("a", { class: "skip", href: "#message", onclick: (event) => { event.preventDefault(); app.show("talk"); document.getElementById("message").focus(); } }, T.skip),
+  document.body.replaceChildren(h("a", { class: "skip", href: "#message", onclick: (event) => { event.preventDefault(); app.show("conversation"); document.getElementById("message").focus(); } }, T.skip),
     header, login, main, announce.node);
   const named = location.hash.slice(1);
-  if (named in T.parts) { app.tab = named; if (named !== "talk" && named !== "threads") app.side = named; }
+  if (named in T.parts) { app.tab = named; if (named !== "conversation" && named !== "threads") app.side = named; }
   wide.addEventListener("change", arrangeParts);
   middle.addEventListener("change", arrangeParts);
   arrangeParts();

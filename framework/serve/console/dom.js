@@ -105,3 +105,10 @@ export function when(time, short = false) {
   const date = new Date(typeof time === "number" ? time * (time < 1e11 ? 1000 : 1) : time);
   return Number.isNaN(date.getTime()) ? "" : date.toLocaleString("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: short ? undefined : "2-digit", hour12: false });
 }
+
+// Import a module that is not part of the first page, and the stylesheet of such modules.
+let styled = null;
+export async function lazy(load) {
+  styled ??= new Promise((done) => { document.head.append(h("link", { rel: "stylesheet", href: "/console/views.css", onload: done, onerror: done })); });
+  return (await Promise.all([load(), styled]))[0];
+}

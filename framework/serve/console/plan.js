@@ -165,6 +165,7 @@ function boardOf(plan, live, select, room) {
       const isSelected = step.context_key === selected;
       if (seen[index] !== step) {
         attr(one, "data-status", step.status);
+        attr(one, "data-partial", Boolean(step.status === "done" && step.elements?.failed));
         put(one.children[1], stateOf(step));
         attr(one, "title", step.task_objective ? visible(step.task_objective) : null);
         seen[index] = step;
@@ -203,8 +204,9 @@ function boardOf(plan, live, select, room) {
 }
 
 function stateOf(step) {
-  const words = [T.status[step.status] ?? step.status];
-  if (step.elements) words.push(T.elements(step.elements.done, step.elements.of));
+  const words = [T.status[step.status === "done" && step.elements?.failed ? "partial" : step.status] ?? step.status];
+  if (step.elements) words.splice(step.elements.failed ? 0 : 1, 1, T.elements(step.elements));
+  else if (step.retry && (step.status === "retrying" || (step.status === "running" && step.attempt > 1))) words.splice(0, 1, T.turn.retrying(step.status === "running" ? step.attempt : step.retry.attempt + 1, step.retry.of));
   else if (step.status === "running" && typeof step.progress === "number") words.push(`${Math.round(step.progress * 100)} %`);
   if (step.kept) words.push(T.kept(1).replace(/^1 /, ""));
   else if (typeof step.duration === "number" && step.status !== "running") words.push(T.seconds(step.duration));
@@ -228,7 +230,7 @@ function fillDetail(app, node, step, close) {
   if (step.tokens) add("cost", T.tokens(step.tokens.input, step.tokens.output));
   const earlier = app.earlier?.shown ? app.earlier.state : null;
   if (step.started) { add("trace", step.trace_id); add("run", earlier ? null : app.turn.run); }
-  if (step.elements) add("elements", T.elements(step.elements.done, step.elements.of));
+  if (step.elements) add("elements", T.elements(step.elements));
   for (const name of ["when", "for_each", "wait_until", "wait_for", "parameters", "inputs", "outputs"]) add(name, step[name]);
   if (step.look_again) add("look_again", "✓");
   const later = h("div");

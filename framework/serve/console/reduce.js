@@ -1,6 +1,6 @@
 // Reducer from AG-UI events to the state of a turn.
 
-import { closed, ending, made, received, resumed } from "./state.js";
+import { closed, counted, ending, made, received, resumed } from "./state.js";
 
 const FIELDS = new Set([
   "status", "started", "ended", "attempt", "duration", "message", "severity", "reason", "outputs", "progress",
@@ -16,7 +16,7 @@ export function reduce(state, event) {
       // A repeated run replaces its earlier events.
       const before = state.before?.next === event.runId ? state.before.state : state;
       const goesOn = GOES_ON.has(before.status) || (before.run === event.runId && before.run !== null);
-      const kept = goesOn ? {} : { models: [], usage: {}, began: event.timestamp, notes: [] };
+      const kept = goesOn ? {} : { models: [], usage: {}, began: event.timestamp, notes: [], decisions: [], asked: {} };
       return {
         ...before, ...kept, goesOn, before: { next: event.runId, state: { ...before, before: null } }, run: event.runId, status: "running", questions: [], error: null,
         result: null, ended: null, fresh: true, began: kept.began ?? before.began ?? event.timestamp,
@@ -99,7 +99,7 @@ function stepped(step, change, at) {
     const from = ms(change.started) ?? at;
     next.tries = [...resumed(received(step.tries), from), { from, to: null, status: "running" }];
     next.started = next.tries[0].from;
-    next.ended = next.message = next.severity = null;
+    next.ended = next.message = next.severity = next.progress = null;
     next.kept = false;
   } else if (change.status === "asks" || change.status === "waits") {
     next.tries = [...ending(received(step.tries), at, "done"), { from: at, to: null, status: change.status }];
@@ -125,13 +125,13 @@ function finished(state, event) {
     messages = [...messages, { id: `${state.run}-answer-0`, role: "assistant", content: result.answer }];
   }
   const questions = asks ? (event.outcome.interrupts ?? []).map((one) => one.metadata?.capgraph).filter(Boolean) : [];
-  const asking = new Set(questions.flatMap((one) => one.steps ?? []).map((step) => step.context_key));
+  const asked = Object.fromEntries(questions.flatMap((one) => one.steps ?? []).map((step) => [step.context_key, step.parameters]));
   const at = event.timestamp;
   return {
-    ...state, status, result, messages, questions, ended: at, error: null,
+    ...state, status, result, messages, questions, asked: { ...state.asked, ...asked }, ended: at, error: null, outcome: result.outcome ?? null,
     plans: last(state, (plan) => ({
       ...plan, steps: closed(plan.steps, status, at).map((step) => (
-        asking.has(step.context_key) && step.status !== "asks" ? stepped(step, { status: "asks" }, at) : step)),
+        Object.hasOwn(asked, step.context_key) && step.status !== "asks" ? stepped(step, { status: "asks" }, at) : step)),
     })),
   };
 }
@@ -155,8 +155,13 @@ function custom(state, name, value, at) {
       const wait = value.waits?.find((one) => one.context_key === step.context_key);
       return wait ? { ...stepped(step, { status: "waits" }, at), wait } : step;
     }) })) };
+    case "approval_given":
+      return { ...state, decisions: [...state.decisions, { key: value.context_key, decision: value.decision, by: value.by, refused: value.refused, at }] };
     case "status": return { ...state, notes: noted(value.message) };
-    case "retry": case "replan": case "reclassify":
+    case "retry":
+      return { ...state, notes: noted(value.message || name), plans: last(state, (plan) => ({ ...plan, steps: plan.steps.map((step) => (
+        step.context_key === value.context_key ? { ...step, status: step.status === "failed" ? "retrying" : step.status, retry: { attempt: value.attempt, of: value.max_attempts, message: value.message } } : step)) })) };
+    case "replan": case "reclassify":
       return { ...state, notes: noted(value.message || value.reason || name) };
     default: return state;
   }
@@ -170,12 +175,11 @@ function element(state, value) {
       ...plan, steps: plan.steps.map((step) => {
         if (step.context_key !== value.context_key) return step;
         const states = { ...step.elements?.states, [value.element]: value.status };
-        const of = value.of ?? step.elements?.of ?? Object.keys(states).length;
-        const all = Object.values(states);
-        const count = (word) => all.filter((one) => one === word).length;
-        const over = all.length >= of && !count("running");
-        const status = over ? (count("failed") ? "failed" : "done") : "running";
-        return { ...step, status, trace_id: value.trace_id ?? step.trace_id, elements: { states, of, done: count("done"), failed: count("failed") } };
+        const messages = { ...step.elements?.messages, [value.element]: value.message };
+        const elements = counted({ states, messages, of: value.of ?? step.elements?.of ?? Object.keys(states).length });
+        const isOver = Object.keys(states).length >= elements.of && !elements.running;
+        const status = isOver ? (elements.failed ? "failed" : "done") : "running";
+        return { ...step, status, trace_id: value.trace_id ?? step.trace_id, elements };
       }),
     })),
   };

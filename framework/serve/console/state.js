@@ -6,12 +6,12 @@ export const CLOSING = new Set(["respond", "clarify", "error"]);
 export const WAITS = new Set(["asks", "waits"]);
 
 // Outcomes after which a turn has no open waits.
-const OVER = new Set(["completed", "partial", "failed", "stopped"]);
+export const OVER = new Set(["completed", "partial", "failed", "stopped"]);
 
 export function empty() {
   return {
     run: null, status: "idle", messages: [], plans: [], fresh: true, models: [], notes: [],
-    questions: [], usage: {}, goesOn: false, error: null, began: null, ended: null, result: null,
+    questions: [], usage: {}, goesOn: false, error: null, began: null, ended: null, result: null, outcome: null, decisions: [], asked: {},
   };
 }
 
@@ -31,23 +31,57 @@ export function openRun(thread) {
 // Build the state from a thread that has no active run.
 export function fromThread(thread) {
   const status = thread.questions ? "asks" : thread.outcome ?? "idle";
-  const found = { ...empty(), messages: thread.messages ?? [], status, ended: thread.updated_at ?? null };
+  const turn = {
+    ...empty(), messages: thread.messages ?? [], status, ended: thread.updated_at ?? null,
+    outcome: { missing: thread.missing ?? [], reason: thread.reason ?? null },
+  };
   if (thread.plan?.steps?.length) {
-    const steps = thread.plan.steps.map((step) => {
-      const record = thread.results?.[step.context_key] ?? {};
-      const told = thread.steps?.[step.context_key] ?? (record.skipped ? "skipped" : record.success ? "done" : "timestamp" in record ? "failed" : "pending");
-      const stands = { waiting: "asks", "not needed": "skipped" }[told] ?? told;
-      const to = Date.parse(record.timestamp);
-      const ran = Number.isFinite(to) && stands !== "skipped";
-      const from = to - 1000 * (record.execution_time ?? 0);
-      return made({
-        ...step, status: stands, outputs: record.outputs, attempt: record.attempts, message: record.error?.message,
-        ...(ran ? { duration: record.execution_time, started: from, ended: to, tries: [{ from, to, status: stands, stored: true }] } : {}),
-      });
-    });
-    found.plans = [{ id: "state", version: 1, steps: closed(steps, status) }];
+    const steps = thread.plan.steps.map((step) => storedStep(step, thread));
+    turn.plans = [{ id: "state", version: 1, steps: closed(steps, status) }];
   }
-  return found;
+  return turn;
+}
+
+const STORED_STATUS = { waiting: "asks", "not needed": "skipped" };
+
+function storedStep(step, { results = {}, steps = {} }) {
+  const record = results?.[step.context_key] ?? {};
+  const word = steps?.[step.context_key] ?? (record.skipped ? "skipped" : record.success ? "done" : "timestamp" in record ? "failed" : "pending");
+  const status = STORED_STATUS[word] ?? word;
+  const to = Date.parse(record.timestamp);
+  const from = to - 1000 * (record.execution_time ?? 0);
+  const hasRun = Number.isFinite(to) && status !== "skipped";
+  return made({
+    ...step, status, outputs: record.outputs, attempt: record.attempts, message: record.error, reason: record.reason,
+    elements: step.for_each ? storedElements(step.context_key, record, results ?? {}) : null,
+    ...(hasRun ? { duration: record.execution_time, started: from, ended: to, tries: [{ from, to, status, stored: true }] } : {}),
+  });
+}
+
+// Return the elements of a for_each step from the records of its copies.
+function storedElements(key, record, results) {
+  const [states, messages] = [{}, {}];
+  for (const [name, one] of Object.entries(results)) {
+    if (!name.startsWith(`${key}[`)) continue;
+    const number = name.slice(key.length + 1, -1);
+    states[number] = one.success ? "done" : one.error ? "failed" : "skipped";
+    if (one.error) messages[number] = one.error;
+  }
+  return Object.keys(states).length ? counted({ states, messages, of: record.elements ?? Object.keys(states).length }) : null;
+}
+
+// Return the elements of a for_each step with the number in each state.
+export function counted({ states, messages, of }) {
+  const count = (word) => Object.values(states).filter((one) => one === word).length;
+  return { states, messages, of, done: count("done"), failed: count("failed"), running: count("running") };
+}
+
+// Return the outcome of each turn in the order of the user's messages; empty if they do not match.
+export function turnOutcomes(thread) {
+  const outcomes = [];
+  for (const { status } of thread?.runs ?? []) if (status !== "waiting" || !outcomes.length) outcomes.unshift(status);
+  const asked = (thread?.messages ?? []).filter((one) => one.role === "user").length;
+  return outcomes.length === asked ? outcomes : [];
 }
 
 export function made(step) {
@@ -74,6 +108,7 @@ export function closed(steps, status, at = null) {
   return steps.map((step) => {
     if (whole && CLOSING.has(step.capability) && step.status !== "failed") return { ...step, status: "done", tries: ending(step.tries, at, "done") };
     if (OVER.has(status) && WAITS.has(step.status)) return { ...step, status: "pending", tries: resumed(step.tries, at) };
+    if (step.status === "retrying") return { ...step, status: "failed" };
     if (step.status === "running") return { ...step, status: whole ? "done" : "pending", tries: ending(step.tries, at, whole ? "done" : "failed") };
     return step;
   });

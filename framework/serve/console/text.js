@@ -4,8 +4,8 @@ export const T = {
   name: "capgraph",
   skip: "Skip to the message",
   parts: {
-    talk: "Chat", threads: "Threads", plan: "Plan", timeline: "Timeline", inbox: "Inbox",
-    ledger: "Activity", usage: "Usage", history: "History", agent: "Agent",
+    conversation: "Chat", threads: "Threads", plan: "Plan", timeline: "Timeline", inbox: "Inbox",
+    activity: "Activity", usage: "Usage", history: "History", agent: "Agent",
   },
   partsLabel: "Views",
   connection: {
@@ -20,7 +20,7 @@ export const T = {
   logout: "Log out",
   close: "Close",
 
-  // talk
+  // conversation
   conversation: "Conversation",
   input: "Message",
   placeholder: "Ask the agent",
@@ -75,9 +75,11 @@ export const T = {
   status: {
     pending: "pending", running: "running", asks: "needs approval", done: "done", failed: "failed",
     skipped: "skipped", waits: "waiting",
+    partial: "partly done", retrying: "retrying",
   },
   seconds: (n) => (n < 1 ? `${Math.round(n * 1000)} ms` : n < 90 ? `${n.toFixed(1)} s`
     : `${Math.floor(n / 60)} min ${Math.round(n % 60)} s`),
+  clock: (n) => (n < 60 ? `${Math.floor(n)} s` : `${Math.floor(n / 60)} min ${Math.floor(n % 60)} s`),
   step: {
     title: (key) => `Step ${key}`, capability: "Capability", task_objective: "Objective",
     status: "Status", message: "Message", reason: "Reason", severity: "Severity",
@@ -89,7 +91,30 @@ export const T = {
   },
   tokens: (input, output) => `${input.toLocaleString("en")} in, ${output.toLocaleString("en")} out`,
   money: (usd) => (usd === null ? "unknown price" : `$${Number(usd.toPrecision(4))}`),
-  elements: (done, of) => `${done} / ${of}`,
+  elements: ({ done, failed, of }) => `${done} / ${of}${failed ? `, ${failed} failed` : ""}`,
+
+  // turn card
+  marks: {
+    pending: "○", queued: "▶", running: "▶", asks: "?", waits: "…", waiting: "…", done: "✓", completed: "✓",
+    partial: "!", failed: "✕", stopped: "■", cancelled: "■", skipped: "–", retrying: "↻",
+  },
+  turn: {
+    label: "Turn", steps: "Steps", retry: "Retry this step", showTrace: "Show trace",
+    title: {
+      queued: "Starting", running: "Working", asks: "Waiting for a decision", waiting: "Waiting",
+      completed: "Completed", partial: "Partly completed", failed: "Failed", stopped: "Stopped", cancelled: "Interrupted",
+    },
+    element: (n) => `element ${n}`,
+    interrupted: "was interrupted",
+    more: (n) => `${n} more steps in the plan`,
+    notStarted: (names, more) => `Not started: ${names}${more ? ` and ${more} more` : ""}`,
+    progress: (key) => `Progress of ${key}`,
+    retryMessage: (name) => `Retry ${name}`,
+    retrying: (n, of) => `retrying ${n} of ${of}`,
+    somebody: "somebody",
+    decided: (who, decision) => `${who} ${{ approve: "approved", edit: "approved with changes", reject: "rejected", respond: "responded",
+      rerun: "chose to run it again", skip: "skipped it", done: "marked it as done" }[decision] ?? decision}`,
+  },
 
   // timeline
   noTime: "No steps have run yet.",
@@ -133,7 +158,7 @@ export const T = {
   answeredElsewhere: "This question has already been answered.",
   unset: "(not set)",
 
-  // ledger, usage
+  // activity, usage
   effects: "Effects",
   noEffects: "No effects yet.",
   audit: "Audit log",

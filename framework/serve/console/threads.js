@@ -43,7 +43,7 @@ function threadNode(app, one) {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     app.open(one.thread_id);
-    app.show("talk");
+    app.show("conversation");
   });
   return h("li", null, link);
 }

@@ -1,14 +1,14 @@
 // The chat view: messages, streamed answers, questions, and the message input.
 
-import { attr, button, h, keyed, put, visible } from "./dom.js";
+import { attr, button, h, keyed, lazy, put, visible } from "./dom.js";
 import { render } from "./markdown.js";
-import { RUNS } from "./state.js";
+import { OVER, RUNS, turnOutcomes } from "./state.js";
 import { T } from "./text.js";
 
 const NEAR = 80;
 const AT_ONCE = 60;
 
-export function talkView(app) {
+export function conversationView(app) {
   const log = h("div", { class: "log", role: "log", "aria-label": T.conversation, tabindex: 0 });
   const greeting = h("div", { class: "greeting" }, h("h2", null, T.greeting), h("p", { class: "quiet" }, T.greetingMore));
   const messages = h("div", { class: "messages" });
@@ -23,7 +23,9 @@ export function talkView(app) {
   const error = h("p", { class: "problem", role: "alert", hidden: true });
   const asked = h("div", { class: "asked" });
   const elsewhere = h("p", { class: "quiet", hidden: true }, T.questionInInbox);
-  log.append(greeting, earlier, messages, error, elsewhere, asked, working);
+  const turnPlace = h("div", { class: "turn-place" });
+  let card = null;
+  log.append(greeting, earlier, messages, turnPlace, error, elsewhere, asked, working);
 
   const input = h("textarea", { id: "message", testid: "message-input", rows: 2, placeholder: T.placeholder, "aria-label": T.input });
   const send = h("button", { type: "submit", testid: "send", class: "main" }, T.send);
@@ -37,7 +39,7 @@ export function talkView(app) {
     if (!files.length) return;
     if (app.uploads === undefined) await app.loadUploads();
     if (app.uploads) {
-      tray ??= (await import("./files.js")).tray(app, attachments);
+      tray ??= (await lazy(() => import("./files.js"))).tray(app, attachments);
       await tray.add(files);
     // Without uploads, short text files are inserted into the message.
     } else for (const file of files) if (file.size > 200000) app.tell(T.tooLong(visible(file.name))); else input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
@@ -78,29 +80,34 @@ export function talkView(app) {
     if (opened !== app.threadId || !total || turn.messages.length <= from) from = Math.max(0, turn.messages.length - AT_ONCE);
     [opened, total] = [app.threadId, turn.messages.length];
     earlier.hidden = !from;
+    const outcomes = turnOutcomes(runs ? null : app.thread);
     keyed(messages, turn.messages.slice(from), (one) => one.id ?? turn.messages.indexOf(one, from), (one) => messageNode(one), (node, one) => {
       const index = turn.messages.indexOf(one, from);
-      fill(app, node, one, { index, isLast: one === lastAnswer, isAsked: one === lastAsked, runs });
+      fill(app, node, one, { index, isLast: one === lastAnswer, isAsked: one === lastAsked, runs, outcome: outcomeOf(turn, index, outcomes) });
     });
     greeting.hidden = turn.messages.length > 0 || runs || turn.questions.length > 0;
     attr(log, "aria-busy", runs ? "true" : "false");
     error.hidden = !turn.error && !app.problem;
     put(error, visible(app.problem || turn.error || ""));
     const note = turn.notes.at(-1)?.text;
-    put(working, runs ? (app.stopping ? T.stopping : `${T.working}${note ? ` · ${visible(note)}` : "…"}`) : "");
-    attr(working, "data-on", runs);
+    put(working, runs && (app.stopping || !turn.plans.length) ? (app.stopping ? T.stopping : `${T.working}${note ? ` · ${visible(note)}` : "…"}`) : "");
+    attr(working, "data-on", working.textContent !== "");
     stop.hidden = !runs && turn.status !== "waiting";
     clip.hidden = !app.uploads;
     attr(pick, "accept", app.uploads?.kinds.join(","));
     stop.disabled = app.stopping;
     send.disabled = runs;
+    if (!card && (turn.plans.length || OVER.has(turn.status))) {
+      card = lazy(() => import("./turn_card.js")).then(({ turnCard }) => { card = turnCard(app); turnPlace.append(card.node); update(); });
+    }
+    card?.update?.();
     const mine = app.questions.filter((one) => one.thread_id === app.threadId);
     const inInbox = app.shows("inbox");
     elsewhere.hidden = !inInbox || !mine.length;
     const asks = asked.childElementCount;
     if (!inInbox) app.cards?.place(asked, mine);
     // Scrolling forces a layout, so it only happens when content has changed.
-    const watched = [turn.messages, app.figures, app.files, app.questions, runs, app.cards];
+    const watched = [turn.messages, app.figures, app.files, app.questions, runs, app.cards, card, app.thread];
     if (follows && watched.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
     seen = watched;
     // Scroll to the beginning of a new question.
@@ -109,7 +116,7 @@ export function talkView(app) {
       asked.lastChild.scrollIntoView({ block: "start" });
     }
   }
-  return { node: h("section", { class: "part talk", "aria-label": T.parts.talk }, log, form), update,
+  return { node: h("section", { class: "part conversation", "aria-label": T.parts.conversation }, log, form), update,
     write: (text) => { input.value = text; input.focus(); }, toEnd: () => { follows = true; } };
 }
 
@@ -121,7 +128,14 @@ function messageNode(one) {
     h("p", { class: "along quiet" }), h("div", { class: "made" }), h("div", { class: "sources" }), h("div", { class: "tools" }));
 }
 
-function fill(app, node, one, { index, isLast, isAsked, runs }) {
+// Return the outcome of the turn that an answer ends; undefined for other messages.
+function outcomeOf({ messages }, index, outcomes) {
+  if (!outcomes.length || messages[index].role !== "assistant" || messages[index + 1]?.role === "assistant") return undefined;
+  return outcomes[messages.slice(0, index).filter((one) => one.role === "user").length - 1];
+}
+
+function fill(app, node, one, { index, isLast, isAsked, runs, outcome }) {
+  attr(node, "data-outcome", ["failed", "stopped", "partial"].includes(outcome) ? outcome : null);
   const [, body, attachedFiles, made, sources, tools] = node.children;
   const earlier = !isLast && app.earlier?.index === index ? app.earlier : null;
   const figures = isLast && !runs ? app.figures : earlier?.figures ?? null;
@@ -145,7 +159,7 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
   const had = files.map((file) => file.file_id).join();
   if (!runs && (node.capgraphFiles ?? "") !== had) {
     node.capgraphFiles = had;
-    import("./files.js").then(({ shownFiles }) => made.replaceChildren(...shownFiles(app, files)));
+    lazy(() => import("./files.js")).then(({ shownFiles }) => made.replaceChildren(...shownFiles(app, files)));
   }
   const attached = one.files ?? (isAsked ? app.brought : []);
   put(attachedFiles, attached.length ? T.withFiles(attached.map((file) => visible(file.name)).join(", ")) : "");

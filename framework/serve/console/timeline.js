@@ -6,7 +6,7 @@ import { T } from "./text.js";
 
 const ROW = 24, LABEL = 130, MANY = 120;
 
-export function timeView(app) {
+export function timelineView(app) {
   const none = h("p", { class: "quiet" }, T.noTime);
   const chart = h("div", { class: "chart", tabindex: 0, role: "group", "aria-label": T.parts.timeline });
   const legend = h("p", { class: "legend quiet" }, Object.entries(T.legend).map(([name, text]) => h("span", { "data-bar": name }, text)));

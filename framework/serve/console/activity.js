@@ -31,7 +31,7 @@ function pages(path, none, name, columns, flat = (item) => item) {
   return { asked, node: h("div", null, place, more), load: () => load(true) };
 }
 
-export function ledgerView(app) {
+export function activityView(app) {
   const effects = pages("/api/effects", T.noEffects, T.effects, EFFECTS);
   const audit = pages("/api/audit", T.noAudit, T.audit, AUDIT,
     (one) => ({ ...one.data, ...one, at: when(one.at), by: one.data?.by?.user_id, hash: one.hash?.slice(0, 12) }));
@@ -49,8 +49,8 @@ export function ledgerView(app) {
       verdict.className = found.valid ? "good" : "problem";
     } catch (error) { verdict.textContent = visible(error.message); }
   }, { class: "small" });
-  const node = h("section", { class: "part side", testid: "ledger", "aria-label": T.parts.ledger },
-    h("h2", null, T.parts.ledger), h("h3", null, T.effects), effects.node,
+  const node = h("section", { class: "part side", testid: "activity", "aria-label": T.parts.activity },
+    h("h2", null, T.parts.activity), h("h3", null, T.effects), effects.node,
     h("div", { class: "bar" }, h("h3", null, T.audit), verify, verdict), audit.node,
     h("h3", null, T.budgets), budgets.node, h("h3", null, T.limits), limits.node, h("h3", null, T.workers), workers.node);
   return { node, update: oncePerRun(app, () => {

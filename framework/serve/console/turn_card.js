@@ -1,0 +1,181 @@
+// The turn card: the steps of the last turn while they run, and then how the turn ended.
+
+import { attr, button, h, keyed, put, visible, when } from "./dom.js";
+import { differences } from "./history.js";
+import { needs } from "./layout.js";
+import { CLOSING, OVER, RUNS } from "./state.js";
+import { T } from "./text.js";
+
+const MAX_LINES = 12;
+const TICK = 500;
+const ENDED = new Set([...OVER, "cancelled"]);
+const ORDER = ["asks", "retrying", "running", "failed", "waits", "pending", "skipped", "done"];
+const PLAN_FIELDS = ["context_key", "capability", "task_objective", "success_criteria", "expected_output",
+  "parameters", "inputs", "when", "for_each", "look_again", "wait_until", "wait_for"];
+
+export function turnCard(app) {
+  const mark = h("span", { class: "mark", "aria-hidden": "true" });
+  const title = h("h3", { class: "title" });
+  const facts = h("span", { class: "quiet" });
+  const reason = h("p", { class: "problem" });
+  const failures = h("ul", { class: "lines", testid: "not-done" });
+  const rest = h("p", { class: "quiet" });
+  const decisions = h("ul", { class: "lines", testid: "decisions" });
+  const steps = h("ul", { class: "lines" });
+  const more = button("", () => app.show("plan"), { class: "link" });
+  const details = h("details", { class: "steps" }, h("summary", null, T.turn.steps), steps, more);
+  const trace = button(T.turn.showTrace, () => app.show("timeline"), { class: "small" });
+  const node = h("section", { class: "turn", testid: "turn", "aria-label": T.turn.label },
+    h("div", { class: "bar" }, mark, title, facts, h("span", { class: "buttons" }, trace)),
+    reason, failures, rest, decisions, details);
+  let timer = null;
+  let shown = [];
+  let wasRunning = null;
+
+  function update() {
+    const { turn } = app;
+    const work = (turn.plans.at(-1)?.steps ?? []).filter((step) => !CLOSING.has(step.capability));
+    const isRunning = RUNS.has(turn.status) || turn.status === "asks" || turn.status === "waiting";
+    node.hidden = !(isRunning ? work.length : ENDED.has(turn.status));
+    clearTimeout(timer);
+    if (node.hidden) return;
+    if (isRunning) timer = setTimeout(update, TICK);
+    const now = [turn, app.thread, app.contexts, isRunning && Math.floor(Date.now() / TICK)];
+    if (now.every((one, n) => one === shown[n])) return;
+    shown = now;
+    const done = work.filter((step) => statusOf(step) === "done").length;
+    attr(node, "data-status", turn.status);
+    put(mark, T.marks[turn.status] ?? T.marks.running);
+    put(title, T.turn.title[turn.status] ?? T.turn.title.running);
+    const spent = turn.began ? ((isRunning ? Date.now() : turn.ended) - turn.began) / 1000 : null;
+    put(facts, [work.length ? T.counts(done, work.length) : "", spent > 0 ? (isRunning ? T.clock(spent) : T.seconds(spent)) : ""].filter(Boolean).join(" · "));
+    trace.hidden = !work.some((step) => step.tries.length);
+    fillFailures(isRunning ? [] : notDone(app, work));
+    reason.hidden = isRunning || turn.status === "completed" || failures.childElementCount > 0 || !(turn.outcome?.reason ?? turn.error);
+    put(reason, visible(turn.outcome?.reason ?? turn.error ?? ""));
+    keyed(decisions, turn.decisions, (one) => `${one.key} ${one.at} ${one.by} ${one.decision}`, () => h("li"), (item, one) => put(item, decisionText(app, one)));
+    fillSteps(work);
+    if (wasRunning !== isRunning) { wasRunning = isRunning; details.open = isRunning; }
+  }
+
+  function fillFailures(list) {
+    failures.hidden = !list.some((one) => one.text);
+    keyed(failures, list.filter((one) => one.text), (one) => one.name, (one) => h("li", { "data-status": one.status },
+      h("span", { class: "mark", "aria-hidden": "true" }, T.marks[one.status]),
+      button(visible(one.name), () => app.showStep(one.key), { class: "link" }), h("span", { class: "words" }),
+      one.plan ? button(T.turn.retry, () => app.send(T.turn.retryMessage(visible(one.name)), [], one.plan), { class: "small", testid: "retry-step" }) : null),
+    (item, one) => put(item.querySelector(".words"), visible(one.text)));
+    const waiting = list.filter((one) => !one.text).map((one) => visible(one.name));
+    rest.hidden = !waiting.length;
+    put(rest, waiting.length ? T.turn.notStarted(waiting.slice(0, MAX_LINES).join(", "), Math.max(0, waiting.length - MAX_LINES)) : "");
+  }
+
+  function fillSteps(work) {
+    const byUrgency = work.length > MAX_LINES ? [...work].sort((a, b) => ORDER.indexOf(a.status) - ORDER.indexOf(b.status)) : work;
+    keyed(steps, byUrgency.slice(0, MAX_LINES), (one) => one.context_key, (one) => stepLine(app, one), fillLine);
+    more.hidden = work.length <= MAX_LINES;
+    put(more, T.turn.more(work.length - MAX_LINES));
+    details.hidden = !work.length;
+  }
+  return { node, update };
+}
+
+function stepLine(app, step) {
+  return h("li", { testid: "turn-step", "data-key": step.context_key }, h("span", { class: "mark", "aria-hidden": "true" }),
+    button(visible(step.context_key), () => app.showStep(step.context_key), { class: "link" }),
+    h("span", { class: "words" }), h("progress", { max: 1, "aria-label": T.turn.progress(visible(step.context_key)) }), h("span", { class: "time quiet" }));
+}
+
+function fillLine(line, step) {
+  const [mark, , words, bar, time] = line.children;
+  attr(line, "data-status", statusOf(step));
+  put(mark, T.marks[statusOf(step)]);
+  const isRunning = step.status === "running";
+  const attempt = isRunning && step.attempt > 1 ? step.attempt : step.status === "retrying" ? step.retry.attempt + 1 : 0;
+  const retries = attempt > 1 ? T.turn.retrying(attempt, step.retry?.of ?? attempt) : null;
+  attr(line, "data-retries", Boolean(retries));
+  put(words, visible([retries ?? (step.elements ? null : T.status[step.status] ?? step.status), step.elements && T.elements(step.elements), (isRunning || retries) && (step.message ?? step.retry?.message)].filter(Boolean).join(" · ")));
+  const part = step.elements ? (step.elements.done + step.elements.failed) / step.elements.of : step.progress;
+  bar.hidden = !isRunning || typeof part !== "number";
+  if (!bar.hidden) bar.value = part;
+  const seconds = isRunning ? (Date.now() - step.tries.at(-1).from) / 1000 : step.duration;
+  put(time, typeof seconds === "number" && seconds >= 0 ? (isRunning ? T.clock(seconds) : T.seconds(seconds)) : "");
+}
+
+// A finished for_each step with failed elements is partly done.
+export function statusOf(step) {
+  return step.status === "done" && step.elements?.failed ? "partial" : step.status;
+}
+
+// Return what a turn did not do: steps and elements with a cause and the plan that retries them.
+function notDone(app, work) {
+  const planned = app.thread?.plan?.steps ?? [];
+  const isDone = (key) => work.some((step) => step.context_key === key && step.status === "done");
+  return work.flatMap((step) => {
+    if (step.elements?.failed) {
+      return Object.keys(step.elements.states).filter((n) => step.elements.states[n] === "failed").map((n) => ({
+        key: step.context_key, status: "failed", name: `${step.context_key}: ${elementName(app, step, Number(n))}`,
+        text: step.elements.messages?.[n] ?? T.status.failed, plan: retryElement(planned, step.context_key, Number(n)),
+      }));
+    }
+    if (step.status === "done" || step.status === "skipped") return [];
+    const wasStopped = step.status === "pending" && step.tries.length > 0;
+    const text = step.status === "failed" ? step.message ?? T.status.failed : wasStopped ? T.turn.interrupted : "";
+    return [{ key: step.context_key, status: step.status, name: step.context_key, text, plan: text ? retryPlan(planned, isDone, step.context_key) : null }];
+  });
+}
+
+// Return the value of an element in the state of the thread, or its position.
+function elementName(app, step, number) {
+  const [key, ...path] = String(step.for_each?.of ?? "").split(".");
+  for (const contexts of Object.values(app.contexts ?? {})) {
+    const list = path.reduce((at, name) => at?.[name], contexts?.[key]);
+    const value = Array.isArray(list) ? list[number] : undefined;
+    const word = value && typeof value === "object" ? value.name ?? value.id ?? value.key : value;
+    if (word !== undefined && typeof word !== "object") return String(word);
+  }
+  return T.turn.element(number + 1);
+}
+
+// Return the plan that runs a step again with the unfinished steps before and after it. Results of
+// finished steps are still in the thread, and the server adds the step that answers.
+function retryPlan(steps, isDone, key) {
+  const index = steps.findIndex((step) => step.context_key === key);
+  if (index < 0) return null;
+  const before = needs(steps);
+  const chosen = new Set([index]);
+  for (let size = 0; size !== chosen.size;) {
+    size = chosen.size;
+    steps.forEach((step, n) => {
+      const isLinked = before[n].some((one) => chosen.has(one)) || [...chosen].some((one) => before[one].includes(n));
+      if (isLinked && !isDone(step.context_key) && !CLOSING.has(step.capability)) chosen.add(n);
+    });
+  }
+  return { steps: [...chosen].sort((a, b) => a - b).map((n) => planFields(steps[n])) };
+}
+
+// Return the plan that runs one element of a for_each step; null if the step has it as an input.
+function retryElement(steps, key, number) {
+  const step = steps.find((one) => one.context_key === key);
+  const { of, as: name = "item" } = step?.for_each ?? {};
+  if (typeof of !== "string" || JSON.stringify(step.inputs ?? []).includes(`"${name}"`)) return null;
+  const refer = (value) => {
+    if (Array.isArray(value)) return value.map(refer);
+    if (!value || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([field, inner]) => [field,
+      field === "$from" && (inner === name || inner.startsWith?.(`${name}.`)) ? `${of}.${number}${inner.slice(name.length)}` : refer(inner)]));
+  };
+  const { for_each: _, ...rest } = planFields(step);
+  return { steps: [{ ...rest, context_key: `${key}_${number + 1}`, parameters: refer(step.parameters ?? {}) }] };
+}
+
+function planFields(step) {
+  return Object.fromEntries(PLAN_FIELDS.filter((name) => step[name] !== undefined && step[name] !== null).map((name) => [name, step[name]]));
+}
+
+function decisionText(app, one) {
+  const now = app.thread?.plan?.steps?.find((step) => step.context_key === one.key)?.parameters;
+  const changes = one.decision === "edit" && now
+    ? differences(app.turn.asked[one.key] ?? {}, now).map(([path, from, to]) => `${path} ${JSON.stringify(from) ?? "–"} → ${JSON.stringify(to) ?? "–"}`) : [];
+  return visible([`${one.key}: ${T.turn.decided(one.by ?? T.turn.somebody, one.decision)}`, ...changes, one.refused, when(one.at, true)].filter(Boolean).join(", "));
+}

@@ -1,0 +1,156 @@
+"""The turn card of the console: the steps of a running turn, its end, its decisions, and its retries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.console_server import Served
+
+pytestmark = pytest.mark.may_block
+"""Playwright's loop runs in this thread; the server is another process."""
+
+AGENT = """
+name: stations
+description: Reads weather stations, trains a model, and orders sensors.
+modules: [tests.support.console_stations]
+"""
+STATIONS = {"context_key": "stations", "capability": "list_stations"}
+READINGS = {
+    "context_key": "readings",
+    "capability": "read_station",
+    "for_each": {"of": "stations.codes", "on_failure": "collect"},
+    "parameters": {"code": {"$from": "item"}},
+}
+RATES = {"context_key": "rates", "capability": "fetch_rates"}
+MODEL = {"context_key": "model", "capability": "train_model"}
+MEAN = {
+    "context_key": "mean",
+    "capability": "compute_mean",
+    "when": {"of": "model.value", "is": ">", "than": 0.1},
+}
+ORDER = {"context_key": "order", "capability": "order_sensors"}
+
+
+@pytest.fixture(scope="module")
+def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("stations")
+    os.environ["STATION_REPAIRED"] = str(folder / "repaired")
+    found = Served(folder, agent=AGENT)
+    try:
+        yield found
+    finally:
+        found.end()
+        del os.environ["STATION_REPAIRED"]
+
+
+@pytest.fixture
+def repaired(served: Served) -> Iterator[Path]:
+    path = served.folder / "repaired"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def opened(page: Any, served: Served, *steps: dict[str, Any]) -> str:
+    thread = str(served.call("/api/threads", {})["thread_id"])
+    body = {"message": "Do it", "plan": {"steps": list(steps)}}
+    served.call(f"/api/threads/{thread}/runs", body)
+    page.goto(f"{served.url}/?thread={thread}")
+    return thread
+
+
+def card(page: Any, status: str) -> Any:
+    found = page.locator(f"[data-testid=turn][data-status={status}]")
+    found.wait_for()
+    return found
+
+
+def test_failed_element_is_named_and_retried_alone(
+    page: Any, served: Served, repaired: Path
+) -> None:
+    thread = opened(page, served, STATIONS, READINGS)
+    for _ in range(2):
+        failure = card(page, "partial").get_by_test_id("not-done")
+        failure.get_by_text("S007", exact=False).first.wait_for()
+        assert "gives no signal" in failure.inner_text()
+        node = page.locator('[data-testid=step][data-key="readings"]')
+        assert node.get_attribute("data-partial") is not None
+        page.locator("[data-testid=message][data-outcome=partial]").wait_for()
+        page.reload()
+    repaired.touch()
+    card(page, "partial").get_by_test_id("retry-step").click()
+    card(page, "completed")
+    results = served.call(f"/api/threads/{thread}")["results"]
+    assert [key for key in results if key.startswith("readings")] == ["readings_7"]
+
+
+def test_failed_step_is_retried_with_the_results_of_the_others(
+    page: Any, served: Served, repaired: Path
+) -> None:
+    thread = opened(page, served, {**MODEL, "parameters": {"seconds": 0.1}}, MEAN)
+    failed = card(page, "failed")
+    assert "too few readings" in failed.get_by_test_id("not-done").inner_text()
+    page.locator("[data-testid=message][data-outcome=failed]").wait_for()
+    repaired.touch()
+    failed.get_by_test_id("retry-step").click()
+    card(page, "completed")
+    results = served.call(f"/api/threads/{thread}")["results"]
+    assert results["mean"]["success"]
+    assert "model" not in results
+
+
+def test_retried_step_asks_for_approval_again(page: Any, served: Served, repaired: Path) -> None:
+    opened(page, served, {**ORDER, "parameters": {"note": "rare part"}})
+    page.get_by_test_id("approve").click()
+    failed = card(page, "failed")
+    repaired.touch()
+    failed.get_by_test_id("retry-step").click()
+    page.get_by_test_id("approve").click()
+    card(page, "completed")
+
+
+def test_stopped_turn_names_its_steps(page: Any, served: Served) -> None:
+    opened(
+        page,
+        served,
+        STATIONS,
+        {**MODEL, "parameters": {"seconds": 60}},
+        {**MEAN, "context_key": "late"},
+    )
+    page.locator("[data-testid=turn-step][data-key=model][data-status=running]").wait_for()
+    page.get_by_test_id("stop").click()
+    for _ in range(2):
+        stopped = card(page, "stopped")
+        stopped.get_by_text("1 of 3 done").wait_for()
+        assert "Not started: late" in stopped.inner_text().replace("\n", " ")
+        page.reload()
+        page.get_by_test_id("stop").wait_for(state="hidden")
+
+
+def test_running_turn_shows_progress_and_retries(page: Any, served: Served) -> None:
+    opened(page, served, RATES, {**MODEL, "parameters": {"seconds": 6}})
+    line = page.locator("[data-testid=turn-step][data-key=rates]")
+    line.get_by_text("retrying 3 of 4").wait_for()
+    model = page.locator("[data-testid=turn-step][data-key=model]")
+    model.get_by_text("epoch 4 of 10").wait_for()
+    assert model.get_by_role("progressbar").evaluate("bar => bar.value") >= 0.4
+    ended = card(page, "completed")
+    assert ended.get_by_test_id("turn-step").first.is_hidden()
+    ended.get_by_text("Steps", exact=True).click()
+    assert ended.get_by_test_id("turn-step").count() == 2
+
+
+def test_decision_leaves_a_record(page: Any, served: Served) -> None:
+    opened(page, served, ORDER)
+    question = page.get_by_test_id("question")
+    question.get_by_label("Quantity").first.fill("4")
+    question.get_by_test_id("approve").click()
+    for _ in range(2):
+        record = card(page, "completed").get_by_test_id("decisions")
+        record.get_by_text("quantity 3 → 4").wait_for()
+        assert "local approved with changes" in record.inner_text()
+        page.reload()
