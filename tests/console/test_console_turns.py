@@ -154,3 +154,51 @@ def test_decision_leaves_a_record(page: Any, served: Served) -> None:
         record.get_by_text("quantity 3 → 4").wait_for()
         assert "local approved with changes" in record.inner_text()
         page.reload()
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_activity_tables_fit_their_view(page: Any, served: Served, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    opened(page, served, ORDER)
+    page.get_by_test_id("approve").click()
+    card(page, "completed")
+    page.get_by_role("tab", name="Activity").click()
+    page.get_by_test_id("activity").get_by_text("order_sensors").first.wait_for()
+    for summary in page.get_by_test_id("activity").locator("summary").all():
+        summary.click()
+    cut = page.evaluate(
+        "() => [...document.querySelectorAll('[data-testid=activity] .scroll')]"
+        ".filter(one => one.scrollWidth > one.clientWidth).map(one => one.ariaLabel)"
+    )
+    assert cut == []
+
+
+def test_menu_closes_on_an_outside_click(page: Any, served: Served) -> None:
+    opened(page, served, STATIONS)
+    card(page, "completed")
+    page.get_by_text("Actions", exact=True).click()
+    rename = page.get_by_role("button", name="Rename")
+    rename.wait_for()
+    page.get_by_test_id("answer").click()
+    rename.wait_for(state="hidden")
+
+
+def test_message_cancels_an_open_request_only_after_a_confirmation(
+    page: Any, served: Served
+) -> None:
+    opened(page, served, ORDER)
+    page.get_by_test_id("question").wait_for()
+    for name in ("Keep the request", "Send and cancel the request"):
+        page.get_by_test_id("message-input").fill("List the stations of the network")
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("confirm-send").get_by_text("Order new sensors.").wait_for()
+        assert page.get_by_test_id("question").is_visible()
+        page.get_by_role("button", name=name).click()
+        page.get_by_test_id("confirm-send").wait_for(state="hidden")
+    page.get_by_test_id("question").wait_for(state="detached")
+    assert page.get_by_test_id("message").nth(1).inner_text().count("List the stations") == 1
+
+
+def test_used_login_link_opens_the_console_for_a_logged_in_user(page: Any, served: Served) -> None:
+    page.goto(f"{served.url}/login?link=used")
+    page.get_by_test_id("message-input").wait_for()

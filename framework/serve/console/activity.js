@@ -4,12 +4,14 @@ import { get, latest, query } from "./api.js";
 import { button, columnsOf, h, table, visible, when } from "./dom.js";
 import { T } from "./text.js";
 
-const EFFECTS = ["capability", "step", "state", "approved_by", "key"];
-const AUDIT = ["seq", "at", "kind", "by", "capability", "step", "decision", "state", "thread_id", "hash"];
+const EFFECTS = ["capability", "step", "state", "approved_by"];
+const EFFECT_DETAILS = ["thread_id", "turn", "key"];
+const AUDIT = ["at", "kind", "by", "capability", "decision"];
+const AUDIT_DETAILS = ["seq", "step", "state", "thread_id", "hash"];
 const USAGE = ["model", "day", "user", "calls", "input_tokens", "output_tokens", "cost_usd"];
 
 // A paged table of the server's data.
-function pages(path, none, name, columns, flat = (item) => item) {
+function pages(path, none, name, { columns, details, flat = (item) => item } = {}) {
   const asked = {};
   const place = h("div");
   const more = button(T.more, () => load(false), { hidden: true });
@@ -23,7 +25,7 @@ function pages(path, none, name, columns, flat = (item) => item) {
       items = [...(anew ? [] : items), ...found.map(flat)];
       next = page.next ?? null;
       more.hidden = !next;
-      place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name) : h("p", { class: "quiet" }, none));
+      place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name, details) : h("p", { class: "quiet" }, none));
     } catch (error) {
       if (!stale()) place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)));
     }
@@ -32,12 +34,12 @@ function pages(path, none, name, columns, flat = (item) => item) {
 }
 
 export function activityView(app) {
-  const effects = pages("/api/effects", T.noEffects, T.effects, EFFECTS);
-  const audit = pages("/api/audit", T.noAudit, T.audit, AUDIT,
-    (one) => ({ ...one.data, ...one, at: when(one.at), by: one.data?.by?.user_id, hash: one.hash?.slice(0, 12) }));
-  const budgets = pages("/api/budgets", T.noBudgets, T.budgets, ["limit", "per", "window", "name", "allows", "left"]);
-  const limits = pages("/api/limits", T.noLimits, T.limits, ["kind", "name", "used", "allows", "told"]);
-  const workers = pages("/api/workers", T.noWorkers, T.workers, ["id", "queues", "running"]);
+  const effects = pages("/api/effects", T.noEffects, T.effects, { columns: EFFECTS, details: EFFECT_DETAILS });
+  const audit = pages("/api/audit", T.noAudit, T.audit, { columns: AUDIT, details: AUDIT_DETAILS,
+    flat: (one) => ({ ...one.data, ...one, kind: one.kind?.replaceAll("_", " "), at: when(one.at), by: one.data?.by?.user_id }) });
+  const budgets = pages("/api/budgets", T.noBudgets, T.budgets, { columns: ["limit", "per", "window", "name", "allows", "left"] });
+  const limits = pages("/api/limits", T.noLimits, T.limits, { columns: ["kind", "name", "used", "allows", "told"] });
+  const workers = pages("/api/workers", T.noWorkers, T.workers, { columns: ["id", "queues", "running"] });
   workers.node.dataset.testid = "workers";
   budgets.node.dataset.testid = "budgets";
   limits.node.dataset.testid = "limits";

@@ -33,7 +33,11 @@ export function conversationView(app) {
   const clip = button("+", () => pick.click(), { testid: "attach", "aria-label": T.attach, title: T.attach, hidden: true });
   const attachments = h("div", { class: "held" });
   const stop = button(T.stop, () => app.stop(), { testid: "stop", hidden: true });
-  const form = h("form", { class: "write" }, attachments, input, h("div", { class: "buttons" }, pick, clip, stop, send));
+  // A message cancels the open approval requests of the thread, so it has to be confirmed.
+  const dropped = h("p", null);
+  const confirm = h("div", { class: "confirm", role: "alertdialog", "aria-label": T.confirmSend, testid: "confirm-send", hidden: true }, dropped,
+    h("div", { class: "buttons" }, button(T.sendAnyway, () => submit(true), { class: "danger small" }), button(T.keepQuestion, () => { confirm.hidden = true; input.focus(); }, { class: "small" })));
+  const form = h("form", { class: "write" }, confirm, attachments, input, h("div", { class: "buttons" }, pick, clip, stop, send));
   let tray = null;
   async function attach(files) {
     if (!files.length) return;
@@ -45,15 +49,22 @@ export function conversationView(app) {
     } else for (const file of files) if (file.size > 200000) app.tell(T.tooLong(visible(file.name))); else input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
   }
   pick.addEventListener("change", () => { attach([...pick.files]); pick.value = ""; input.focus(); });
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
+  form.addEventListener("submit", (event) => { event.preventDefault(); submit(false); });
+  async function submit(isConfirmed) {
     const text = input.value;
     if (!text.trim() || send.disabled || tray?.busy()) return;
+    const open = app.questions.filter((one) => one.thread_id === app.threadId);
+    confirm.hidden = isConfirmed || !open.length;
+    if (!confirm.hidden) {
+      put(dropped, T.dropsQuestion(visible(open.flatMap((one) => one.steps ?? []).map((step) => step.description || step.context_key).join(", ") || T.question)));
+      confirm.querySelector("button").focus();
+      return;
+    }
     input.value = "";
     const files = tray?.take() ?? [];
     if (!await app.send(text, files)) { input.value ||= text; tray?.back(files); }
     input.focus();
-  });
+  }
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
   });
@@ -104,6 +115,7 @@ export function conversationView(app) {
     const mine = app.questions.filter((one) => one.thread_id === app.threadId);
     const inInbox = app.shows("inbox");
     elsewhere.hidden = !inInbox || !mine.length;
+    if (!mine.length) confirm.hidden = true;
     const asks = asked.childElementCount;
     if (!inInbox) app.cards?.place(asked, mine);
     // Scrolling forces a layout, so it only happens when content has changed.

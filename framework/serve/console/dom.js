@@ -72,14 +72,21 @@ export function pre(value, props) {
   return h("pre", { tabindex: 0, ...props }, json(value));
 }
 
-// Return a table of plain objects without empty columns.
-export function table(items, columns, caption) {
+// Return a table of plain objects without empty columns. `details` are shown below a row on request.
+export function table(items, columns, caption, details = []) {
   const used = columns.filter((name) => items.some((item) => shown(item[name]) !== ""));
+  const extra = (item) => details.filter((name) => shown(item[name]) !== "");
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    h("table", null,
-      h("thead", null, h("tr", null, used.map((name) => h("th", { scope: "col" }, name.replaceAll("_", " "))))),
-      h("tbody", null, items.map((item) => h("tr", null, used.map((name) => h("td", null, shown(item[name]))))))));
+    h("table", { class: "records" },
+      h("thead", null, h("tr", null, used.map((name) => h("th", { scope: "col" }, words(name))))),
+      h("tbody", null, items.map((item) => [
+        h("tr", null, used.map((name) => h("td", { "data-label": words(name) }, shown(item[name])))),
+        extra(item).length ? h("tr", { class: "extra" }, h("td", { colspan: used.length },
+          h("details", null, h("summary", null, DETAILS), h("dl", null, extra(item).map((name) => [h("dt", null, words(name)), h("dd", null, shown(item[name]))]))))) : null]))));
 }
+
+const DETAILS = "Details";
+const words = (name) => name.replaceAll("_", " ");
 
 export function columnsOf(items, first = []) {
   return [...new Set([...first, ...items.flatMap((item) => Object.keys(item))])];

@@ -59,6 +59,8 @@ export function threadBar(app) {
     button(T.fork, () => { menu.open = false; app.fork(); }),
     button(T.exportThread, async () => { menu.open = false; save(`${app.threadId}.json`, new Blob([JSON.stringify(await get(threadPath(app.threadId)), null, 2)], { type: "application/json" })); }),
     button(T.remove, () => { sure.hidden = false; sure.focus(); }), sure));
+  document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
+  menu.addEventListener("focusout", (event) => { if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false; });
   menu.addEventListener("toggle", () => { if (!menu.open) sure.hidden = true; });
   menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.firstChild.focus(); } });
   function edit(on) {

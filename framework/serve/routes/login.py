@@ -74,11 +74,14 @@ def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
         link = request.query_params.get("link")
         if link is None or request.method == "HEAD":  # link previews must not use it up
             return login_page(oidc=oidc, thread=request.query_params.get("thread"))
+        thread = request.query_params.get("thread")
         caller = authenticator.redeem_link(link)
+        if caller is None and request.scope.get("capgraph.caller") is not None:
+            return RedirectResponse(f"/{_thread_query(thread)}", 303)  # already logged in
         if caller is None:
             alert = "This link is invalid or has been used. Restart the server to get a new one."
             return login_page(alert, 401, oidc=oidc)
-        return await start_session(authenticator, caller, thread=request.query_params.get("thread"))
+        return await start_session(authenticator, caller, thread=thread)
 
     async def post(request: Request) -> Response:
         thread = request.query_params.get("thread")
