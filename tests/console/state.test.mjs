@@ -6,6 +6,7 @@ import { test } from "node:test";
 const at = new URL("../../framework/serve/console/", import.meta.url);
 const { empty, fromThread, runsOfTurn, turnOutcomes } = await import(new URL("state.js", at));
 const { reduce } = await import(new URL("reduce.js", at));
+const { figuresOf, numbersIn } = await import(new URL("figures.js", at));
 const { arrange, criticalPath, needs } = await import(new URL("layout.js", at));
 const { frames } = await import(new URL("follow.js", at));
 const { differences } = await import(new URL("history.js", at));
@@ -229,4 +230,16 @@ test("outcomes belong to turns, of which one may take several runs", () => {
   const thread = { messages: [{ role: "user" }, { role: "assistant" }, { role: "user" }], runs: ["completed", "waiting", "failed"].map((status) => ({ status })) };
   assert.deepEqual(turnOutcomes(thread), ["failed", "completed"]);
   assert.deepEqual(turnOutcomes({ ...thread, messages: [] }), []);
+});
+
+test("a figure is a whole number with the value and the unit of a result", () => {
+  const contexts = { A: { a: { usd: 17.25, year: 2015, count: 3, share: 0.18, litres: 36.4, codes: ["S017"], value: 0.913, small: 17 } } };
+  const figures = figuresOf(contexts, { a: { outputs: { A: "a" } } });
+  const linked = (text) => [...numbersIn(text)].filter((one) => typeof one === "object" && figures.find(one)).map((one) => one.text);
+  assert.deepEqual(linked("S017 costs 17.25 USD in 2015, at 0.913."), ["17.25", "2015", "0.913"]);
+  assert.deepEqual(linked("S012, 2015-01-02, v0.913.1, 1,2015 and x0.913"), []);
+  assert.deepEqual(linked("18 % or 18% of 18 stations"), ["18", "18"]);
+  assert.deepEqual(linked("36.4 litres, 36 l, 36 stations, 36.4 km"), ["36.4", "36"]);
+  assert.deepEqual(linked("3 remarks, count 3, 17 chairs"), []);
+  assert.deepEqual([...numbersIn("1,234.5 and -2")].filter((one) => one.text).map((one) => one.text), ["1,234.5", "-2"]);
 });

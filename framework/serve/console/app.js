@@ -4,7 +4,7 @@ import { Problem, call, get, post, query, threadPath } from "./api.js";
 import { attr, button, h, lazy, put, visible } from "./dom.js";
 import { planView } from "./plan.js";
 import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
-import { figuresOf, conversationView } from "./conversation.js";
+import { conversationView } from "./conversation.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
 
@@ -158,7 +158,7 @@ const app = {
     const state = await get(query(`${threadPath(id)}/state`, { checkpoint_id: moment.checkpoint_id }));
     if (id !== this.threadId) return;
     const [plan] = fromThread({ plan: state.planning_execution_plan, results: state.execution_step_results, outcome: "completed" }).plans;
-    this.earlier = { index, state, plan: plan && { ...plan, id: moment.checkpoint_id }, shown: true, figures: figuresOf(state.capability_context_data, state.execution_step_results) };
+    this.earlier = { index, state, plan: plan && { ...plan, id: moment.checkpoint_id }, shown: true, figures: await loadFigures(state) };
     this.show("plan");
   },
   // Send a message again: the last one in this thread, an earlier one in a fork that ends before it.
@@ -302,7 +302,7 @@ const app = {
       const [state, made] = await Promise.all([get(`${threadPath(id)}/state`), get(`${threadPath(id)}/files`)]);
       if (id !== this.threadId) return;
       this.contexts = state.capability_context_data;
-      this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
+      this.figures = await loadFigures(state);
       this.files = made.items;
       this.brought = uploadedFiles(state);
       changed();
@@ -339,6 +339,11 @@ const app = {
     changed();
   },
 };
+
+async function loadFigures(state) {
+  const { figuresOf, numbersIn } = await import("./figures.js");
+  return { ...figuresOf(state.capability_context_data, state.execution_step_results), numbersIn };
+}
 
 // Question cards and forms are loaded with the first question.
 let inbox = null;

@@ -155,7 +155,7 @@ function fill(app, node, one, { index, isLast, isAsked, runs, outcome }) {
     node.capgraphText = one.content;
     node.capgraphFigures = figures;
     if (one.role === "user") body.replaceChildren(...render(one.content));
-    else body.replaceChildren(...render(one.content, figures && ((text) => figureNode(app, figures, text, Boolean(earlier)))));
+    else body.replaceChildren(...render(one.content, figures && { numbersIn: figures.numbersIn, node: (number) => figureNode(app, figures, number, Boolean(earlier)) }));
   }
   const before = one.role === "assistant" && !isLast;
   const of = earlier ? earlier.plan : isLast && !runs ? app.turn.plans.at(-1) : null;
@@ -186,26 +186,7 @@ function fill(app, node, one, { index, isLast, isAsked, runs, outcome }) {
   tools.hidden = runs;
 }
 
-function figureNode(app, figures, text, earlier) {
-  const key = figures.get(Number(text.replaceAll(",", "")));
-  if (key === undefined) return null;
-  return button(text, () => app.showStep(key, earlier), { class: "figure", title: T.fromStep(visible(key)) });
-}
-
-// Map the numbers in step outputs to the step that produced them.
-export function figuresOf(contexts, results) {
-  const found = new Map();
-  const walk = (value, key, depth) => {
-    if (found.size > 5000 || depth > 8) return;
-    if (typeof value === "number" && Number.isFinite(value)) {
-      // Small values are not rounded to integers; shares may be quoted as percentages.
-      const near = [0, 1, 2, 3].filter((n) => n || Math.abs(value) >= 10).map((n) => Number(value.toFixed(n)));
-      const share = Math.abs(value) < 1 ? [0, 1, 2].map((n) => Number((100 * value).toFixed(n))) : [];
-      for (const one of [value, ...near, ...share]) if (!found.has(one)) found.set(one, key);
-    } else if (value && typeof value === "object") for (const inner of Object.values(value)) walk(inner, key, depth + 1);
-  };
-  for (const [key, record] of Object.entries(results ?? {})) {
-    for (const [kind, name] of Object.entries(record?.outputs ?? {})) walk(contexts?.[kind]?.[name], key, 0);
-  }
-  return found;
+function figureNode(app, figures, number, earlier) {
+  const key = figures.find(number);
+  return key === undefined ? null : button(number.text, () => app.showStep(key, earlier), { class: "figure", title: T.fromStep(visible(key)) });
 }

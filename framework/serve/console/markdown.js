@@ -7,9 +7,9 @@ const LONG = 60000;
 const SHOWN = 8000;
 const INLINE = /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)|(!?\[[^\]\n]{0,300}\]\([^()\s]{0,2000}\))/g;
 const SAFE = /^(https?:\/\/|mailto:)/i;
-const NUMBER = /-?\d[\d,]*(?:\.\d+)?/g;
 
-// `figure(text)` returns a node for a number whose step is known, or null.
+// `figure.numbersIn` splits a text at its numbers; `figure.node` returns a node for a number whose
+// step is known, or null.
 export function render(text, figure = null) {
   const shown = visible(text);
   if (shown.length > LONG) return [long(shown)];
@@ -91,13 +91,5 @@ function piece(text, figure) {
 
 function plain(text, figure) {
   if (!figure || !text) return text ? [text] : [];
-  const found = [];
-  let at = 0;
-  for (const match of text.matchAll(NUMBER)) {
-    const node = figure(match[0]);
-    if (!node) continue;
-    found.push(text.slice(at, match.index), node);
-    at = match.index + match[0].length;
-  }
-  return [...found, text.slice(at)];
+  return [...figure.numbersIn(text)].map((piece) => (typeof piece === "string" ? piece : figure.node(piece) ?? piece.text));
 }
