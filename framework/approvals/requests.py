@@ -120,7 +120,8 @@ def request_entry(
         entry["idempotency_key"] = pending["idempotency_key"]
     if approvals := pending.get("approvals"):
         entry["approvals"] = approvals
-        texts = (reason, _describe_approvals(approvals))
+        entry["approvals_summary"] = _describe_approvals(approvals)
+        texts = (reason, entry["approvals_summary"])
         entry["reason"] = " ".join(text for text in texts if text) or None
     return _limit_entry(entry)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.plan import PlannedStep
 from capgraph.base.ports import Caller, PermissionMode, TurnSnapshot, Verdict
 from capgraph.base.spec import CapabilitySpec
@@ -106,6 +107,29 @@ class CallerPermissions:
                 False,
                 f"the permissions for {name!r} could not be evaluated ({type(exc).__name__}: {exc})",
             )
+
+    def roles_allowed(self, names: Collection[str], tenant: str | None = None) -> list[str]:
+        """Return the configured roles of a tenant that may use all of these capabilities."""
+        return [
+            role
+            for role, role_tenant in getattr(self._permissions, "roles", ())
+            if role_tenant in (None, tenant)
+            and all(self.outcome(name, Caller(None, role, tenant)).allowed for name in names)
+        ]
+
+    def approver_problems(self) -> list[str]:
+        """Return a text for each capability whose restricted approval no role may give."""
+        tenants = {tenant for _, tenant in getattr(self._permissions, "roles", ())}
+        return [
+            f"The capability {name!r} requires approvals by other users, but no role may use it."
+            " Fix: allow it to a role in 'permissions', or remove the approval policy."
+            for name, spec in self._registry.capabilities.items()
+            if spec.requires_approval
+            and ApprovalPolicy.from_declaration(spec.requires_approval).restricts_approvers
+            and tenants
+            and not any(self.roles_allowed([name], tenant) for tenant in tenants)
+            and not self.outcome(name, Caller()).allowed
+        ]
 
     def visible_registry(self, caller: Caller) -> Registry:
         """Return the part of the registry that the caller may use. Planners see nothing else."""

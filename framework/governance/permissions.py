@@ -215,6 +215,7 @@ class PermissionPolicy:
             current = self._required.get(normalize_name(tool), PermissionMode.READ_ONLY)
             self._required[normalize_name(tool)] = max(current, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
+        self.roles: tuple[tuple[str, str | None], ...] = tuple(self._roles)
         self.allowed_names: frozenset[str] = frozenset(
             name for _, config in entries for name in config.allowed_tools or ()
         )

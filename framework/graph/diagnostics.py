@@ -73,7 +73,8 @@ def collect_findings(
         text = "No capability is registered, so every question ends in 'Nothing here can do that'."
         fix = "List modules with capabilities under 'modules'."
         yield Finding("registry", "warning", text, fix)
-    for text in registry_problems(registry):
+    denied = permissions.approver_problems() if permissions is not None else []
+    for text in (*registry_problems(registry), *denied):
         yield _from_text("error", text)
     for text in registry_warnings(
         registry, offline=offline, has_saver=has_saver, permissions=permissions

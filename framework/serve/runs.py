@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from capgraph.approvals import parse_decisions
 from capgraph.approvals.requests import restricts_approvers
+from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.errors import (
     CapgraphError,
     LimitError,
@@ -404,28 +405,64 @@ class Runs:
         else:
             threads = await self._log.waiting_threads(self._threads.owner_prefix(caller))
             threads += await self._threads.list_recent(caller, _MAX_UNLOGGED_THREADS)
-            threads += await self._log.waiting_threads() if caller.role is not None else []
+            threads += await self._log.waiting_threads() if self._is_approver(caller) else []
         prefix = self._threads.owner_prefix(caller)
         return [
-            {**question, "thread_id": self._threads.public_id(caller, storage_id)}
+            {**question, **self._approver_fields(caller, storage_id, question)}
             for storage_id in dict.fromkeys(threads)
             for question in (await self._open_questions(storage_id)).values()
             if storage_id.startswith(prefix) or self._can_decide(caller, storage_id, question)
         ]
 
+    def _is_approver(self, caller: Caller) -> bool:
+        """Return True if the caller may approve steps in other users' threads."""
+        services = self._graph.services
+        if services.permissions is not None:
+            return caller.role is not None
+        return any(
+            ApprovalPolicy.from_declaration(spec.requires_approval).restricts_approvers
+            for spec in services.registry.capabilities.values()
+            if spec.requires_approval
+        )
+
     def _can_decide(self, caller: Caller, storage_id: str, question: Mapping[str, Any]) -> bool:
         """Return True if the caller may decide on a question in another user's thread.
 
-        The approval must require a named person, and the caller's role must permit the capability.
+        The approval must require a named person. With permissions, the caller's role must permit
+        the capability.
         """
         permissions = self._graph.services.permissions
         steps = question.get("steps")
-        if permissions is None or caller.role is None or not isinstance(steps, list):
+        if not self._is_approver(caller) or not isinstance(steps, list):
             return False
         return self._threads.is_in_tenant(caller, storage_id) and all(
-            restricts_approvers(step) and permissions.outcome(step["capability"], caller).allowed
+            restricts_approvers(step)
+            and (permissions is None or permissions.outcome(step["capability"], caller).allowed)
             for step in steps
         )
+
+    def _approver_fields(
+        self, caller: Caller, storage_id: str, question: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the fields of a question that depend on the caller.
+
+        ``can_decide`` and ``has_approved`` concern the caller. ``requester`` is another user whose
+        thread has the question. ``approver_roles`` lists the roles that may approve.
+        """
+        permissions = self._graph.services.permissions
+        restricted = [one for one in question.get("steps") or () if restricts_approvers(one)]
+        is_own = storage_id.startswith(self._threads.owner_prefix(caller))
+        has_approved = any(caller.user_id in one["approvals"]["agreed"] for one in restricted)
+        is_excluded = is_own and any(one["approvals"]["not_requester"] for one in restricted)
+        fields = {
+            "thread_id": self._threads.public_id(caller, storage_id),
+            "can_decide": not (has_approved or is_excluded),
+            "has_approved": has_approved,
+        }
+        if restricted and permissions is not None:
+            names = {one["capability"] for one in restricted}
+            fields["approver_roles"] = permissions.roles_allowed(names, caller.tenant)
+        return fields if is_own else {**fields, "requester": self._threads.owner_name(storage_id)}
 
     async def _open_questions(self, storage_id: str) -> dict[str, dict[str, Any]]:
         """Return the open questions of a thread, by question ID."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import Caller
@@ -75,6 +75,10 @@ class Threads:
             if self._is_shared or not storage_id.startswith("@")
             else storage_id.partition("/")[0] + "/"
         )
+
+    def owner_name(self, storage_id: str) -> str:
+        """Return the user who owns a thread; empty if the thread has no owner."""
+        return unquote(self.prefix_of(storage_id).strip("/").removeprefix("@").partition("@")[0])
 
     def is_in_tenant(self, caller: Caller, storage_id: str) -> bool:
         """Return True if a thread belongs to the caller's tenant."""

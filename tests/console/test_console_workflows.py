@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,6 +241,44 @@ def test_two_approvers_are_notified(browser: Any, tmp_path: Path) -> None:
         paid = ann.locator("[data-testid=step][data-status=done]").first
         paid.wait_for(state="attached")
         assert "×" not in paid.inner_text()
+    finally:
+        for page in pages.values():
+            page.context.close()
+        server.end()
+
+
+def test_two_approvers_decide_without_permissions(browser: Any, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    names = {name: issue_token(tokens, name) for name in ("ann", "bob", "carol")}
+    server = Served(tmp_path, auth=tokens, agent=AGENT.partition("permissions")[0])
+    pages = {}
+    try:
+        for name, token in names.items():
+            page = pages[name] = browser.new_context().new_page()
+            page.goto(server.url)
+            page.get_by_test_id("token-input").fill(token)
+            page.get_by_test_id("login").click()
+            page.get_by_test_id("message-input").wait_for()
+        ann, bob, carol = pages.values()
+        ann.get_by_test_id("message-input").fill("Transfer the money")
+        ann.get_by_test_id("send").click()
+        card = ann.get_by_test_id("question")
+        card.get_by_test_id("cannot-decide").wait_for()
+        assert card.get_by_role("button").count() == 0
+        text = card.inner_text()
+        assert "any user except the requester" in text
+        assert text.count("2 approvals required") == 1
+        assert not re.search(r"\d{4}-\d\d-\d\dT|[0-9a-f]{20}", text)
+        for user in (bob, carol):
+            user.get_by_role("tab", name="Inbox").click()
+            question = user.get_by_test_id("inbox").get_by_test_id("question")
+            question.get_by_text("Requested by ann").wait_for()
+            question.get_by_test_id("approve").click()
+            if user is bob:
+                question.get_by_text("You approved this step").wait_for()
+                assert question.get_by_role("button").count() == 0
+        card.wait_for(state="detached")
+        ann.locator("[data-testid=turn][data-status=completed]").wait_for()
     finally:
         for page in pages.values():
             page.context.close()

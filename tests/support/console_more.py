@@ -87,6 +87,20 @@ class Pay(BaseCapability):
 
 
 @capability_node
+class Transfer(BaseCapability):
+    """Transfers when two people other than the requester agree."""
+
+    name = "transfer"
+    description = "Transfer the money."
+    effect = "once"
+    requires_approval = ApprovalPolicy(approvers=2, not_requester=True, expires_seconds=3600)
+    Parameters = Sum
+
+    async def execute(self) -> dict[str, Any]:
+        return {}
+
+
+@capability_node
 class Launch(BaseCapability):
     """Does something, and takes its time to say so."""
 

@@ -1,7 +1,7 @@
 // Question cards. A card keeps its input when it moves between the chat and the inbox.
 
 import { Problem } from "./api.js";
-import { attr, button, h, json, keyed, pre, visible } from "./dom.js";
+import { attr, button, h, json, keyed, pre, visible, when } from "./dom.js";
 import { form } from "./form.js";
 import { T } from "./text.js";
 
@@ -40,7 +40,7 @@ function cardNode(app, question) {
   const alert = h("div", { class: "problems", role: "alert" });
   const reason = h("textarea", { testid: "reason", rows: 1, "aria-label": T.reason, placeholder: T.reason });
   const node = h("article", { class: "question", testid: "question", "data-question": question.question_id, "aria-label": T.question });
-  const entries = (question.steps ?? []).map((step) => entryNode(step, question.steps.length > 1, () => refresh()));
+  const entries = (question.steps ?? []).map((step) => entryNode(question, step, question.steps.length > 1, () => refresh()));
   const buttons = h("div", { class: "buttons" });
   let busy = false;
 
@@ -77,33 +77,39 @@ function cardNode(app, question) {
   }
 
   const decisions = entries.length ? [...new Set(entries.flatMap((entry) => entry.decisions))] : ["answer"];
-  const order = ["approve", "rerun", "done", "skip", "reject", "respond"];
+  const canDecide = question.can_decide !== false;
+  const order = !canDecide ? [] : ["approve", "rerun", "done", "skip", "reject", "respond"];
   for (const word of order.filter((one) => decisions.includes(one))) {
     const testid = word === "approve" || word === "reject" ? word : undefined;
     buttons.append(button(T.decisions[word], () => submit(word),
       { testid, class: word === "approve" ? "main" : word === "reject" ? "danger" : null }));
   }
-  if (entries.length > 1) buttons.append(button(T.submitDecisions, () => submit(null)));
-  if (!entries.length) buttons.append(button(T.answer, () => submit("answer"), { testid: "approve", class: "main" }));
+  if (entries.length > 1 && canDecide) buttons.append(button(T.submitDecisions, () => submit(null)));
+  if (!entries.length && canDecide) buttons.append(button(T.answer, () => submit("answer"), { testid: "approve", class: "main" }));
 
   const thread = app.threads.find((one) => one.thread_id === question.thread_id);
   node.append(
-    h("div", { class: "whose" }, button(visible(thread?.title || question.thread_id), () => app.open(question.thread_id), { class: "link", title: T.openThread })),
+    question.requester ? h("p", { class: "quiet" }, T.requestedBy(visible(question.requester)))
+      : h("div", { class: "whose" }, button(visible(thread?.title || T.untitled), () => app.open(question.thread_id), { class: "link", title: T.openThread })),
     ...(entries.length ? entries.map((entry) => entry.node) : [h("div", { class: "entry" }, pre(question.value ?? question))]),
-    alert, h("div", { class: "field" }, reason), buttons);
+    alert, ...(canDecide ? [h("div", { class: "field" }, reason), buttons]
+      : [h("p", { class: "stated", testid: "cannot-decide" }, question.has_approved ? T.youApproved : T.youRequested)]));
   refresh();
   return node;
 }
 
-function entryNode(step, several, onchange) {
+function entryNode(question, step, several, onchange) {
   const isStep = step.kind === "step";
-  const fields = step.decisions.includes("edit") && step.kind !== "plan"
+  const canDecide = question.can_decide !== false;
+  const fields = canDecide && step.decisions.includes("edit") && step.kind !== "plan"
     ? form(step.parameters_schema, step.parameters, onchange) : null;
-  const plan = step.kind === "plan" && step.decisions.includes("edit") ? planField(step, onchange) : null;
+  const plan = canDecide && step.kind === "plan" && step.decisions.includes("edit") ? planField(step, onchange) : null;
   const personal = step.approvals && "needed" in step.approvals;
-  const remember = isStep && step.decisions.includes("approve") && !personal ? h("input", { type: "checkbox" }) : null;
+  // The approvals are shown as a line of their own.
+  const reason = (step.reason ?? "").replace(step.approvals_summary ?? "", "").trim();
+  const remember = canDecide && isStep && step.decisions.includes("approve") && !personal ? h("input", { type: "checkbox" }) : null;
   const rememberLabel = remember && h("label", { class: "check" }, remember, ` ${T.remember}`);
-  const choice = several ? h("select", { "aria-label": T.decision },
+  const choice = several && canDecide ? h("select", { "aria-label": T.decision },
     step.decisions.filter((word) => word !== "edit").map((word) => h("option", { value: word }, T.decisions[word]))) : null;
   const errors = h("div");
   const facts = Object.entries({ ...step.input_summaries }).map(([name, text]) => [
@@ -116,8 +122,10 @@ function entryNode(step, several, onchange) {
     h("p", { class: "quiet" }, step.kind === "plan" ? visible(step.description ?? "") : T.kind[step.kind] ?? "", " ",
       h("code", null, visible(step.context_key))),
     step.task_objective ? h("p", null, visible(step.task_objective)) : null,
-    step.reason ? h("p", { class: "why" }, visible(step.reason)) : null,
-    personal ? h("p", null, T.agreed((step.approvals.agreed ?? []).join(", "), step.approvals.needed)) : null,
+    reason ? h("p", { class: "why" }, visible(reason)) : null,
+    step.approvals?.refused ? h("p", { class: "why" }, visible(step.approvals.refused)) : null,
+    personal ? h("p", null, [T.agreed(visible((step.approvals.agreed ?? []).join(", ")), step.approvals.needed),
+      T.approvers(question.approver_roles, step.approvals.not_requester), step.approvals.until ? T.expires(when(step.approvals.until, true)) : ""].filter(Boolean).join(" ")) : null,
     step.idempotency_key ? h("p", { class: "quiet" }, T.unknownKey(visible(step.idempotency_key))) : null,
     facts.length || hasInputs ? h("details", { open: facts.length < 4 }, h("summary", null, T.inputs), h("dl", null, facts),
       hasInputs ? pre(json(step.input_values, Infinity)) : null) : null,

@@ -158,6 +158,12 @@ export const T = {
   },
   remember: "Always allow in this thread",
   agreed: (who, needed) => `${needed} approvals required; approved by: ${who || "nobody yet"}.`,
+  approvers: (roles, notRequester) => (roles ? `Approvers: users with the role ${roles.join(" or ")}${notRequester ? ", except the requester" : ""}.`
+    : notRequester ? "Approvers: any user except the requester." : "Approvers: any user."),
+  expires: (time) => `The request expires on ${time}.`,
+  requestedBy: (user) => `Requested by ${user}`,
+  youApproved: "✓ You approved this step. It runs when the other approvers agree.",
+  youRequested: "You requested this step, so other users must approve it.",
   openThread: "Open thread",
   answeredElsewhere: "This question has already been answered.",
   unset: "(not set)",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from capgraph import bind, build_graph, capability_node
 from capgraph.base import CapgraphError, ConfigurationError, ErrorSeverity, PolicyError
+from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.governance import (
     CedarPermissions,
     PermissionDeniedError,
@@ -253,3 +254,23 @@ def test_a_policy_that_names_no_registered_capability_is_reported_where_a_graph_
         [send_mail], permissions=PermissionPolicy(None, {"SEND_MAIL": PermissionMode.FULL_ACCESS})
     )
     assert "permissions" not in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("read_only", ["error"]), ("full_access", [])])
+def test_check_refuses_an_approval_that_no_role_may_give(mode: str, expected: list[str]) -> None:
+    @capability_node(effect="once", requires_approval=ApprovalPolicy(approvers=2))
+    def pay_bill() -> str:
+        """Pay a bill."""
+        return "paid"
+
+    roles = [RolePermissionConfig("clerk", PermissionMode.of(mode))]
+    services = bind([pay_bill], permissions=PermissionPolicy(roles))
+    found = collect_findings(
+        services.registry,
+        services.settings,
+        offline=True,
+        has_saver=True,
+        permissions=services.permissions,
+    )
+    levels = [one.level for one in found if "approvals by other users" in one.text]
+    assert levels == expected

@@ -591,3 +591,57 @@ async def test_two_approvers_and_no_access_for_others() -> None:
         assert await ended(ann, last.json()["run_id"]) == "completed"
         (effect,) = (await ann.get("/api/effects")).json()["items"]
         assert effect["approved_by"] == ["ann", "bob"]
+
+
+@capability_node
+class Transfer(BaseCapability):
+    name = "transfer"
+    description = "Transfer."
+    effect = "once"
+    requires_approval = ApprovalPolicy(approvers=2, not_requester=True, expires_seconds=3600)
+
+    async def execute(self) -> None:
+        return None
+
+
+TRANSFER = {"steps": [{"context_key": "p", "capability": "transfer"}]}
+
+
+async def test_two_approvers_can_decide_without_permissions() -> None:
+    async with served(Transfer) as client:
+        ann, bob, carol = await client("ann"), await client("bob"), await client("carol")
+        stranger = await client("dan", tenant="elsewhere")
+
+        async def question(user: Any) -> Any:
+            (found,) = (await user.get("/api/questions")).json()["items"]
+            return found
+
+        _, run = await asked(ann, TRANSFER)
+        assert await ended(ann, run) == "waiting"
+        assert (await stranger.get("/api/questions")).json()["items"] == []
+        own = await question(ann)
+        assert (own["can_decide"], own["has_approved"], "requester" in own) == (False, False, False)
+        for user in (bob, carol):
+            asked_user = await question(user)
+            assert (asked_user["can_decide"], asked_user["requester"]) == (True, "ann")
+            path = f"/api/questions/{asked_user['question_id']}"
+            answered = await user.post(path, json={"answer": "approve"})
+            await ended(ann, answered.json()["run_id"])
+            if user is bob:
+                again = await question(bob)
+                assert (again["can_decide"], again["has_approved"]) == (False, True)
+        assert (await ann.get("/api/questions")).json()["items"] == []
+        assert (await ann.get("/api/threads")).json()["items"][0]["outcome"] == "completed"
+
+
+async def test_question_lists_the_roles_that_may_approve() -> None:
+    roles = [
+        {"role": "clerk", "mode": "full_access"},
+        {"role": "guest", "mode": "read_only"},
+    ]
+    async with served(Transfer, settings=Settings(permissions={"roles": roles})) as client:
+        ann = await client(role="clerk")
+        _, run = await asked(ann, TRANSFER)
+        await ended(ann, run)
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        assert question["approver_roles"] == ["clerk"]
