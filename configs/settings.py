@@ -312,13 +312,12 @@ class McpServeSettings(SettingsModel):
     tools: list[str] = Field(default_factory=list)
 
 
-class AguiServeSettings(SettingsModel):
-    """Runs of AG-UI clients.
+class StreamServeSettings(SettingsModel):
+    """Runs of clients that read a stream.
 
     Attributes:
         stop_on_disconnect: True stops a run when its client closes the connection, as the stop button
-            of a front end does. By default the run continues, and the thread's next request
-            attaches to it.
+            of a front end does. By default the run continues in its thread.
     """
 
     stop_on_disconnect: bool = False
@@ -464,7 +463,8 @@ class ServeSettings(SettingsModel):
         webhook: URL to notify of new approval requests.
         evaluations: Folder with the output of ``capgraph eval --json``, shown to admin roles.
         mcp: What MCP clients may call.
-        agui: How runs of AG-UI clients end.
+        agui: Runs of AG-UI clients.
+        openai: Runs of clients of OpenAI's API.
         oidc: Login with OpenID Connect.
         proxy: Reverse proxy that identifies users.
         session_secret: Key that signs the cookie of a login in progress. All server processes behind
@@ -489,7 +489,8 @@ class ServeSettings(SettingsModel):
     webhook: WebhookSettings | None = None
     evaluations: str | None = None
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
-    agui: AguiServeSettings = Field(default_factory=AguiServeSettings)
+    agui: StreamServeSettings = Field(default_factory=StreamServeSettings)
+    openai: StreamServeSettings = Field(default_factory=StreamServeSettings)
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None
     session_secret: SecretStr | None = Field(None, min_length=32)

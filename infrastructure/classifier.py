@@ -33,7 +33,8 @@ class ClassifierNode(BaseInfrastructureNode):
         registry = services.registry_for(view)
         selection = await _select_capabilities(view, registry, services)
         # The selector knows neither the answer type nor the instructions.
-        has_free_form = services.answer_type is None and not await services.instructions(view)
+        has_type = services.answer_type_of(state) is not None
+        has_free_form = not has_type and not await services.instructions(view)
         answer = selection.answer if has_free_form else ""
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
         chosen = [name for name in selection.names if name in registry.capabilities]

@@ -340,7 +340,8 @@ class _PlanDrafter:
 
     def _can_answer_directly(self) -> bool:
         """Return True if the planner's text can be the answer of the turn."""
-        return self.services.answer_type is None and self.services.answer_gate is None
+        has_type = self.services.answer_type_of(self.view.state) is not None
+        return not has_type and self.services.answer_gate is None
 
     def _direct_answer(self, answer: str, plan: CheckedPlan) -> str:
         """Return the answer that came with a plan without work, if no earlier step did any work.
@@ -349,7 +350,8 @@ class _PlanDrafter:
         """
         view = self.view
         works = any(step["capability"] != RESPOND for step in plan.plan["steps"])
-        if works or view.results or view.last_failure or self.services.answer_type is not None:
+        has_type = self.services.answer_type_of(view.state) is not None
+        if works or view.results or view.last_failure or has_type:
             return ""
         if view.state.get("task_depends_on_chat_history"):
             return ""

@@ -79,10 +79,10 @@ async def write_answer(
     """Have the answerer write the message that ends a turn.
 
     Raises:
-        InfrastructureError: The answer is not an instance of ``answer_type``.
+        InfrastructureError: The answer is not an instance of the type of answers.
         CapgraphError: The answer gate rejects the answer.
     """
-    form = None if purpose == "clarify" else services.answer_type
+    form = None if purpose == "clarify" else services.answer_type_of(state)
     view = services.view(state)
     instructions = await services.instructions(view)
     recipe = (
@@ -116,7 +116,7 @@ async def write_answer(
             raise
     if form is not None and not isinstance(written, form):
         raise InfrastructureError(
-            f"The answerer returned {type(written).__name__}: answer_type is {form.__name__}.",
+            f"The answerer returned {type(written).__name__}: the type of answers is {form.__name__}.",
             fix="Return an instance of the request's form.",
         )
     return written

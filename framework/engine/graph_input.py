@@ -22,6 +22,7 @@ from langgraph.types import Command
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import utc_now_text
 from capgraph.configs.suggestions import suggest_name
+from capgraph.engine.default_strategies import SummaryAnswerer
 from capgraph.engine.run_scope import OpenQuestions
 from capgraph.engine.services import Services
 from capgraph.helpers.plain_data import to_plain
@@ -107,6 +108,7 @@ def validate_input(
         _check_contexts(
             validated["capability_context_data"], services.registry, is_nested=is_nested
         )
+    _check_answer_schema(validated.get("execution_answer_schema"), services)
     if validated.get("planning_execution_plan") is not None:
         validated["planning_execution_plan"] = _stamp_plan(validated["planning_execution_plan"])
     return validated
@@ -383,6 +385,30 @@ def _check_messages(value: Any) -> None:
         raise ValidationError(
             f"Invalid messages: {exc!s:.300}.",
             fix='pass messages, or pairs such as ("user", "What is new?").',
+        ) from exc
+
+
+def _check_answer_schema(schema: Any, services: Services) -> None:
+    if schema is None:
+        return
+    facts = {"key": "execution_answer_schema"}
+    if not isinstance(schema, Mapping):
+        raise ValidationError(
+            f"execution_answer_schema is of type {type(schema).__name__}: expected a dictionary.",
+            fix="pass the JSON schema of an object.",
+            facts=facts,
+        )
+    if isinstance(services.answerer, SummaryAnswerer):
+        raise ValidationError(
+            "execution_answer_schema requires a chat model: none is configured.",
+            fix="configure a model for the role 'answer', or request a text.",
+            facts=facts,
+        )
+    try:
+        services.answer_type_of({"execution_answer_schema": schema})
+    except ValidationError as exc:
+        raise ValidationError(
+            f"execution_answer_schema is invalid: {exc.message}", fix=exc.fix, facts=facts
         ) from exc
 
 

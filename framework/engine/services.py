@@ -48,6 +48,7 @@ from capgraph.pipeline.run_config import (
 )
 from capgraph.pipeline.runner import StepRunner
 from capgraph.pipeline.runner_config import RunnerConfig
+from capgraph.planning.json_parameters import json_parameters
 from capgraph.prompts import PromptProvider
 from capgraph.registry import Registry
 from capgraph.state import TurnView
@@ -151,7 +152,7 @@ class Services:
         retention: Retention rules for threads.
         step_tasks: LangGraph task that runs the steps of a capability, by capability name.
         system_prompt: Instructions of the application: a text, or a function of the turn.
-        answer_type: Type of a structured answer; ``None`` for text.
+        answer_type: Type of structured answers, unless a turn has its own; ``None`` for text.
         rebind: Creates the same services for another registry.
         run_starts: Starts of runs of custom graphs, by checkpoint ID.
     """
@@ -284,6 +285,21 @@ class Services:
             )
         text = (instructions or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
+
+    def answer_type_of(self, state: Mapping[str, Any]) -> type[BaseModel] | None:
+        """Return the type of the turn's structured answer; ``None`` for text.
+
+        Args:
+            state: State of the turn, whose ``execution_answer_schema`` overrides ``answer_type``.
+
+        Raises:
+            ValidationError: The schema is invalid.
+        """
+        schema = state.get("execution_answer_schema")
+        if schema is None:
+            return self.answer_type
+        # Chat models need a valid function name as the title.
+        return json_parameters("answer", {**schema, "title": "answer"})
 
     @property
     def requires_other_approver(self) -> bool:

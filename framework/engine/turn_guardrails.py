@@ -153,7 +153,7 @@ class AnswerGuard:
             if checked_text != text:
                 messages[index] = replace_text(message, checked_text)
                 if fields.get("execution_answer") is not None:
-                    fields["execution_answer"] = _parse_answer(checked_text, self._services)
+                    fields["execution_answer"] = self._parse_answer(checked_text)
             texts.append(checked_text)
         if self._has_draft:  # a fork of the turn writes a new answer
             await self._save_draft({}, [])
@@ -185,6 +185,19 @@ class AnswerGuard:
         if self._guard is not None:
             self._emit([text], [TurnFinished(outcome=outcome)])
 
+    def _parse_answer(self, text: str) -> Any:
+        """Parse a rewritten structured answer."""
+        assert self._services is not None
+        answer_type = self._services.answer_type_of(self._view.state)
+        assert answer_type is not None
+        try:
+            return answer_type.model_validate(json.loads(text)).model_dump(mode="json")
+        except (ValueError, PydanticValidationError) as exc:
+            raise PolicyError(
+                "Invalid answer: a guardrail rewrote it, and it no longer matches its type.",
+                fix="change the guardrail to keep the type, or to refuse the answer.",
+            ) from exc
+
     def _emit(self, texts: Iterable[str], ends: Iterable[TurnFinished]) -> None:
         for event in (*(AnswerToken(text=text) for text in texts), *ends):
             emit(event)
@@ -194,16 +207,3 @@ def is_guardrail_refusal(failure: Mapping[str, Any]) -> bool:
     """Return whether a guardrail caused a failure."""
     metadata = (failure.get("classification") or {}).get("metadata") or {}
     return metadata.get("code") == REFUSED_BY_GUARDS
-
-
-def _parse_answer(text: str, services: Services | None) -> Any:
-    """Parse a rewritten structured answer."""
-    assert services is not None
-    assert services.answer_type is not None
-    try:
-        return services.answer_type.model_validate(json.loads(text)).model_dump(mode="json")
-    except (ValueError, PydanticValidationError) as exc:
-        raise PolicyError(
-            "Invalid answer: a guardrail rewrote it, and it no longer matches answer_type.",
-            fix="change the guardrail to keep the type, or to refuse the answer.",
-        ) from exc

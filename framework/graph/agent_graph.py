@@ -78,7 +78,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return Persistence.for_run(config, self.persistence) if find_saver(self, config) else None
 
     def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
-        """Return the answer of a turn as an instance of ``answer_type``.
+        """Return the answer of a turn as an instance of ``answer_type``, or of the turn's own type.
 
         Args:
             out: Result of ``ainvoke``, or the values of a state.
@@ -86,7 +86,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         Raises:
             ValidationError: The turn has no such answer: it failed, or asked for clarification.
         """
-        answer_type = self.services.answer_type if self.services is not None else None
+        answer_type = self.services.answer_type_of(out) if self.services is not None else None
         value = out.get("execution_answer")
         if answer_type is None or value is None:
             status = (out.get("execution_outcome") or {}).get("status", "unfinished")

@@ -60,7 +60,7 @@ class JsonParameters(BaseModel):
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="allow", validate_by_name=True, validate_by_alias=True
+        extra="allow", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
     )
 
     json_schema: ClassVar[dict[str, Any]] = {}

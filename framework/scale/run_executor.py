@@ -430,4 +430,6 @@ def graph_input(request: Mapping[str, Any]) -> dict[str, Any]:
     if "context" in request:
         values["capability_context_data"] = request["context"]
     values |= request.get("state", {})
+    if "answer_schema" in request:
+        values["execution_answer_schema"] = request["answer_schema"]
     return values

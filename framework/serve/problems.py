@@ -27,9 +27,14 @@ _DATABASE_URL = re.compile(r" '\w+://[^']*'")
 class BadRequestError(ValidationError):
     """The request is malformed.
 
+    Attributes:
+        param: Name of the invalid parameter, for clients of OpenAI's API.
+
     >>> error_response(BadRequestError("The body is no JSON.")).status_code
     400
     """
+
+    param: str | None = None
 
 
 class TooLargeError(ValidationError):
@@ -89,9 +94,10 @@ _STATUS_CODES: tuple[tuple[type[CapgraphError], int], ...] = (
 )
 
 
-def openai_error(message: str, code: str) -> dict[str, str]:
+def openai_error(message: str, code: str, param: str | None = None) -> dict[str, Any]:
     """Return an error object of OpenAI's API."""
-    return {"message": message, "type": "capgraph_error", "code": code}
+    kind = "capgraph_error" if param is None else "invalid_request_error"
+    return {"message": message, "type": kind, "param": param, "code": code}
 
 
 def problem_response(
@@ -100,6 +106,7 @@ def problem_response(
     detail: str,
     fix: str | None = None,
     headers: Mapping[str, str] | None = None,
+    param: str | None = None,
     **extra: Any,
 ) -> JSONResponse:
     """Return a response with problem details.
@@ -110,6 +117,7 @@ def problem_response(
         detail: Value and cause of the problem.
         fix: Action that resolves the problem.
         headers: Additional response headers.
+        param: Name of the invalid parameter.
         **extra: Additional members of the body.
     """
     detail = mask_secrets(detail, MAX_MESSAGE_CHARS)
@@ -121,7 +129,7 @@ def problem_response(
         "detail": detail,
         **({"fix": fix} if fix else {}),
         # Clients of OpenAI's API read the error from here.
-        "error": openai_error(f"{detail} {fix or ''}".strip(), code),
+        "error": openai_error(f"{detail} {fix or ''}".strip(), code, param),
         **extra,
     }
     return JSONResponse(body, status, dict(headers or {}), media_type="application/problem+json")
@@ -158,6 +166,7 @@ def error_response(exc: Exception) -> JSONResponse:
     if isinstance(exc, CapgraphError):
         status = next((number for kind, number in _STATUS_CODES if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):
-            return problem_response(status, exc.code, *public_message(exc))
+            param = getattr(exc, "param", None)
+            return problem_response(status, exc.code, *public_message(exc), param=param)
     get_logger("serve", "request").error("A request failed", exc_info=exc)
     return problem_response(500, "CG-000", "Internal server error.", "See the server log.")

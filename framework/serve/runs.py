@@ -165,6 +165,7 @@ class Runs:
         message_id: str | None = None,
         state: Mapping[str, Any] | None = None,
         client_tools: Sequence[Mapping[str, Any]] | None = None,
+        answer_schema: Mapping[str, Any] | None = None,
     ) -> Run:
         """Start a run in the background and return it.
 
@@ -181,6 +182,7 @@ class Runs:
             state: Values of application state keys.
             client_tools: Tools of the client, as arguments of
                 :func:`~capgraph.scale.client_tools.client_tool`.
+            answer_schema: JSON schema of the answer. Requires a chat model.
 
         Raises:
             ThreadBusyError: The thread has an active run.
@@ -205,6 +207,7 @@ class Runs:
             "message_id": message_id,
             "state": dict(state) if state else None,
             "client_tools": list(client_tools) if client_tools else None,
+            "answer_schema": answer_schema,
         }
         request = {name: value for name, value in fields.items() if value is not None}
         # A new message instead of an answer cancels the open question.

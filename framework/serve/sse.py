@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from starlette.responses import StreamingResponse
 
@@ -40,6 +42,20 @@ def event_stream(pages: EventPages) -> StreamingResponse:
         pages: Lists of sequence numbers and JSON texts. An empty list sends a keep-alive comment.
     """
     return StreamingResponse(_encode_pages(pages), headers=_HEADERS, media_type="text/event-stream")
+
+
+def encode_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    r"""Return one server-sent event with JSON data.
+
+    Args:
+        data: The data.
+        name: Type of the event.
+
+    >>> encode_event({"n": 1}, "count")
+    b'event: count\ndata: {"n": 1}\n\n'
+    """
+    line = f"event: {name}\n" if name else ""
+    return f"{line}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 async def _encode_pages(pages: EventPages) -> AsyncIterator[bytes]:

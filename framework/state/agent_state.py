@@ -123,9 +123,12 @@ class AgentState(TypedDict, total=False):
     execution_outcome: Annotated[
         dict[str, Any] | None, _Turn("outcome of the turn", "the final node")
     ]
-    execution_answer: Annotated[
-        dict[str, Any] | None, _Turn("answer as an answer_type instance", "respond")
+    execution_answer_schema: Annotated[
+        dict[str, Any] | None,
+        _Turn("JSON schema of the answer, in place of answer_type"),
+        CallerInput,
     ]
+    execution_answer: Annotated[dict[str, Any] | None, _Turn("typed answer", "respond")]
 
     approval_approved: Annotated[bool | None, _Turn("last decision", "approval")]
     approved_payload: Annotated[dict[str, Any] | None, _Turn("approved data", "approval")]

@@ -103,7 +103,7 @@ class StateSchema:
     >>> from capgraph.state import AgentState
     >>> schema = StateSchema.from_class(AgentState)
     >>> sorted(schema.caller_keys)
-    ['agent_control', 'capability_context_data', 'messages', 'planning_execution_plan']
+    ['agent_control', 'capability_context_data', 'execution_answer_schema', 'messages', 'planning_execution_plan']
     >>> schema.reset({"messages": ["kept"], "task_current_task": "Sing", "planning_history": [{}]})
     {'task_current_task': None, 'planning_history': Overwrite(value=[], type='__overwrite__')}
     """
@@ -151,7 +151,7 @@ class StateSchema:
 
     @cached_property
     def one_turn_caller_keys(self) -> frozenset[str]:
-        """Custom keys that callers send for one turn. They are reset when the input arrives."""
+        """Keys that callers send for one turn, except the plan. They are reset when the input arrives."""
         return self.caller_keys - self.thread_keys - {"planning_execution_plan"}
 
     @cached_property

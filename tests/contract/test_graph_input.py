@@ -24,7 +24,13 @@ from tests.support.one_door import (
     status,
 )
 
-ALLOWED = {"messages", "planning_execution_plan", "capability_context_data", "agent_control"}
+ALLOWED = {
+    "messages",
+    "planning_execution_plan",
+    "capability_context_data",
+    "agent_control",
+    "execution_answer_schema",
+}
 VALUES: dict[str, Any] = {
     "runtime_info": {"turn": 0},
     "runtime_checkpoint_metadata": {"x": 1},

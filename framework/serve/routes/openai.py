@@ -1,227 +1,132 @@
-"""Chat completions in the format of OpenAI's API."""
+"""The agent as a model of OpenAI's API: chat completions, responses, and the list of models."""
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from capgraph.base.ports import Caller
+from capgraph.base.errors import ValidationError
 from capgraph.configs.settings import ServeSettings
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
 from capgraph.serve.openapi import ANY, TEXT, Operation, object_schema
-from capgraph.serve.problems import BadRequestError, openai_error, problem_response
+from capgraph.serve.problems import BadRequestError, NotFoundError, problem_response
 from capgraph.serve.routes.api import read_json_body
+from capgraph.serve.routes.openai_answer import Answer
+from capgraph.serve.routes.openai_chat import CompletionWriter
+from capgraph.serve.routes.openai_request import (
+    MODEL_NAME,
+    ROLES,
+    AnswerRequest,
+    check_model,
+    parse_chat_request,
+    parse_responses_request,
+)
+from capgraph.serve.routes.openai_responses import RESPONSE_PREFIX, ResponseWriter
 from capgraph.serve.runs import Run, Runs
-from capgraph.stores.run_log import TERMINAL_EVENTS
 
-MODEL_NAME = "capgraph"
-_ROLES = frozenset({"system", "developer", "user", "assistant"})
+_MODEL = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
+_TURN_FAILED_STATUS = 422
+"""Status of a failed turn. Clients repeat a request after 409, 429, and 5xx, but not after this one."""
 
 
 def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
     """Return the routes below ``/v1``.
 
-    Each request starts a thread of its own unless ``metadata.thread_id`` continues one. A question
-    ends the completion with its text and a link to the console. The field ``user`` is ignored.
+    Each request starts a thread of its own, unless ``metadata.thread_id`` or
+    ``previous_response_id`` continues one. A question ends the answer with its text and a link to
+    the console.
 
     Args:
         runs: The runs.
         settings: Settings of the server.
     """
-
-    async def completions(request: Request) -> Response:
-        body = await read_json_body(request)
-        if (model := body.get("model", MODEL_NAME)) != MODEL_NAME:
-            detail = f"The model {str(model)[:100]!r} does not exist."
-            return problem_response(404, "CG-NOT-FOUND", detail, f"Use {MODEL_NAME!r}.")
-        caller = caller_of(request)
-        message, history, thread = _parse_request(body)
-        run = await runs.start(
-            caller, thread or uuid.uuid4().hex, message=message, history=None if thread else history
-        )
-        answer = _Completion(runs, caller, run, thread_link(settings, request, run.thread_id))
-        if body.get("stream"):
-            options = body.get("stream_options")
-            usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
-            return StreamingResponse(answer.stream(usage), media_type="text/event-stream")
-        return await answer.to_response()
-
-    async def models(_: Request) -> Response:
-        model_object = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
-        return JSONResponse({"object": "list", "data": [model_object]})
-
-    async def model(request: Request) -> Response:
-        if request.path_params["model"] != MODEL_NAME:
-            return problem_response(
-                404, "CG-NOT-FOUND", "The model does not exist.", f"Use {MODEL_NAME!r}."
-            )
-        model_object = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
-        return JSONResponse(model_object)
-
-    message_schema = object_schema({"role": {"enum": sorted(_ROLES)}, "content": TEXT})
-    body = object_schema(
-        {"messages": {"type": "array", "items": message_schema}},
-        model=TEXT,
-        stream={"type": "boolean"},
-        metadata=ANY,
-    )
+    api = _Endpoints(runs, settings)
+    message = object_schema({"role": {"enum": list(ROLES)}}, content={}, tool_calls={})
+    options = {"model": TEXT, "stream": {"type": "boolean"}, "metadata": ANY}
+    chat = object_schema({"messages": {"type": "array", "items": message}}, **options)
+    response = object_schema({"input": {}}, previous_response_id=TEXT, **options)
     summary = "Create a chat completion"
     return [
-        Operation("POST", "/v1/chat/completions", completions, summary, ANY, body=body),
-        Operation("GET", "/v1/models", models, "List models", ANY),
-        Operation("GET", "/v1/models/{model}", model, "Get a model", ANY),
+        Operation("POST", "/v1/chat/completions", api.create_completion, summary, ANY, body=chat),
+        Operation(
+            "POST", "/v1/responses", api.create_response, "Create a response", ANY, body=response
+        ),
+        Operation("GET", "/v1/responses/{response}", api.get_response, "Get a response", ANY),
+        Operation("GET", "/v1/models", api.list_models, "List models", ANY),
+        Operation("GET", "/v1/models/{model}", api.get_model, "Get a model", ANY),
     ]
 
 
-def _parse_request(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | None]:
-    """Return the message, the earlier messages, and the thread to continue.
+class _Endpoints:
+    """Handlers of the routes."""
 
-    Raises:
-        BadRequestError: The messages are invalid or do not end with a user message.
-    """
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequestError(
-            "The request has no messages.", fix='Send {"messages": [{"role": …}]}.'
-        )
-    parsed = [_parse_message(message, index) for index, message in enumerate(messages)]
-    if parsed[-1]["role"] != "user" or not parsed[-1]["content"].strip():
-        raise BadRequestError(
-            "The last message is empty or not a user message.", fix="End with a user message."
-        )
-    metadata = body.get("metadata")
-    thread = metadata.get("thread_id") if isinstance(metadata, Mapping) else None
-    if thread is not None and not isinstance(thread, str):
-        raise BadRequestError("metadata.thread_id is not text.", fix="Send the ID of a thread.")
-    return parsed[-1]["content"], parsed[:-1], thread
+    def __init__(self, runs: Runs, settings: ServeSettings) -> None:
+        self._runs, self._settings = runs, settings
 
+    async def create_completion(self, request: Request) -> Response:
+        answer_request = parse_chat_request(await read_json_body(request))
+        answer = await self._start(request, answer_request)
+        writer = CompletionWriter(answer, includes_usage=answer_request.includes_usage)
+        return await _respond(writer, is_streamed=answer_request.is_streamed)
 
-def _parse_message(message: Any, index: int) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in _ROLES:
-        raise BadRequestError(
-            f"Invalid {where}.role {str(role)[:40]!r}.",
-            fix=f"Use one of {', '.join(sorted(_ROLES))}.",
-        )
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [
-            part.get("text")
-            if isinstance(part, Mapping) and part.get("type") in ("text", "input_text")
-            else None
-            for part in content
-        ]
-        content = None if None in parts else "\n".join(map(str, parts))
-    if not isinstance(content, str):
-        raise BadRequestError(f"{where}.content is not text.", fix="Send text.")
-    return {"role": "system" if role == "developer" else role, "content": content}
+    async def create_response(self, request: Request) -> Response:
+        body = await read_json_body(request)
+        answer_request = parse_responses_request(body)
+        if (previous := body.get("previous_response_id")) is not None:
+            run = await self._find_run(request, str(previous))
+            answer_request = replace(answer_request, thread_id=run.thread_id)
+        writer = ResponseWriter(await self._start(request, answer_request), body)
+        return await _respond(writer, is_streamed=answer_request.is_streamed)
 
+    async def get_response(self, request: Request) -> Response:
+        run = await self._find_run(request, request.path_params["response"])
+        return JSONResponse(await ResponseWriter(self._answer_of(request, run), {}).write())
 
-class _Completion:
-    """A completion made of the events of a run."""
+    async def list_models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_MODEL]})
 
-    def __init__(self, runs: Runs, caller: Caller, run: Run, link: str) -> None:
-        self._runs, self._caller, self._run, self._link = runs, caller, run, link
-        self._about = {
-            "id": f"chatcmpl-{run.run_id}",
-            "created": int(time.time()),
-            "model": MODEL_NAME,
-        }
-        self._error: dict[str, str] | None = None
-        self._usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    async def get_model(self, request: Request) -> Response:
+        check_model(request.path_params["model"])
+        return JSONResponse(_MODEL)
 
-    async def to_response(self) -> Response:
-        """Wait for the run and return the complete response."""
-        text = "".join([part async for part in self._iter_text()])
-        if self._error is not None:
-            return problem_response(500, self._error["code"], self._error["message"])
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": "stop",
-        }
-        metadata = {"thread_id": self._run.thread_id, "run_id": self._run.run_id}
-        completion = {"object": "chat.completion", "choices": [choice], "usage": self._usage}
-        return JSONResponse({**self._about, **completion, "metadata": metadata})
+    async def _start(self, request: Request, answer_request: AnswerRequest) -> Answer:
+        try:
+            run = await self._runs.start(
+                caller_of(request),
+                answer_request.thread_id or uuid.uuid4().hex,
+                message=answer_request.message,
+                history=answer_request.history,
+                answer_schema=answer_request.answer_schema,
+            )
+        except ValidationError as exc:
+            if exc.facts.get("key") != "execution_answer_schema":
+                raise
+            raise BadRequestError(
+                exc.message, fix=exc.fix, param=answer_request.format_param
+            ) from exc
+        answer = self._answer_of(request, run)
+        answer.stop_on_disconnect = self._settings.openai.stop_on_disconnect
+        return answer
 
-    async def stream(self, include_usage: bool) -> AsyncIterator[bytes]:
-        """Yield the response as server-sent events."""
-        yield self._chunk({"role": "assistant", "content": ""})
-        async with aclosing(self._iter_text()) as parts:  # type: ignore[type-var]
-            async for part in parts:
-                yield self._chunk({"content": part})
-        if self._error is not None:
-            yield b"data: " + json.dumps({"error": self._error}).encode() + b"\n\n"
-            return
-        yield self._chunk({}, "stop")
-        if include_usage:
-            last = {**self._about, "object": "chat.completion.chunk", "choices": []}
-            yield b"data: " + json.dumps({**last, "usage": self._usage}).encode() + b"\n\n"
-        yield b"data: [DONE]\n\n"
+    def _answer_of(self, request: Request, run: Run) -> Answer:
+        link = thread_link(self._settings, request, run.thread_id)
+        return Answer(self._runs, caller_of(request), run, link)
 
-    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        chunk = {**self._about, "object": "chat.completion.chunk", "choices": [choice]}
-        return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
-
-    async def _iter_text(self) -> AsyncIterator[str]:
-        streamed = ""
-        events = self._runs.events(self._caller, self._run.run_id)
-        async with aclosing(events) as run_events:  # type: ignore[type-var]
-            async for _, event in run_events:
-                kind = event["type"]
-                if kind == "TEXT_MESSAGE_CONTENT":
-                    streamed += event["delta"]
-                    yield event["delta"]
-                elif kind == "CUSTOM" and event["name"] == "capgraph.answer_anew":
-                    streamed = ""
-                    yield "\n\n"
-                elif kind in TERMINAL_EVENTS:
-                    for used in event.get("usage") or ():
-                        self._add_usage(used)
-                    if kind == "RUN_ERROR":
-                        self._error = openai_error(event["message"], event.get("code") or "CG-000")
-                        continue
-                    for part in self._remaining_text(event, streamed):
-                        yield part
-
-    def _remaining_text(self, end: Mapping[str, Any], streamed: str) -> list[str]:
-        """Return the text of the last event that was not streamed."""
-        outcome = end.get("outcome") or {}
-        if outcome.get("type") != "interrupt":
-            answer = str((end.get("result") or {}).get("answer") or "")
-            return [answer] if not streamed and answer else []
-        questions = [_question_text(interrupt) for interrupt in outcome["interrupts"]]
-        text = "\n\n".join([*questions, f"Answer here: {self._link}"])
-        return [f"\n\n{text}" if streamed else text]
-
-    def _add_usage(self, usage: Mapping[str, Any]) -> None:
-        self._usage["prompt_tokens"] += usage.get("inputTokens") or 0
-        self._usage["completion_tokens"] += usage.get("outputTokens") or 0
-        self._usage["total_tokens"] = (
-            self._usage["prompt_tokens"] + self._usage["completion_tokens"]
-        )
+    async def _find_run(self, request: Request, response_id: str) -> Run:
+        if not response_id.startswith(RESPONSE_PREFIX):
+            raise NotFoundError("The response does not exist.", fix="Create a response.")
+        run_id = response_id.removeprefix(RESPONSE_PREFIX)
+        return await self._runs.get(caller_of(request), run_id)
 
 
-def _question_text(interrupt: Mapping[str, Any]) -> str:
-    """Return the text of a question, with the description and the parameters of each step."""
-    question = interrupt["metadata"]["capgraph"]
-    lines = []
-    for step in question.get("steps") or ():
-        parameters = json.dumps(step.get("parameters") or {}, ensure_ascii=False)
-        texts = [step.get("description"), step.get("task_objective"), step.get("reason")]
-        text = " ".join(str(text_part) for text_part in dict.fromkeys(texts) if text_part)
-        lines.append(
-            f"- {step['context_key']} ({step['capability']}): {text} Parameters: {parameters}"
-        )
-    listed = "\n".join(lines) or str(interrupt.get("message") or "")
-    return f"A person must decide first:\n{listed}"
+async def _respond(writer: CompletionWriter | ResponseWriter, *, is_streamed: bool) -> Response:
+    if is_streamed:
+        return StreamingResponse(writer.stream(), media_type="text/event-stream")
+    document = await writer.write()
+    if (error := writer.answer.error) is not None:
+        return problem_response(_TURN_FAILED_STATUS, error.code, error.message)
+    return JSONResponse(document)

@@ -1,0 +1,126 @@
+"""Answer of a run as a client of OpenAI's API reads it: text, usage, and errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import anyio
+
+from capgraph.base.ports import Caller
+from capgraph.serve.runs import Run, Runs
+
+_FAILED_STATUSES = frozenset({"failed", "stopped"})
+
+
+class AnswerError(NamedTuple):
+    """Reason why a turn has no answer.
+
+    Attributes:
+        message: Text for the user.
+        code: Code of the error.
+    """
+
+    message: str
+    code: str
+
+
+class Answer:
+    """Answer of a run, read from its events.
+
+    Attributes:
+        run: The run.
+        created: Unix time of the answer.
+        status: Outcome of the turn; empty until the run has ended.
+        error: Reason of a failed or stopped turn.
+        input_tokens: Number of tokens that models read.
+        output_tokens: Number of tokens that models wrote.
+        stop_on_disconnect: True to stop the run if the client disconnects before its end.
+
+    Args:
+        runs: The runs.
+        caller: The caller.
+        run: The run.
+        link: URL of the thread in the console.
+    """
+
+    def __init__(self, runs: Runs, caller: Caller, run: Run, link: str) -> None:
+        self._runs, self._caller, self._link = runs, caller, link
+        self.stop_on_disconnect = False
+        self.run = run
+        self.created = int(time.time())
+        self.status = ""
+        self.error: AnswerError | None = None
+        self.input_tokens = self.output_tokens = 0
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """IDs of the thread and the run, and the outcome of the turn."""
+        ids = {"thread_id": self.run.thread_id, "run_id": self.run.run_id}
+        return {**ids, "status": self.status} if self.status else ids
+
+    async def iter_text(self) -> AsyncIterator[str]:
+        """Yield the parts of the text. Afterwards, the attributes describe the end of the run."""
+        streamed = ""
+        events = self._runs.events(self._caller, self.run.run_id)
+        try:
+            async with aclosing(events) as run_events:  # type: ignore[type-var]
+                async for _, event in run_events:
+                    kind = event["type"]
+                    if kind == "TEXT_MESSAGE_CONTENT":
+                        streamed += event["delta"]
+                        yield event["delta"]
+                    elif kind == "CUSTOM" and event["name"] == "capgraph.answer_anew":
+                        streamed = ""
+                        yield "\n\n"
+                    elif kind in ("RUN_ERROR", "RUN_FINISHED"):
+                        self._end(event)
+                        for part in self._remaining_text(event, streamed):
+                            yield part
+        finally:
+            if self.stop_on_disconnect and not self.status:
+                with anyio.CancelScope(shield=True):  # the disconnect canceled this task
+                    await self._runs.stop(self._caller, self.run.run_id)
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        result = event.get("result") or {}
+        self.status = str(result.get("status") or "failed")
+        if event["type"] == "RUN_ERROR":
+            self.error = AnswerError(event["message"], event.get("code") or "CG-000")
+        elif self.status in _FAILED_STATUSES:
+            outcome = result.get("outcome") or {}
+            text = result.get("answer") or outcome.get("reason") or f"The turn {self.status}."
+            self.error = AnswerError(str(text), str(outcome.get("code") or "CG-000"))
+        for usage in event.get("usage") or ():
+            self.input_tokens += usage.get("inputTokens") or 0
+            self.output_tokens += usage.get("outputTokens") or 0
+
+    def _remaining_text(self, end: Mapping[str, Any], streamed: str) -> list[str]:
+        """Return the text of the last event that was not streamed."""
+        outcome = end.get("outcome") or {}
+        if self.error is not None:
+            return []
+        if outcome.get("type") != "interrupt":
+            answer = str((end.get("result") or {}).get("answer") or "")
+            return [answer] if not streamed and answer else []
+        questions = [_question_text(interrupt) for interrupt in outcome["interrupts"]]
+        text = "\n\n".join([*questions, f"Answer here: {self._link}"])
+        return [f"\n\n{text}" if streamed else text]
+
+
+def _question_text(interrupt: Mapping[str, Any]) -> str:
+    """Return the text of a question, with the description and the parameters of each step."""
+    question = interrupt["metadata"]["capgraph"]
+    lines = []
+    for step in question.get("steps") or ():
+        parameters = json.dumps(step.get("parameters") or {}, ensure_ascii=False)
+        texts = [step.get("description"), step.get("task_objective"), step.get("reason")]
+        text = " ".join(str(text_part) for text_part in dict.fromkeys(texts) if text_part)
+        lines.append(
+            f"- {step['context_key']} ({step['capability']}): {text} Parameters: {parameters}"
+        )
+    listed = "\n".join(lines) or str(interrupt.get("message") or "")
+    return f"A person must decide first:\n{listed}"

@@ -1,0 +1,72 @@
+"""Chat completions, complete and as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from capgraph.serve.problems import openai_error
+from capgraph.serve.routes.openai_answer import Answer
+from capgraph.serve.routes.openai_request import MODEL_NAME
+from capgraph.serve.sse import encode_event
+
+
+class CompletionWriter:
+    """Writer of a chat completion.
+
+    Attributes:
+        answer: The answer.
+
+    Args:
+        answer: The answer.
+        includes_usage: True to end the stream with the usage.
+    """
+
+    def __init__(self, answer: Answer, *, includes_usage: bool = False) -> None:
+        self.answer = answer
+        self._includes_usage = includes_usage
+        self._ids = {
+            "id": f"chatcmpl-{answer.run.run_id}",
+            "created": answer.created,
+            "model": MODEL_NAME,
+        }
+
+    async def write(self) -> dict[str, Any]:
+        """Wait for the answer and return the completion."""
+        text = "".join([part async for part in self.answer.iter_text()])
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }
+        completion = {"object": "chat.completion", "choices": [choice], "usage": self._usage()}
+        return {**self._ids, **completion, "metadata": self.answer.metadata}
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the completion as server-sent events."""
+        yield self._chunk({"role": "assistant", "content": ""})
+        async with aclosing(self.answer.iter_text()) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                yield self._chunk({"content": part})
+        if (error := self.answer.error) is not None:
+            yield encode_event({"error": openai_error(error.message, error.code)})
+            return
+        yield self._chunk({}, "stop", metadata=self.answer.metadata)
+        if self._includes_usage:
+            last = {**self._ids, "object": "chat.completion.chunk", "choices": []}
+            yield encode_event({**last, "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        chunk = {**self._ids, "object": "chat.completion.chunk", "choices": [choice], **more}
+        return encode_event(chunk)
+
+    def _usage(self) -> dict[str, int]:
+        read, written = self.answer.input_tokens, self.answer.output_tokens
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        }

@@ -1,0 +1,340 @@
+"""Requests of OpenAI's API: messages, and options that the agent supports or refuses.
+
+An option that would change the answer of a model and cannot change that of the agent is refused,
+unless it has the value that makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.serve.problems import BadRequestError, NotFoundError
+
+MODEL_NAME = "capgraph"
+ROLES = ("assistant", "developer", "system", "tool", "user")
+_LABELS = ("model", "metadata", "user", "safety_identifier", "prompt_cache_key", "stream")
+"""Supported options of both APIs. The third to the fifth are labels for a provider's statistics."""
+_SETTINGS_FIX = "Remove it, and set it in the agent's settings (models)."
+_TOOLS_FIX = "Remove it, and declare the tools as capabilities of the agent."
+_ANY: tuple[Any, ...] = (True, False)
+_SHARED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), _TOOLS_FIX),
+    "tool_choice": (("none", "auto"), _TOOLS_FIX),
+    "parallel_tool_calls": (_ANY, _TOOLS_FIX),
+    "temperature": ((1,), _SETTINGS_FIX),
+    "top_p": ((1,), _SETTINGS_FIX),
+    "top_logprobs": ((0,), "Remove it."),
+    "service_tier": (("auto", "default"), "Remove it."),
+    "prompt_cache_retention": ((), "Remove it."),
+    "store": ((True,), "Remove it, and delete the thread after the answer."),
+}
+"""Values that make no difference, and the fix for all others, by option."""
+CHAT_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = _SHARED_OPTIONS | {
+    "audio": ((), "Remove it."),
+    "frequency_penalty": ((0,), _SETTINGS_FIX),
+    "function_call": (("none", "auto"), _TOOLS_FIX),
+    "functions": (([],), _TOOLS_FIX),
+    "logit_bias": (({},), "Remove it."),
+    "logprobs": ((False,), "Remove it."),
+    "max_completion_tokens": ((), _SETTINGS_FIX),
+    "max_tokens": ((), _SETTINGS_FIX),
+    "modalities": ((["text"],), "Remove it."),
+    "n": ((1,), "Send one request for each answer."),
+    "prediction": ((), "Remove it."),
+    "presence_penalty": ((0,), _SETTINGS_FIX),
+    "reasoning_effort": ((), _SETTINGS_FIX),
+    "seed": ((), _SETTINGS_FIX),
+    "stop": (([],), "Remove it."),
+    "verbosity": (("medium",), _SETTINGS_FIX),
+    "web_search_options": ((), _TOOLS_FIX),
+}
+RESPONSES_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = _SHARED_OPTIONS | {
+    "background": ((False,), "Remove it, or start a run with the JSON API."),
+    "context_management": ((), "Remove it."),
+    "conversation": ((), "Send previous_response_id."),
+    "include": (([],), "Remove it."),
+    "max_output_tokens": ((), _SETTINGS_FIX),
+    "max_tool_calls": ((), _SETTINGS_FIX),
+    "prompt": ((), "Send the text of the prompt as instructions."),
+    "reasoning": (({},), _SETTINGS_FIX),
+    "truncation": (("disabled",), "Remove it."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """Request for one answer of the agent.
+
+    Attributes:
+        message: The user's message.
+        history: Messages before it.
+        thread_id: Thread to continue; ``None`` starts one.
+        answer_schema: JSON schema of the answer; ``None`` for text.
+        format_param: Name of the parameter that contains the schema.
+        is_streamed: True if the client reads the answer as server-sent events.
+        includes_usage: True if the stream ends with the usage.
+    """
+
+    message: str
+    history: list[dict[str, Any]] = field(default_factory=list)
+    thread_id: str | None = None
+    answer_schema: Mapping[str, Any] | None = None
+    format_param: str = "response_format"
+    is_streamed: bool = False
+    includes_usage: bool = False
+
+
+def check_options(
+    body: Mapping[str, Any],
+    supported: Iterable[str],
+    options: Mapping[str, tuple[tuple[Any, ...], str]],
+) -> None:
+    """Refuse unknown options, and options that the agent does not support.
+
+    Args:
+        body: Body of the request.
+        supported: Options that have an effect, besides those of both APIs.
+        options: Other known options, with the values that make no difference.
+
+    Raises:
+        BadRequestError: An option is refused; ``param`` names it.
+        NotFoundError: The model does not exist.
+    """
+    check_model(body.get("model") or MODEL_NAME)
+    supported = {*_LABELS, *supported}
+    # Tools that the model must not call make no difference.
+    may_call_tools = body.get("tool_choice") != "none"
+    for name, value in body.items():
+        if value is None or name in supported or (name == "tools" and not may_call_tools):
+            continue
+        if name not in options:
+            raise BadRequestError(
+                f"The parameter {name[:100]!r} is unknown.",
+                fix=suggest_fix(name, candidates=sorted({*supported, *options})),
+                param=name[:100],
+            )
+        neutral_values, fix = options[name]
+        if not any(value == neutral for neutral in neutral_values):
+            raise BadRequestError(
+                f"The parameter {name!r} is not supported: the agent cannot apply it.",
+                fix=fix,
+                param=name,
+            )
+
+
+def check_model(name: Any) -> None:
+    """Check that a model is the agent.
+
+    Raises:
+        NotFoundError: It is not.
+    """
+    if name != MODEL_NAME:
+        raise NotFoundError(
+            f"The model {str(name)[:100]!r} does not exist.", fix=f"Use {MODEL_NAME!r}."
+        )
+
+
+def parse_chat_request(body: Mapping[str, Any]) -> AnswerRequest:
+    """Return the request of a chat completion.
+
+    Raises:
+        BadRequestError: The request is invalid, or the agent does not support one of its options.
+        NotFoundError: The model does not exist.
+    """
+    check_options(body, ("messages", "response_format", "stream_options"), CHAT_OPTIONS)
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequestError(
+            "The request has no messages.",
+            fix='Send {"messages": [{"role": …}]}.',
+            param="messages",
+        )
+    conversation = _Conversation("messages")
+    for message in messages:
+        conversation.add(message)
+    message, history = conversation.split()
+    thread = _metadata(body).get("thread_id")
+    if thread is not None and not isinstance(thread, str):
+        raise BadRequestError(
+            "metadata.thread_id is not text.",
+            fix="Send the ID of a thread.",
+            param="metadata.thread_id",
+        )
+    options = body.get("stream_options")
+    return AnswerRequest(
+        message,
+        # The thread has its earlier messages, which clients of this API send each time.
+        [] if thread else history,
+        thread,
+        answer_schema=_parse_format(body.get("response_format"), "response_format", "json_schema"),
+        is_streamed=bool(body.get("stream")),
+        includes_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+    )
+
+
+def parse_responses_request(body: Mapping[str, Any]) -> AnswerRequest:
+    """Return the request of a response. Its thread is that of ``previous_response_id``.
+
+    Raises:
+        BadRequestError: The request is invalid, or the agent does not support one of its options.
+        NotFoundError: The model does not exist.
+    """
+    supported = ("input", "instructions", "previous_response_id", "text", "stream_options")
+    check_options(body, supported, RESPONSES_OPTIONS)
+    _metadata(body)
+    conversation = _Conversation("input")
+    if (instructions := body.get("instructions")) is not None:
+        conversation.add_text("system", _text(instructions, "instructions"))
+    items = body.get("input")
+    for item in items if isinstance(items, list) else [{"role": "user", "content": items}]:
+        conversation.add_item(item)
+    message, history = conversation.split()
+    text = body.get("text")
+    text_format = text.get("format") if isinstance(text, Mapping) else text
+    if isinstance(text, Mapping) and text.get("verbosity") not in (None, "medium"):
+        raise BadRequestError(
+            "The parameter 'text.verbosity' is not supported: the agent cannot apply it.",
+            fix=_SETTINGS_FIX,
+            param="text.verbosity",
+        )
+    return AnswerRequest(
+        message,
+        history,
+        answer_schema=_parse_format(text_format, "text.format", None),
+        format_param="text.format",
+        is_streamed=bool(body.get("stream")),
+    )
+
+
+def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = body.get("metadata")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise BadRequestError("metadata is not an object.", fix="Send an object.", param="metadata")
+    return metadata or {}
+
+
+def _parse_format(value: Any, param: str, nested_in: str | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema of a response format, or ``None`` for text.
+
+    Args:
+        value: The response format.
+        param: Its parameter.
+        nested_in: Member of the format that contains the schema; ``None`` if the format does.
+    """
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    if kind is None or kind == "text":
+        return None
+    holder = value.get(nested_in) if nested_in is not None and isinstance(value, Mapping) else value
+    schema = holder.get("schema") if isinstance(holder, Mapping) else None
+    if kind != "json_schema" or not isinstance(schema, Mapping):
+        raise BadRequestError(
+            f"The {param} is {str(kind)[:40]!r}: expected 'text' or 'json_schema' with a schema.",
+            fix="Send the JSON schema of the answer.",
+            param=param,
+        )
+    return schema
+
+
+class _Conversation:
+    """Messages of a request, converted to those of the graph.
+
+    Calls of tools and their results become text, which every model role reads.
+    """
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._messages: list[dict[str, Any]] = []
+        self._tool_names: dict[str, str] = {}
+
+    def add_text(self, role: str, content: str) -> None:
+        """Add a message."""
+        role = "system" if role == "developer" else role
+        self._messages.append({"role": role, "content": content})
+
+    def add(self, message: Any) -> None:
+        """Add a message of a chat completion."""
+        where = f"{self._param}[{len(self._messages)}]"
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ROLES:
+            raise BadRequestError(
+                f"Invalid {where}.role {str(role)[:40]!r}.",
+                fix=f"Use one of {', '.join(ROLES)}.",
+                param=f"{where}.role",
+            )
+        content, calls = message.get("content"), message.get("tool_calls") or []
+        if role == "tool":
+            self._add_result(message.get("tool_call_id"), _text(content, f"{where}.content"))
+            return
+        texts = [] if content is None and calls else [_text(content, f"{where}.content")]
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            texts.append(self._describe_call(function, call, "id", f"{where}.tool_calls"))
+        self.add_text(role, "\n".join(filter(None, texts)))
+
+    def add_item(self, item: Any) -> None:
+        """Add an input item of a response."""
+        kind = item.get("type", "message") if isinstance(item, Mapping) else None
+        where = f"{self._param}[{len(self._messages)}]"
+        if kind == "message":
+            self.add(item)
+        elif kind == "function_call":
+            self.add_text("assistant", self._describe_call(item, item, "call_id", where))
+        elif kind == "function_call_output":
+            self._add_result(item.get("call_id"), _text(item.get("output"), f"{where}.output"))
+        else:
+            raise BadRequestError(
+                f"Invalid {where}.type {str(kind)[:40]!r}.",
+                fix="Send messages, function calls, and their outputs.",
+                param=f"{where}.type",
+            )
+
+    def _describe_call(self, function: Any, call: Any, id_key: str, where: str) -> str:
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise BadRequestError(
+                f"{where} has a call without a function name.",
+                fix="Send the name and the arguments of each call.",
+                param=where,
+            )
+        self._tool_names[str(call.get(id_key))] = name
+        arguments = function.get("arguments")
+        return f"Called the tool {name} with {arguments if arguments else {}}."
+
+    def _add_result(self, call_id: Any, text: str) -> None:
+        if (name := self._tool_names.get(str(call_id))) is None:
+            raise BadRequestError(
+                f"The result of the tool call {str(call_id)[:80]!r} follows no such call.",
+                fix="Send the assistant's message with the tool call before its result.",
+                param=f"{self._param}[{len(self._messages)}]",
+            )
+        self.add_text("assistant", f"The tool {name} returned: {text}")
+
+    def split(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return the last message, which is the user's, and those before it."""
+        last = self._messages[-1] if self._messages else {"role": "", "content": ""}
+        if last["role"] != "user" or not last["content"].strip():
+            raise BadRequestError(
+                "The last message is empty or not a user message.",
+                fix="End with a user message.",
+                param=self._param,
+            )
+        return last["content"], self._messages[:-1]
+
+
+def _text(content: Any, where: str) -> str:
+    """Return text, or the joined text of content parts."""
+    if isinstance(content, list):
+        parts = [
+            part.get("text")
+            if isinstance(part, Mapping)
+            and part.get("type") in ("text", "input_text", "output_text")
+            else None
+            for part in content
+        ]
+        content = None if None in parts else "\n".join(map(str, parts))
+    if not isinstance(content, str):
+        raise BadRequestError(f"{where} is not text.", fix="Send text.", param=where)
+    return content
