@@ -33,7 +33,8 @@ def lazy_exports(
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return names()
+            # A star import must not replace a module of the standard library, such as signal.
+            return [name for name in names() if name not in sys.stdlib_module_names]
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(module_of[name]), name)

@@ -59,6 +59,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         update["control_turn"]["recent"] = _recent_outputs(view) or view.turn.get("recent") or []
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
+        update["control_error_info"] = None  # the key always exists after a turn
         if number == 1 and services.settings.context:
             # Contexts of the caller take precedence over those of the settings.
             stored = state.get("capability_context_data") or {}

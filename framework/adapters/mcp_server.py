@@ -26,7 +26,7 @@ from capgraph.adapters.elicitation import (
     supports_elicitation,
 )
 from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
-from capgraph.adapters.request import request_schema
+from capgraph.adapters.request import parse_request, request_schema
 from capgraph.adapters.task_graph import TaskGraph, task_graph
 from capgraph.approvals import describe_question
 from capgraph.base.errors import CapgraphError
@@ -37,6 +37,7 @@ from capgraph.engine.services import Services
 from capgraph.helpers.argument_validation import check_options, validate_arguments
 from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.pipeline.run_config import configurable_for
+from capgraph.planning.parameters import check_parameter_types
 from capgraph.registry import Registry
 from capgraph.stores.async_checks import require_async_saver
 
@@ -125,7 +126,12 @@ class _CapabilityTools:
     async def call(
         self, spec: CapabilitySpec, arguments: Mapping[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
-        """Run a capability, or resume it with an answer."""
+        """Run a capability, or resume it with an answer.
+
+        Raises:
+            ValidationError: A parameter has the wrong type.
+        """
+        check_parameter_types(spec, parse_request(spec, arguments)[0]["parameters"])
         caller = self._resolve_caller(context.request_context)
         key = (context.request_context.meta or {}).get(IDEMPOTENCY_META_KEY)
         thread = context.request_state

@@ -8,6 +8,7 @@ full.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,7 +27,11 @@ from capgraph.state import TurnView
 
 REQUEST_VERSION = 1
 MAX_ENTRY_CHARS = 200_000
-"""Maximum size of an entry in characters of JSON. A larger one cannot be approved."""
+"""Maximum size of an entry in characters of JSON. Inputs of a larger one are shown as previews; if
+its other parts are too large, it cannot be approved.
+"""
+MAX_PREVIEW_CHARS = 2000
+"""Maximum size of the start and the end of a previewed input in characters of JSON."""
 PLAN = "plan"
 """Key of the entry for the whole plan."""
 STEP = "step"
@@ -250,24 +255,49 @@ def _describe_approvals(approvals: Mapping[str, Any]) -> str:
 
 
 def _limit_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Remove the approving decisions from an entry that is too large to be shown in full."""
+    """Show previews of the inputs in an entry that is too large to be shown in full.
+
+    If the entry is still too large, its approving decisions are removed.
+    """
+    previews = {
+        name: _preview_input(value) for name, value in entry.get("input_values", {}).items()
+    }
     # The key comes from the graph. All other text is untrusted and is escaped.
     entry = {**escape_data(entry), "context_key": entry["context_key"]}
     size = len(json.dumps(entry, default=repr))
     if size <= MAX_ENTRY_CHARS:
         return entry
     note = f"The data has {size:,} characters; at most {MAX_ENTRY_CHARS:,} can be shown."
-    decisions = [d for d in entry["decisions"] if d not in {"approve", "edit"}]
     summaries = {
-        name: text if len(text) <= 2000 else f"{text[:2000]}… [cut: {len(text):,} characters]"
+        name: text
+        if len(text) <= MAX_PREVIEW_CHARS
+        else f"{text[:MAX_PREVIEW_CHARS]}… [cut: {len(text):,} characters]"
         for name, text in entry["input_summaries"].items()
     }
+    shortened = {**entry, "input_values": escape_data(previews), "input_summaries": summaries}
+    if len(json.dumps(shortened, default=repr)) <= MAX_ENTRY_CHARS:
+        note += " An approval covers the complete inputs, which the SHA-256 digests identify."
+        return {**shortened, "reason": " ".join(text for text in (entry["reason"], note) if text)}
+    decisions = [d for d in entry["decisions"] if d not in {"approve", "edit"}]
     return {
         **{name: value for name, value in entry.items() if name != "result"},
         "input_values": {},
         "input_summaries": summaries,
         "reason": " ".join(text for text in (entry["reason"], note) if text),
         "decisions": decisions,
+    }
+
+
+def _preview_input(value: Any) -> Any:
+    """Return the start, the end, the size, and the SHA-256 digest of a large input's JSON text."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=repr)
+    if len(text) <= 2 * MAX_PREVIEW_CHARS:
+        return value
+    return {
+        "start": text[:MAX_PREVIEW_CHARS],
+        "end": text[-MAX_PREVIEW_CHARS:],
+        "characters": len(text),
+        "sha256": hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest(),
     }
 
 

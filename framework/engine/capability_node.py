@@ -17,6 +17,7 @@ from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
 
 from capgraph.approvals import ApprovalDecision, build_request, load_active_rules, request_entry
+from capgraph.base.argument_injection import argument_getters
 from capgraph.base.errors import (
     CapabilityError,
     ConfigurationError,
@@ -29,6 +30,7 @@ from capgraph.base.errors import (
 from capgraph.base.plan import PlannedStep
 from capgraph.base.ports import ApprovalRequest, Attempt, Caller, Failure, StepRecord
 from capgraph.base.spec import CapabilitySpec
+from capgraph.base.step_context import EXECUTE_ARGUMENTS
 from capgraph.base.turn_budget import TurnBudget
 from capgraph.engine.approval_decisions import record_answer
 from capgraph.engine.approval_requests import answer_reader, ask_in_task, save_standing_rules
@@ -49,6 +51,7 @@ from capgraph.langgraph_compat import (
     run_input,
     running_graph_channels,
 )
+from capgraph.pipeline.call import check_extra_arguments
 from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.pipeline.failures import clear_failure_update, failure_update, stop_update
 from capgraph.pipeline.journal import Journal, RunStart
@@ -74,7 +77,7 @@ async def run_capability_node(
     state: Mapping[str, Any],
     services: Services | None = None,
     parameters: ParametersOfState | None = None,
-    **_: Any,
+    **extra: Any,
 ) -> dict[str, Any]:
     """Run the plan's current step with a capability, or the capability without a plan.
 
@@ -84,6 +87,7 @@ async def run_capability_node(
         services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
             run, or default limits if the enclosing services do not know the capability.
         parameters: State keys of the parameters. By default, a plan in the state supplies them.
+        **extra: Further arguments of ``execute``.
 
     Returns:
         State updates: those of the capability, and the record of the step.
@@ -91,7 +95,11 @@ async def run_capability_node(
     Raises:
         ConfigurationError: The capability declares a guarantee that requires ``bind``.
         InfrastructureError: The graph's state has no key for the result.
+        ValidationError: ``execute`` does not accept an argument in ``extra``.
     """
+    if extra:
+        supplied = {*EXECUTE_ARGUMENTS, *argument_getters(spec.cls.execute)}
+        check_extra_arguments(spec.cls, extra, supplied)
     in_run = current_runtime() is not None
     bound = services or find_services(spec) or unbound_services(spec)
     view, earlier_steps = await _read_turn(bound, state) if in_run else (bound.view(state), 0)
@@ -117,6 +125,7 @@ async def run_capability_node(
                 running_graph_channels() if in_run else None, keeps_dictionary=not in_run
             ),
             failures=failures,
+            extra_arguments=extra,
         )
 
     alone = in_run and not view.has_turn
@@ -395,6 +404,7 @@ async def _run_until_answered(
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
     work: Any = None,
+    extra_arguments: Mapping[str, Any] | None = None,
     ask_scope: AskScope = nullcontext,
 ) -> StepRecord:
     """Run the step, and ask a person each time it requires an answer.
@@ -425,6 +435,7 @@ async def _run_until_answered(
         budget=tries,
         labels=labels or {},
         work=work,
+        extra_arguments=extra_arguments or {},
     )
     while True:
         result = await services.runner.run(attempt, door)

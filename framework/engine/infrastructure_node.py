@@ -37,7 +37,8 @@ from capgraph.engine.services import Services
 from capgraph.engine.turn_guardrails import CLOSING_NODES, AnswerGuard
 from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.governance.budget_enforcement import charge_node
-from capgraph.pipeline.call import accepted_arguments
+from capgraph.langgraph_compat import running_graph_channels
+from capgraph.pipeline.call import accepted_arguments, check_extra_arguments
 from capgraph.pipeline.failures import (
     classify_failure,
     clear_failure_update,
@@ -66,6 +67,7 @@ _BUDGET_COUNTERS = {
 }
 _MAX_ROUTINGS = 100
 """Maximum number of routing decisions in a turn, in addition to those for its steps."""
+_SUPPLIED_ARGUMENTS = ("logger", "streamer", "runtime", "services")
 _BEGIN_TURN = "begin_turn"
 _ACCEPTED_KEY = "planning_accepted"
 
@@ -78,13 +80,21 @@ async def run_infrastructure_node(
 ) -> Any:
     """Run an infrastructure node.
 
+    Args:
+        spec: Declaration of the node.
+        state: State of the graph.
+        services: Services of ``build_graph``.
+        **extra: Further arguments of ``execute``.
+
     Returns:
         The state updates or the ``Command`` of the node; after a failure, the error entry of the
         state.
 
     Raises:
         FatalExecutionError: The failure was classified as FATAL; the cause is chained.
+        ValidationError: ``execute`` does not accept an argument in ``extra``.
     """
+    check_extra_arguments(spec.cls, extra, _SUPPLIED_ARGUMENTS)
     logger = get_logger("framework", spec.name)
     started = time.perf_counter()
     view = TurnView(state)
@@ -124,7 +134,7 @@ async def run_infrastructure_node(
         # The run must end, because its results cannot be saved.
         raise
     except Exception as exc:
-        if wants_raw_errors():
+        if wants_raw_errors() or not _can_store_failures(services):
             raise
         with event_context(**ids):
             failure = _log_failure(spec, exc, time.perf_counter() - started, view)
@@ -218,7 +228,10 @@ def _check_result(spec: InfrastructureSpec, result: Any, services: Services | No
             f"{spec.name!r} returned an unsupported {type(result).__name__}.",
             fix="return a dictionary of state updates, a Command, or None.",
         )
-    keys = services.runner_config.schema.names if services is not None else STATE_KEYS
+    if services is not None:
+        keys = services.runner_config.schema.names
+    else:
+        keys = running_graph_channels() or STATE_KEYS
     plain = check_state_writes(
         spec.name, result.update if isinstance(result, Command) else result, keys
     )
@@ -226,6 +239,12 @@ def _check_result(spec: InfrastructureSpec, result: Any, services: Services | No
         _check_goto(spec, result, services)
         return replace(result, update=plain)
     return dict(plain)
+
+
+def _can_store_failures(services: Services | None) -> bool:
+    """Return False in a custom graph whose state has no key for a failure."""
+    channels = running_graph_channels() if services is None else None
+    return channels is None or "control_error_info" in channels
 
 
 def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[tuple[str, Any]]:
@@ -245,7 +264,7 @@ def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[t
     if unknown:
         raise InfrastructureError(
             f"{writer!r} returned unknown state keys {unknown}.",
-            fix="use keys of AgentState, or pass build_graph a state_schema that defines them.",
+            fix="use keys of the graph's state, or declare them in its state_schema.",
         )
     if any(name == "control_goto" and item is not None for name, item in pairs):
         raise InfrastructureError(

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from capgraph.base import CapabilityMatch
-from capgraph.base.errors import MalformedAnswerError
+from capgraph.base.errors import MalformedAnswerError, ModelError
 from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import SelectionSettings
 from capgraph.models.calls import generate_structured
@@ -169,7 +169,10 @@ class ModelSelector:
 
 
 class PerCapabilitySelector(ModelSelector):
-    """Selector that asks a chat model one yes/no question for each capability, concurrently."""
+    """Selector that asks a chat model one yes/no question for each capability, concurrently.
+
+    A capability whose question fails is not selected. If every question fails, the selection fails.
+    """
 
     async def _choose(
         self,
@@ -179,12 +182,21 @@ class PerCapabilitySelector(ModelSelector):
     ) -> Selection:
         gate = asyncio.Semaphore(self.settings.max_concurrency)
 
+        failures: list[ModelError] = []
+
         async def ask(candidate: Candidate) -> bool:
             messages = self._build_messages(task, [candidate], NO_EXCLUSIONS)
             async with gate:
-                match: CapabilityMatch = await generate_structured(
-                    self.role, CapabilityMatch, messages
-                )
+                try:
+                    match: CapabilityMatch = await generate_structured(
+                        self.role, CapabilityMatch, messages
+                    )
+                except ModelError as exc:
+                    failures.append(exc)
+                    get_logger("models", "selection").warning(
+                        "%s is not selected, because its question failed: %s", candidate.name, exc
+                    )
+                    return False
             return match.is_match
 
         try:
@@ -193,6 +205,10 @@ class PerCapabilitySelector(ModelSelector):
         except ExceptionGroup as failed:
             # The first failure is reported. The remaining questions were cancelled.
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
+        if failures and len(failures) == len(shortlist):
+            raise failures[0]
         chosen = [c.name for c, answer in zip(shortlist, answers, strict=True) if answer.result()]
         reason = f"The model chose {len(chosen)} of {len(shortlist)} capabilities."
+        if failures:
+            reason += f" {len(failures)} questions failed."
         return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason)

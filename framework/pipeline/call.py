@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -120,6 +120,7 @@ async def _run_capability(cls: Any, context: StepContext, execution: StepExecuti
         instance = cls()
         instance._context = context
     filled = {name: get(context) for name, get in getters.items()}
+    filled |= execution.context.extra_arguments
     execute = (
         partial(instance.execute, **filled)
         if not static
@@ -159,6 +160,28 @@ def _inspect_execute(
     hooks = tuple(name for name in _PHASES if callable(getattr(cls, name, None)))
     static = isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
     return is_sync(execute), static, hooks, argument_getters(execute)
+
+
+def check_extra_arguments(cls: Any, extra: Mapping[str, Any], supplied: Collection[str]) -> None:
+    """Check arguments that the caller of a node adds to those of ``execute``.
+
+    Args:
+        cls: Class of the capability or the infrastructure node.
+        extra: Arguments by name.
+        supplied: Names of the arguments that the framework supplies.
+
+    Raises:
+        ValidationError: ``execute`` does not accept an argument, or the framework supplies it.
+    """
+    accepted = accepted_arguments(cls.execute)
+    for name in extra:
+        is_supplied = name in ("self", "state") or name in supplied
+        if is_supplied or (accepted is not None and name not in accepted):
+            cause = "the framework supplies it" if is_supplied else "execute has no such parameter"
+            raise ValidationError(
+                f"The argument {name!r} of the node {cls.__name__} is not accepted: {cause}.",
+                fix="add a parameter to execute, or remove the argument from the call.",
+            )
 
 
 def _thread_safe_notifier(notify: Callable[[str, float | None], None]) -> Callable[..., None]:

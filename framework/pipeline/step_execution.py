@@ -96,6 +96,7 @@ class AttemptContext:
         missing_state_keys: State keys that were not transferred to this worker.
         labels: Labels of the data that the caller has read, with their sources.
         work: Work of the caller that the capability's body runs.
+        extra_arguments: Arguments that the caller of a node adds to those of ``execute``.
     """
 
     view: TurnView
@@ -109,6 +110,7 @@ class AttemptContext:
     missing_state_keys: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     work: Any = None
+    extra_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StepApproval(NamedTuple):

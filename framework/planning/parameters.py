@@ -50,7 +50,11 @@ def _parameter_problem(
 
 
 def parameter_errors(
-    model: type[BaseModel] | None, parameters: object, capability: str
+    model: type[BaseModel] | None,
+    parameters: object,
+    capability: str,
+    *,
+    allows_conversion: bool = True,
 ) -> list[Problem]:
     """Return every problem of a step's parameters.
 
@@ -63,6 +67,7 @@ def parameter_errors(
         model: The capability's ``Parameters``, if it declares one.
         parameters: The step's ``parameters``.
         capability: Name of the capability, for the messages.
+        allows_conversion: True to allow values that only the lenient mode accepts.
     """
     if parameters is None:
         parameters = {}
@@ -99,7 +104,7 @@ def parameter_errors(
                     (), parameters, f"is not plain JSON ({exc})", _PLAIN_REMEDY, code=NOT_PLAIN
                 )
             ]
-        problems = _model_errors(model, parameters, text, capability)
+        problems = _model_errors(model, parameters, text, capability, allows_conversion)
     # References are checked against the plan, and again when the step runs.
     named = [path for path, _ in iter_references(parameters)] if problems else []
     return [fault for fault in problems if not any(_overlap(fault.path[1:], one) for one in named)]
@@ -151,16 +156,7 @@ def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any,
     """
     parameters, errors = repair_parameters(spec, parameters)
     if errors:
-        listed = "; ".join(
-            f"{render_path(error.path[1:]) or 'parameters'} {error.value!r}: {error.cause}"
-            f" ({error.remedy})"
-            for error in errors
-        )
-        raise ValidationError(
-            f"The parameters of {spec.name!r} are invalid: {listed}.",
-            fix="Correct the step's parameters.",
-            severity=ErrorSeverity.REPLANNING,
-        )
+        raise _invalid_parameters(spec, errors)
     values: dict[str, Any] = dict(parameters) if isinstance(parameters, dict) else {}
     if unresolved := [text for _, text in iter_references(values)]:
         raise ValidationError(
@@ -171,6 +167,39 @@ def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any,
         return values, values
     model = _validate_json(spec.parameters, values)
     return model, _dump_parameters(model, values, spec)
+
+
+def check_parameter_types(spec: CapabilitySpec, parameters: object) -> None:
+    """Check parameters of a program, which are refused where those of a plan are converted.
+
+    Args:
+        spec: The capability.
+        parameters: Parameters by name.
+
+    Raises:
+        ValidationError: A value has another type than the parameter.
+
+    >>> class Options(BaseModel):
+    ...     amount: int
+    >>> check_parameter_types(CapabilitySpec("pay", "Pay.", parameters=Options), {"amount": 5})
+    """
+    errors = parameter_errors(spec.parameters, parameters, spec.name, allows_conversion=False)
+    # JSON has one type of number: 5.0 is an integer.
+    if wrong := [e for e in errors if type(e.value) is not float or e.value != e.corrected_value]:
+        raise _invalid_parameters(spec, wrong)
+
+
+def _invalid_parameters(spec: CapabilitySpec, errors: list[Problem]) -> ValidationError:
+    listed = "; ".join(
+        f"{render_path(error.path[1:]) or 'parameters'} {error.value!r}: {error.cause}"
+        f" ({error.remedy})"
+        for error in errors
+    )
+    return ValidationError(
+        f"The parameters of {spec.name!r} are invalid: {listed}.",
+        fix="Correct the step's parameters.",
+        severity=ErrorSeverity.REPLANNING,
+    )
 
 
 def _validate_json(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
@@ -251,7 +280,11 @@ def _scalar_errors(parameters: dict[Any, Any], capability: str) -> Iterator[Prob
 
 
 def _model_errors(
-    model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
+    model: type[BaseModel],
+    parameters: dict[str, Any],
+    text: str,
+    capability: str,
+    allows_conversion: bool,
 ) -> list[Problem]:
     strict = _validation_errors(model, parameters, text, strict=True)
     lenient = _validation_errors(model, parameters, text, strict=False) if strict else []
@@ -270,8 +303,9 @@ def _model_errors(
             problem = _parameter_problem(error["loc"], None, message, remedy)
         else:
             exact_form = _exact_form(model, parameters, path, value)
-            if exact_form is NO_CORRECTION and error["loc"] not in lenient_locations:
-                continue  # valid in lenient mode
+            is_lenient = error["loc"] not in lenient_locations
+            if allows_conversion and exact_form is NO_CORRECTION and is_lenient:
+                continue
             has_exact_form = exact_form is not NO_CORRECTION
             remedy = (
                 f"write {preview(exact_form)}"

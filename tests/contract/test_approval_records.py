@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -365,7 +366,9 @@ async def test_an_unknown_parameter_of_an_edit_is_a_problem(
 
 @pytest.mark.row("A4")
 @pytest.mark.parametrize("size", [19_990, 20_000, 30_000, 3_000_000])
-async def test_what_is_not_shown_whole_cannot_be_approved(agent: Any, step: Any, size: int) -> None:
+async def test_an_input_is_shown_in_full_or_with_its_digest(
+    agent: Any, step: Any, size: int
+) -> None:
     ran: list[int] = []
 
     class Script(CapabilityContext):
@@ -387,18 +390,16 @@ async def test_what_is_not_shown_whole_cannot_be_approved(agent: Any, step: Any,
         given=["SCRIPT"],
         checkpointer=InMemorySaver(),
     )
-    code = "x" * size + end
+    code = "x" * size + end + "x" * 10_000
     out = await it.ask(capability_context_data={"SCRIPT": {"mine": {"code": code}}})
-    if not out.get("__interrupt__"):  # cannot be shown, so it is refused
-        assert (status(out), ran) == ("failed", [])
-        return
-    if end in shown(out):
-        assert status(await answer(it, "approve")) == "completed"
-        assert ran == [len(code)]
-        return
-    assert "approve" not in _asked(out)[0]["decisions"], "cut, and yet offered for approval"
-    await answer(it, "approve")
-    assert ran == []
+    if end not in shown(out):
+        values = _asked(out)[0]["input_values"]["SCRIPT"]
+        text = json.dumps({"code": code})
+        assert values["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+        assert values["characters"] == len(text)
+        assert "SHA-256" in _asked(out)[0]["reason"]
+    assert status(await answer(it, "approve")) == "completed"
+    assert ran == [len(code)]
 
 
 async def test_a_long_parameter_is_shown_whole_too(desk: Any, step: Any, paid: list[Any]) -> None:

@@ -77,6 +77,45 @@ async def test_schemas_results_errors_and_progress(log: Path, mode: str) -> None
         assert told == [(0.5, 1.0, "part 1"), (1.0, 1.0, "part 2")]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": "5"},
+        {"count": 5.5},
+        {"count": True},
+        {"factor": "2.5"},
+        {"is_dry": "yes"},
+        {"is_dry": 1},
+        {"name": 5},
+        {"sizes": ["1"]},
+        {"sizes": "[1]"},
+    ],
+)
+async def test_a_parameter_of_the_wrong_type_is_refused(wrong: dict[str, Any]) -> None:
+    runs: list[Any] = []
+
+    @capability_node
+    async def note(
+        count: int = 0,
+        factor: float = 0,
+        is_dry: bool = False,
+        name: str = "",
+        sizes: list[int] | None = None,
+    ) -> str:
+        """Note the parameters."""
+        runs.append((count, factor))
+        return "noted"
+
+    async with Client(as_mcp_server([note])) as client:
+        refused = await client.call_tool("note", wrong)
+        assert refused.is_error
+        assert next(iter(wrong)) in text(refused)
+        assert runs == []
+        accepted = await client.call_tool("note", {"count": 5.0, "factor": 2, "sizes": [1]})
+        assert not accepted.is_error
+    assert runs == [(5, 2)]
+
+
 @MODES
 async def test_an_approval_is_asked_by_elicitation(log: Path, mode: str) -> None:
     server = as_mcp_server(own.services(log))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from capgraph import CapabilityContext, capability_node
-from capgraph.base import CapabilityError
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import CapabilityError, InfrastructureError, ValidationError
 from capgraph.base.errors import CapgraphError
 from capgraph.state import AgentState
 from tests.support.one_door import (
@@ -23,6 +23,7 @@ from tests.support.one_door import (
     in_a_row,
     measurer,
     names_one_of,
+    own_node,
     payer,
     planned,
 )
@@ -186,3 +187,82 @@ async def test_what_the_graph_believes_no_capability_writes(
     out = await agent(forge, plans=[[step("a", "measure")]]).ask()
     assert out["control_has_error"]
     assert key in out["control_error_info"]["user_message"]
+
+
+class Wide(AgentState):
+    """AgentState with a key of the application."""
+
+    weather: str
+
+
+class Narrow(TypedDict, total=False):
+    """State without any key of AgentState."""
+
+    weather: str
+
+
+@pytest.mark.row("F2")
+@pytest.mark.parametrize("schema", [Wide, Narrow])
+async def test_an_infrastructure_node_writes_the_keys_of_the_graphs_state(schema: Any) -> None:
+    @own_node("look")
+    async def look(state: Any) -> Any:
+        return {"weather": "clear"}
+
+    out = await in_a_row(schema, node=look.langgraph_node).ainvoke({"weather": "unknown"})
+    assert out["weather"] == "clear"
+
+
+@pytest.mark.row("F2")
+async def test_a_key_of_agent_state_that_the_graph_does_not_define_is_refused() -> None:
+    @own_node("look")
+    async def look(state: Any) -> Any:
+        return {"task_current_task": "Look"}
+
+    with pytest.raises(InfrastructureError, match="task_current_task"):
+        await in_a_row(Narrow, node=look.langgraph_node).ainvoke({"weather": "unknown"})
+
+
+@pytest.mark.row("F2")
+async def test_a_failure_that_the_graphs_state_cannot_store_is_raised() -> None:
+    @own_node("look")
+    async def look(state: Any) -> Any:
+        raise ConnectionError("The station is down.")
+
+    with pytest.raises(ConnectionError):
+        await in_a_row(Narrow, node=look.langgraph_node).ainvoke({"weather": "unknown"})
+    out = await in_a_row(Wide, node=look.langgraph_node).ainvoke({"weather": "unknown"})
+    assert out["control_error_info"]["node_name"] == "look"
+
+
+@pytest.mark.row("B3")
+@pytest.mark.parametrize("form", ["bound", "unbound"])
+async def test_extra_arguments_of_a_node_reach_execute(form: str) -> None:
+    class Look(BaseCapability):
+        name = "look"
+        description = "Look."
+        provides: ClassVar = ["WEATHER"]
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return {"WEATHER": {"seen": kwargs["glass"]}}
+
+    Cap = capability_node(Look)
+    node = bound(Cap).node(Cap) if form == "bound" else Cap.langgraph_node
+    out = await node({"messages": [("user", "Look")]}, glass="spyglass")
+    assert out["WEATHER"] == {"seen": "spyglass"}
+
+
+@pytest.mark.row("B3")
+@pytest.mark.parametrize("name", ["glass", "logger"])
+async def test_an_extra_argument_that_execute_does_not_accept_is_refused(name: str) -> None:
+    @own_node("look")
+    async def look(state: Any) -> Any:
+        return {}
+
+    async def execute(state: Any) -> Any:
+        return {}
+
+    look.execute = staticmethod(execute)
+    for node in (measurer([]).langgraph_node, look.langgraph_node):
+        with pytest.raises(ValidationError, match=name):
+            await node({}, **{name: "spyglass"})

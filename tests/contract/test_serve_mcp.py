@@ -150,7 +150,8 @@ async def test_capabilities_are_tools_where_the_operator_names_them(mode: str) -
         wrong = await mcp.call_tool("read_level", {"how": "well"})
         assert wrong.is_error
         async with httpx.AsyncClient(base_url=url, headers={"x-user": "ann"}) as http:
-            assert len((await http.get("/api/threads")).json()["items"]) == 2
+            # A refused call creates no thread.
+            assert len((await http.get("/api/threads")).json()["items"]) == 1
     with pytest.raises(ConfigurationError, match="nothing_such"):
         async with listening(mcp={"tools": ["nothing_such"]}):
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -460,3 +462,61 @@ async def test_a_person_sees_what_the_step_is_about_to_work_on() -> None:
     )
     (step,) = out["__interrupt__"][0].value["steps"]
     assert step["input_summaries"] == {"SCRIPT.mine": "remove(everything)"}
+
+
+class Report(CapabilityContext):
+    text: str
+
+
+@pytest.mark.parametrize("size", [150_000, 250_000, 3_000_000])
+async def test_a_step_with_large_inputs_is_approved_by_preview_and_digest(size: int) -> None:
+    sent: list[int] = []
+
+    @capability_node
+    async def write(size: int) -> Report:
+        """Write a report."""
+        return Report(text="x" * size)
+
+    @capability_node(requires_approval=True)
+    async def send(report: Report) -> Receipt:
+        """Send a report."""
+        sent.append(len(report.text))
+        return Receipt(paid=1)
+
+    graph = build_graph([Report, Receipt, write, send], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    plan = [
+        {"context_key": "w", "capability": "write", "parameters": {"size": size}},
+        {"context_key": "s", "capability": "send", "inputs": [{"REPORT": "w"}]},
+    ]
+    out = await graph.ainvoke({"planning_execution_plan": {"steps": plan}}, config)
+    request = out["__interrupt__"][0].value
+    (entry,) = request["steps"]
+    assert "approve" in entry["decisions"]
+    assert len(json.dumps(request)) < 250_000
+    shown, data = entry["input_values"]["REPORT"], {"text": "x" * size}
+    if size > 200_000:
+        text = json.dumps(data)
+        assert shown["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+        assert shown["characters"] == len(text)
+        assert text.startswith(shown["start"])
+        assert text.endswith(shown["end"])
+    else:
+        assert shown == data
+    out = await graph.ainvoke(Command(resume={"s": {"decision": "approve"}}), config)
+    assert sent == [size]
+    assert out["execution_outcome"]["status"] == "completed"
+
+
+async def test_a_step_with_large_parameters_cannot_be_approved() -> None:
+    @capability_node(requires_approval=True)
+    async def send(text: str) -> Receipt:
+        """Send a text."""
+        return Receipt(paid=1)
+
+    graph = build_graph([Receipt, send], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    plan = [{"context_key": "s", "capability": "send", "parameters": {"text": "x" * 250_000}}]
+    out = await graph.ainvoke({"planning_execution_plan": {"steps": plan}}, config)
+    (entry,) = out["__interrupt__"][0].value["steps"]
+    assert set(entry["decisions"]) == {"reject", "respond"}

@@ -56,6 +56,12 @@ async def test_a_failed_turn_leaves_no_error_behind(agent: Any, step: Any) -> No
     assert said(second) == "The value is 7."
 
 
+@pytest.mark.row("B13")
+async def test_the_error_of_a_completed_turn_is_none(agent: Any, step: Any) -> None:
+    out = await agent(Reading, measure, plans=[[step("a", "measure")]]).ask()
+    assert out["control_error_info"] is None
+
+
 async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
     """Whatever a front end or an older turn left in the state cannot leak into the next turn."""
     left: dict[str, Any] = {

@@ -49,6 +49,7 @@ from capgraph.configs.settings import ServeSettings
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import compute_digest
+from capgraph.planning.parameters import check_parameter_types
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
 from capgraph.serve.openapi import server_version
@@ -263,6 +264,7 @@ class _McpEndpoint:
         """Start a run of one capability. Calls with the same idempotency key share one run."""
         spec = self._services.registry.capabilities[name]
         step, contexts = parse_request(spec, arguments)
+        check_parameter_types(spec, step["parameters"])
         thread = f"mcp-{compute_digest([name, idempotency_key]) if idempotency_key else uuid.uuid4().hex}"
         try:
             existing = await self._threads.get(caller, thread)

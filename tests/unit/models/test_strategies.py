@@ -137,14 +137,26 @@ async def test_per_capability_questions_are_limited_in_concurrency() -> None:
 
 
 @pytest.mark.row("B49")
-async def test_failing_question_is_an_error() -> None:
+async def test_a_capability_whose_question_fails_is_not_selected() -> None:
     def answer(call: ModelCall) -> Any:
-        return ConnectionError("gone") if "tool_2" in call.prompt else {"is_match": False}
+        if "tool_2" in call.prompt:
+            return ConnectionError("gone")
+        return {"is_match": "tool_3" in call.prompt}
 
     model = ScriptedModel(responses=answer)
     many = [Candidate(f"tool_{n}", f"Does tool_{n}.") for n in range(5)]
     selector = strategies(model, selection={"strategy": "per_capability"})["selector"]
-    with pytest.raises(ModelError, match="gone") as caught:
+    found = await selector.select("x", many)
+    assert found.names == ("tool_3",)
+    assert "1 questions failed" in found.reason
+
+
+@pytest.mark.row("B49")
+async def test_a_selection_whose_questions_all_fail_is_an_error() -> None:
+    model = ScriptedModel(responses=lambda call: ConnectionError("gone"))
+    many = [Candidate(f"tool_{n}", f"Does tool_{n}.") for n in range(5)]
+    selector = strategies(model, selection={"strategy": "per_capability"})["selector"]
+    with pytest.raises(ModelError) as caught:
         await selector.select("x", many)
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert classify_exception(caught.value, "x").severity is ErrorSeverity.RETRIABLE
