@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 import httpx2
@@ -57,6 +58,7 @@ from capgraph.base.ports import Attempt, CallNext, PermissionMode
 from capgraph.base.spec import Effect
 from capgraph.base.step_context import StepContext
 from capgraph.base.value_context import ValueContext
+from capgraph.configs.logger import get_logger
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.plain_data import validation_messages
 from capgraph.helpers.threads import run_in_thread
@@ -94,6 +96,9 @@ class ToolResult(CapabilityContext):
         return self.text or types or "nothing"
 
 
+_NO_TOOLS: Mapping[str, str] = MappingProxyType({})
+
+
 class McpCapabilities(list[type[BaseCapability]]):
     """Capabilities of one MCP server, which share a connection that is opened on demand.
 
@@ -102,6 +107,7 @@ class McpCapabilities(list[type[BaseCapability]]):
     Attributes:
         pins: Digest of each tool by its name on the server. Pass stored pins to the next
             ``mcp_capabilities`` to detect tools that changed in between.
+        omitted_tools: Reason of each tool that cannot be a capability, by its name on the server.
     """
 
     def __init__(
@@ -109,9 +115,11 @@ class McpCapabilities(list[type[BaseCapability]]):
         capabilities: Collection[type[BaseCapability]],
         pins: Mapping[str, str],
         server: _Server,
+        omitted_tools: Mapping[str, str] = _NO_TOOLS,
     ) -> None:
         super().__init__(capabilities)
         self.pins: dict[str, str] = dict(pins)
+        self.omitted_tools: dict[str, str] = dict(omitted_tools)
         self._server = server
 
     async def aclose(self) -> None:
@@ -142,7 +150,8 @@ async def mcp_capabilities(
 ) -> McpCapabilities:
     """Return the tools of an MCP server as capabilities.
 
-    A graph does not pick up tools that the server adds later. Build a new graph with the same
+    A tool whose schema is invalid or refers to another document is omitted with a warning, unless
+    ``allow`` lists it. A graph does not pick up tools that the server adds later. Build a new graph with the same
     checkpointer from ``registry.with_(*await mcp_capabilities(server))``.
 
     Args:
@@ -166,7 +175,8 @@ async def mcp_capabilities(
     Raises:
         CapabilityError: The server cannot be reached.
         ConfigurationError: The argument is not a server, or the server has no tool of a given name.
-        ValidationError: A declaration is unknown or invalid.
+        ValidationError: A declaration is unknown or invalid, or a tool in ``allow`` has an invalid
+            schema.
     """
     check_names("mcp_capabilities", declarations, accepted_names("mcp"))
     if not isinstance(declarations.get("examples", {}), Mapping):
@@ -197,7 +207,9 @@ async def mcp_capabilities(
                 f"The MCP server has no tools named {unknown}. Its tools are {sorted(tools)}.",
                 fix="Use the server's names, without the prefix.",
             )
-        selected = {name: tool for name, tool in tools.items() if allow is None or name in allow}
+        omitted_tools = {} if allow is not None else _find_unusable_tools(tools, hub)
+        chosen_names = {*tools} - {*omitted_tools} if allow is None else {*allow}
+        selected = {name: tool for name, tool in tools.items() if name in chosen_names}
         digests = {name: tool_digest(tool) for name, tool in selected.items()}
         capabilities: dict[str, type[BaseCapability]] = {}
         for name, tool in selected.items():
@@ -208,7 +220,21 @@ async def mcp_capabilities(
                 own_name, tool, client, _tool_declarations(name, declared)
             )
         stack.pop_all()
-    return McpCapabilities(list(capabilities.values()), digests, hub)
+    return McpCapabilities(list(capabilities.values()), digests, hub, omitted_tools)
+
+
+def _find_unusable_tools(tools: Mapping[str, Tool], server: _Server) -> dict[str, str]:
+    """Return why each tool whose schema cannot be used is omitted, and log a warning for it."""
+    reasons = {}
+    for name, tool in tools.items():
+        try:
+            json_parameters(name, sanitize_schema(tool.input_schema))
+        except DeclarationError as exc:
+            reasons[name] = str(exc)
+            get_logger("adapters", "mcp").warning(
+                "The tool %r of %s is omitted: %s", name, server, exc
+            )
+    return reasons
 
 
 def _tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:

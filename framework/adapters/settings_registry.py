@@ -6,7 +6,7 @@ Settings accept the same declarations as code: each key of an entry is a keyword
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.capability import BaseCapability
 from capgraph.base.declarations import YAML_FORMS, accepted_names, check_names
-from capgraph.base.errors import require_extra
+from capgraph.base.errors import CapabilityError, require_extra
 from capgraph.configs.errors import CapgraphError, ConfigurationError
 from capgraph.engine.configured_objects import build_configured, import_attribute
 from capgraph.registry import Registry
 
 if TYPE_CHECKING:
+    from capgraph.adapters.mcp import McpCapabilities
     from capgraph.configs.settings import McpSettings, Settings
 
 _REFERENCE_KEYS = frozenset(
@@ -60,7 +61,10 @@ async def open_registry(
         adapted += await asyncio.to_thread(_adapt_sections, settings, problems)
         for index, server in enumerate(settings.mcp):
             try:
-                adapted += await _open_server(stack, server, f"mcp[{index}]")
+                capabilities = await _open_server(stack, server, f"mcp[{index}]")
+                adapted += capabilities
+                if problems is not None:  # otherwise, a warning was logged
+                    problems += _omitted_tool_problems(capabilities, f"mcp[{index}]")
             except CapgraphError as exc:
                 _report(_with_location(f"mcp[{index}]", exc), problems)
         yield await asyncio.to_thread(Registry.from_settings, settings, problems, adapted)
@@ -171,7 +175,7 @@ def _resolve_references(value: Any, location: str) -> Any:
 
 async def _open_server(
     stack: AsyncExitStack, server: McpSettings, location: str
-) -> Sequence[type[BaseCapability]]:
+) -> McpCapabilities:
     require_extra("mcp", "mcp")
     from mcp import StdioServerParameters
 
@@ -189,6 +193,17 @@ async def _open_server(
         program, *arguments = server.command
         target = StdioServerParameters(command=program, args=arguments, env=server.env)
     return await stack.enter_async_context(await mcp_capabilities(target, **options))
+
+
+def _omitted_tool_problems(capabilities: McpCapabilities, location: str) -> list[CapgraphError]:
+    return [
+        CapabilityError(
+            f"{location}: the tool {name!r} is omitted. {reason}",
+            fix="List the tools to use under 'allow'.",
+            facts={"omitted_tool": name},
+        )
+        for name, reason in capabilities.omitted_tools.items()
+    ]
 
 
 def _server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:

@@ -144,20 +144,13 @@ async def route_resume(
             answer, in which case LangGraph would lose the open questions.
     """
     answers = isinstance(graph_input, Command)
-    for name, value in (
-        {"the answer": graph_input.resume} if answers else graph_input or {}
-    ).items():
-        try:
-            saver.serde.dumps_typed(value)
-        except Exception as exc:  # the error depends on the saver's serializer
-            to_plain(value, name)  # raises an error with the path
-            raise ValidationError(
-                f"{name} is not serializable: {exc}.",
-                fix="send text, numbers, lists, and dictionaries.",
-            ) from exc
+    _check_serializable({"the answer": graph_input.resume} if answers else graph_input or {}, saver)
     configurable = config.get("configurable") or {}
     thread = configurable.get("thread_id")
-    if thread is None or not answers or is_resume_by_id(graph_input.resume):
+    # An empty mapping accepts a form without values.
+    is_empty_form = answers and graph_input.resume == {}
+    by_id = answers and not is_empty_form and is_resume_by_id(graph_input.resume)
+    if thread is None or not answers or by_id:
         return graph_input
     owners = await read_record(saver, str(thread), QUESTION_OWNERS_KEY)
     saved = await saver.aget_tuple(config)
@@ -166,6 +159,10 @@ async def route_resume(
         open_interrupts(saved.pending_writes, include_answered=is_fork) if saved is not None else []
     )
     ids = dict.fromkeys(question.id for question in open_ if not is_wait_interrupt(question.value))
+    if is_empty_form:
+        if len(ids) != 1:
+            raise _unidentified_question_error(graph_input.resume)
+        return replace(graph_input, resume={question_id: {} for question_id in ids})
     questions: dict[str, list[str]] = {}
     shown_steps: dict[str, list[str]] = {}
     for name, value in {question.id: question.value for question in open_}.items():
@@ -194,6 +191,18 @@ async def route_resume(
         else:  # a question inside a step, which may show several steps
             resume.setdefault(candidates[key][0], {})[key] = answer
     return replace(graph_input, resume=resume)
+
+
+def _check_serializable(values: Mapping[str, Any], saver: BaseCheckpointSaver[Any]) -> None:
+    for name, value in values.items():
+        try:
+            saver.serde.dumps_typed(value)
+        except Exception as exc:  # the error depends on the saver's serializer
+            to_plain(value, name)  # raises an error with the path
+            raise ValidationError(
+                f"{name} is not serializable: {exc}.",
+                fix="send text, numbers, lists, and dictionaries.",
+            ) from exc
 
 
 async def find_open_questions(
@@ -360,13 +369,8 @@ def _check_command(command: Command[Any]) -> Command[Any]:
         )
         more += [f"update of {key}" for key in keys] or ["update"]
     answers = command.resume
-    if answers == {} or (
-        isinstance(answers, Mapping) and not all(isinstance(k, str) for k in answers)
-    ):
-        raise ValidationError(
-            f"Invalid answer {answers!r:.80}: it does not identify a question.",
-            fix="send one decision for all questions, or answers keyed by context key or interrupt ID.",
-        )
+    if isinstance(answers, Mapping) and not all(isinstance(k, str) for k in answers):
+        raise _unidentified_question_error(answers)
     if more or answers is None:
         named = ", ".join(more) or "nothing"
         raise ValidationError(
@@ -374,6 +378,13 @@ def _check_command(command: Command[Any]) -> Command[Any]:
             fix="send Command(resume=…), or the input as a dictionary.",
         )
     return command
+
+
+def _unidentified_question_error(answers: Any) -> ValidationError:
+    return ValidationError(
+        f"Invalid answer {answers!r:.80}: it does not identify a question.",
+        fix="send one decision for all questions, or answers keyed by context key or interrupt ID.",
+    )
 
 
 def _check_messages(value: Any) -> None:

@@ -16,14 +16,17 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 from mcp import MCPError, StdioServerParameters
 from mcp.server import MCPServer, Server
+from mcp.server.mcpserver import Context
 from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolResult,
     ListToolsResult,
+    TextContent,
     Tool,
     ToolAnnotations,
 )
+from pydantic import BaseModel
 
 from capgraph import CapabilityContext, Registry, build_graph, capability_node
 from capgraph.adapters import mcp_capabilities
@@ -488,3 +491,53 @@ async def test_names_and_texts_of_strangers() -> None:
         graph = build_graph(tools, checkpointer=InMemorySaver())
         out = await run(graph, "1", step("read_file_2"))
         assert told(out)["success"]
+
+
+def _with_foreign_reference() -> Server[Any]:
+    """Return a server with a usable tool, and one whose schema refers to another document."""
+    schemas = {
+        "usable": {"type": "object", "properties": {"n": {"type": "integer"}}},
+        "foreign": {"type": "object", "properties": {"n": {"$ref": "https://example.org/n.json"}}},
+    }
+
+    async def list_tools(_: Any, __: Any) -> ListToolsResult:
+        return ListToolsResult(
+            tools=[Tool(name=name, input_schema=schema) for name, schema in schemas.items()]
+        )
+
+    async def call_tool(_: Any, params: Any) -> CallToolResult:
+        return CallToolResult(content=[TextContent(text=params.name)])
+
+    return Server("schemas", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+async def test_tool_with_a_foreign_reference_is_omitted(caplog: Any) -> None:
+    server = _with_foreign_reference()
+    async with await mcp_capabilities(server) as tools:
+        assert [tool.capability_spec.name for tool in tools] == ["usable"]
+        assert [*tools.omitted_tools] == ["foreign"]
+        assert "'foreign'" in caplog.text
+        out = await run(build_graph(tools, checkpointer=InMemorySaver()), "1", step("usable", n=1))
+        assert told(out)["success"]
+    with pytest.raises(ValidationError):
+        await mcp_capabilities(server, allow=["foreign"])
+
+
+async def test_form_without_required_fields_is_accepted_empty() -> None:
+    class Preferences(BaseModel):
+        table: str = "window"
+        guests: int | None = None
+
+    server = MCPServer("forms")
+
+    @server.tool()
+    async def book(ctx: Context) -> str:
+        """Book a table."""
+        answer = await ctx.elicit("Any preferences?", Preferences)
+        return f"{answer.action} {answer.data.table}"
+
+    async with await mcp_capabilities(server, mode="legacy") as tools:
+        graph = build_graph(tools, checkpointer=InMemorySaver())
+        await run(graph, "1", step("book"))
+        out = await graph.ainvoke(Command(resume={}), on("1"))
+    assert given(out, "BOOK_RESULT")["result"] == "accept window"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,7 +126,10 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         registry.freeze()  # checks that the recipes are complete
     except CapgraphError as exc:
         problems.append(exc)
-    yield from (Finding.from_error("registry", exc) for exc in problems)
+    for exc in problems:
+        finding = Finding.from_error("registry", exc)
+        # The other tools of the server can be used.
+        yield replace(finding, level="warning") if "omitted_tool" in exc.facts else finding
     yield from _check_adapters(settings, problems)
     saved = url not in ("", MEMORY_DATABASE)
     yield from collect_findings(registry, settings, offline=offline, has_saver=saved)
