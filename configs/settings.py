@@ -30,7 +30,8 @@ from pydantic_settings import (
 )
 
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.settings_model import Limits, SettingsModel
+from capgraph.configs.limits import Limits
+from capgraph.configs.settings_model import SettingsModel
 from capgraph.configs.suggestions import closest_match
 from capgraph.configs.yaml_files import deep_merge, format_validation_errors, read_yaml
 

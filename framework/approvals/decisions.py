@@ -13,7 +13,7 @@ from pydantic import ValidationError as PydanticValidationError
 from capgraph.approvals.requests import PLAN, STEP, restricts_approvers
 from capgraph.base.errors import ValidationError
 from capgraph.base.plan import plan_key
-from capgraph.configs.settings_model import Limits
+from capgraph.configs.limits import Limits
 from capgraph.planning import repair_plan
 from capgraph.planning.catalog import MANY_SUFFIX
 from capgraph.planning.parameters import repair_parameters, validated_parameters

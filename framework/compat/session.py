@@ -61,9 +61,9 @@ from capgraph.compat.worker import (
     Handoff,
     InvalidTransitionError,
 )
+from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger, mask_secrets
 from capgraph.configs.settings import Settings
-from capgraph.configs.settings_model import Limits
 from capgraph.engine.bind import bind
 from capgraph.engine.capability_node import run_standalone_step
 from capgraph.engine.services import Services

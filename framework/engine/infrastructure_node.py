@@ -28,8 +28,8 @@ from capgraph.base.errors import (
 from capgraph.base.ports import Failure, RetryRule
 from capgraph.base.spec import InfrastructureSpec
 from capgraph.base.turn_budget import TurnBudget
+from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger
-from capgraph.configs.settings_model import Limits
 from capgraph.configs.streaming import get_streamer
 from capgraph.engine.caller_plan import AcceptedDigest
 from capgraph.engine.node_behaviors import execute_with_behaviors

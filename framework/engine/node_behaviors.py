@@ -11,7 +11,7 @@ from langgraph.errors import GraphBubbleUp
 from capgraph.base.errors import FatalExecutionError, PersistenceError
 from capgraph.base.ports import BehaviorContext, Failure, TimeLimit
 from capgraph.base.spec import InfrastructureSpec
-from capgraph.configs.settings_model import Limits
+from capgraph.configs.limits import Limits
 from capgraph.pipeline import hooks
 from capgraph.pipeline.middleware import last_of_type
 from capgraph.pipeline.retry_policy import has_attempts_left

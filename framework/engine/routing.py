@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from capgraph.base.errors import ErrorSeverity
 from capgraph.base.plan import plan_key
 from capgraph.base.ports import Failure
-from capgraph.configs.settings_model import Limits
+from capgraph.configs.limits import Limits
 from capgraph.engine.caller_plan import is_accepted
 from capgraph.pipeline.retry_policy import has_attempts_left
 from capgraph.planning import TERMINAL_STEPS, Catalog, ready_steps

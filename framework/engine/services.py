@@ -30,8 +30,8 @@ from capgraph.base.ports import (
 )
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.configs.bounded_dict import BoundedDict
+from capgraph.configs.limits import Limits
 from capgraph.configs.logger import SecretMasker
-from capgraph.configs.settings_model import Limits
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.governance.budget_enforcement import BudgetPolicy, TurnSpending, current_spending
 from capgraph.helpers.argument_validation import matches_annotation

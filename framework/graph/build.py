@@ -215,10 +215,10 @@ class _Layout:
                 self.before.setdefault(spec.before, []).append(name)
             elif spec.after:
                 self.after.setdefault(spec.after, []).append(name)
-        self.chain = [name for role in _CHAIN for name in self._around(role)]
+        self.chain = [name for role in _CHAIN for name in self._insert_custom_nodes(role)]
         self.targets = [*registry.infrastructure, *registry.capabilities]
 
-    def _around(self, role: str) -> list[str]:
+    def _insert_custom_nodes(self, role: str) -> list[str]:
         return [*self.before.get(role, []), role, *self.after.get(role, [])]
 
     def entry_node(self, target: str) -> str:
@@ -243,7 +243,7 @@ class _Layout:
             self._edge(builder, name, then)
         builder.add_edge("approval", "router")
         for role in _CLOSING:
-            line = self._around(role)
+            line = self._insert_custom_nodes(role)
             for name, then in zip(line, [*line[1:], END], strict=True):
                 self._edge(builder, name, then)
 

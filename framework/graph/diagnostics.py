@@ -142,18 +142,25 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
     from capgraph.pipeline.runner import StepRunner
     from capgraph.pipeline.runner_config import RunnerConfig
 
-    def around(**given: Any) -> bool:
-        StepRunner(RunnerConfig(registry, settings), **given)  # says whether it can stand there
-        return any(given.values())
+    def check_behaviors(**behaviors: Any) -> bool:
+        # The runner refuses behaviors that cannot wrap a step.
+        StepRunner(RunnerConfig(registry, settings), **behaviors)
+        return any(behaviors.values())
 
     roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
-    ways: list[tuple[str, Any]] = [
-        ("behaviors", lambda: around(behaviors=build_configured(settings.behaviors, "behaviors"))),
+    checks: list[tuple[str, Any]] = [
+        (
+            "behaviors",
+            lambda: check_behaviors(behaviors=build_configured(settings.behaviors, "behaviors")),
+        ),
         (
             "capabilities.*.behaviors",
-            lambda: around(own_behaviors=capability_behaviors(registry, settings)),
+            lambda: check_behaviors(own_behaviors=capability_behaviors(registry, settings)),
         ),
-        *((where, partial(model_behaviors, given, where)) for where, given in roles.items()),
+        *(
+            (where, partial(model_behaviors, behaviors, where))
+            for where, behaviors in roles.items()
+        ),
         ("policies", lambda: settings.policies and resolve_policies((), settings)),
         ("answer_gate", partial(resolve_answer_gate, None, settings)),
         ("sinks", partial(build_configured, settings.sinks, "sinks", "sink")),
@@ -161,13 +168,13 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
         ("budgets", lambda: budgets_from_settings(settings.budgets)),
         ("prices", lambda: prices_from_settings(settings.prices)),
     ]
-    for where, make in ways:
+    for where, check in checks:
         try:
-            made = make()
+            is_declared = check()
         except CapgraphError as exc:
             yield Finding.from_error(where, exc)
             continue
-        if made:
+        if is_declared:
             yield Finding(where, "ok", "valid")
 
 

@@ -17,8 +17,8 @@ import capgraph.telemetry as telemetry
 from capgraph.base.error_classification import iter_causes
 from capgraph.base.errors import ErrorSeverity
 from capgraph.base.ports import Failure, RetryRule
+from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger
-from capgraph.configs.settings_model import Limits
 from capgraph.helpers.number_validation import check_number
 from capgraph.helpers.plain_data import to_plain
 

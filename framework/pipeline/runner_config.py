@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from capgraph.base.ports import FlowPolicy, StepDispatcher, StepPolicy
-from capgraph.configs.settings_model import Limits
+from capgraph.configs.limits import Limits
 from capgraph.helpers.clock import Clock, SystemClock
 from capgraph.pipeline.capacity import Capacity
 from capgraph.registry import Registry

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field
 from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
 from capgraph.approvals import ApprovalDecision, parse_decisions, plan_request, step_request
 from capgraph.configs.errors import CapgraphError
+from capgraph.configs.limits import Limits
 from capgraph.configs.settings import load_settings
-from capgraph.configs.settings_model import Limits
 from capgraph.state import TurnView
 from capgraph.stores import open_saver
 from tests.support import PATIENCE

@@ -9,7 +9,7 @@ import pytest
 
 from capgraph.base import CapabilitySpec, ErrorSeverity
 from capgraph.base.ports import Failure
-from capgraph.configs.settings_model import Limits
+from capgraph.configs.limits import Limits
 from capgraph.engine import Route, route
 from capgraph.engine.caller_plan import plan_digest
 from capgraph.pipeline.failures import most_severe

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capgraph import CapabilityContext, ErrorSeverity
 from capgraph.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
-from capgraph.configs.settings_model import Limits
+from capgraph.configs.limits import Limits
 from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.pipeline.inputs import resolve_inputs
 from capgraph.pipeline.result_normalization import normalize_result
