@@ -15,9 +15,10 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from capgraph.cli import commands
 from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
@@ -25,9 +26,39 @@ from capgraph.cli.terminal import OutputClosedError, print_error
 from capgraph.configs.errors import CapgraphError
 
 _GC_THRESHOLD = 50_000  # objects
+_SUMMARY_CHARACTERS = 62
+COMMAND_GROUPS = {
+    "Run": ("ask", "chat", "run", "serve", "dev", "worker", "schedule", "signal", "stop"),
+    "Build": ("new", "capabilities", "graph", "check", "settings", "recipe", "eval"),
+    "Inspect": ("threads", "record", "replay", "usage", "audit", "workers"),
+    "Operate": ("approvals", "db", "token"),
+}
+"""Commands by task, in the order of ``capgraph --help``."""
+
+
+class _GroupedCommands(TyperGroup):
+    """Lists commands by task."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per task. A command without a task is listed last."""
+        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+        grouped = {name for group in COMMAND_GROUPS.values() for name in group}
+        width = max(map(len, names))
+        others = tuple(name for name in names if name not in grouped)
+        for title, group in {**COMMAND_GROUPS, "Other": others}.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(_SUMMARY_CHARACTERS))
+                for name in group
+                if name in names
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
 
 app: typer.Typer = typer.Typer(
     name="capgraph",
+    cls=_GroupedCommands,
     help="Ask an agent, run its workers and its server, and inspect what it did.",
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,

@@ -33,7 +33,7 @@ _OUTCOME_TEXTS = {
     "waiting": "waiting for a person",
     "cancelled": "interrupted",
 }
-_STATE_SIGNS = {
+STATE_SIGNS = {
     "pending": ("·", "dim"),
     "running": ("▶", "yellow"),
     "done": ("✓", "green"),
@@ -333,7 +333,7 @@ class LiveView(PlainView):
         for column in table.columns:
             column.no_wrap = True
         for key, row in shown:
-            sign, style = _STATE_SIGNS[row.state]
+            sign, style = STATE_SIGNS[row.state]
             seconds = row.seconds
             if row.state == "running" and row.started is not None:
                 seconds = time.time() - row.started

@@ -280,6 +280,11 @@ def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
     assert question[1] in re.sub(r'"\s*"', "", picture)
 
 
+def test_the_readme_repeats_the_table_of_properties() -> None:
+    table = (DOCS / "comparison" / "properties.md").read_text(encoding="utf-8").strip()
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=named)
 def test_the_reference_lists_what_there_is(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -77,9 +77,11 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
     code, out, _ = capgraph("ask", "--plan", "plan.json", "--json")
     assert code == 0
     assert result(out)["files"] == ["/pictures/sky-7.png"]
-    code, out, _ = capgraph("graph", "--plan", "plan.json")
+    code, out, _ = capgraph("graph", "--plan", "plan.json", "--mermaid")
     assert code == 0
     assert "mine<br/>look" in out
+    _, out, _ = capgraph("graph", "--plan", "plan.json")
+    assert out.splitlines()[1:] == ["└── mine  look", "    └── art  paint"]
 
 
 @pytest.mark.parametrize(
@@ -251,16 +253,21 @@ def test_what_the_settings_keep_is_kept(capgraph, monkeypatch):
 def test_a_run_is_drawn(capgraph, monkeypatch):
     monkeypatch.setenv("TOY_FAIL", "critical")
     capgraph("ask", "Paint the sky", "--thread", "t1")
-    code, out, _ = capgraph("graph", "--thread", "t1")
+    code, out, _ = capgraph("graph", "--thread", "t1", "--mermaid")
     assert code == 0
     assert "✓ sky<br/>look" in out
     assert "✗ picture<br/>paint" in out
+    _, out, _ = capgraph("graph", "--thread", "t1")
+    assert "└── ✓ sky  look" in out
+    assert "✗ picture  paint" in out
 
 
 def test_the_agent_is_drawn_and_listed(capgraph):
-    _, out, _ = capgraph("graph")
+    _, out, _ = capgraph("graph", "--mermaid")
     assert out.startswith("---") or "graph TD" in out
     assert "paint" in out
+    _, out, _ = capgraph("graph")
+    assert "paint  SKY → PICTURE" in out
     _, out, _ = capgraph("capabilities", "--json")
     assert json.loads(out)[1] == {
         "name": "paint",

@@ -72,12 +72,11 @@ def evaluate(
         int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of turns.")
     ] = None,
 ) -> None:
-    """Run an evaluation dataset and compare selection, plan, and answer with the expectations.
+    """Run an evaluation dataset and report its metrics.
 
-    The exit code is 0 if every threshold of the dataset is reached (without thresholds: if every
-    case
-    passes), 1 if not, and 2 if the dataset or the configuration is invalid. Only --config and the
-    first --model determine the exit code.
+    The exit code is 0 if every threshold of the dataset is reached, 1 if not, and 2 if the dataset
+    or the configuration is invalid. A dataset without thresholds requires every case to pass. Only
+    --config and the first --model determine the exit code.
     """
     from capgraph.evaluation import load_dataset
 

@@ -65,7 +65,7 @@ def replay(
         typer.Option("--from", help="Execute steps from this one on; they must have no effects."),
     ] = None,
 ) -> None:
-    """Replay a turn from its recorded results and show the differences.
+    """Replay a turn from its recorded results, and compare them.
 
     No external system is called. The exit code is 0 if the results are equal, and 1 otherwise.
     """

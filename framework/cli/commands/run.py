@@ -38,7 +38,9 @@ def run(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output.")] = False,
 ) -> None:
-    """Run a workflow, whose nodes may use the configured capabilities by name.
+    """Run a workflow from a file.
+
+    Its nodes may use the configured capabilities by name.
 
     With --thread, the run is stored in the database. Omit the task to resume an unfinished run; use
     --answer to resume one that asks a question.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,20 @@ import typer
 from capgraph.cli.agent import database_url
 from capgraph.cli.exit_codes import ExitCode
 from capgraph.cli.options import SharedOptions, with_shared_options
-from capgraph.cli.terminal import is_interactive
+from capgraph.cli.terminal import is_interactive, one_line, print_text
 from capgraph.configs.errors import ConfigurationError
 
 app: typer.Typer = typer.Typer()
 REQUIRED_MODULES = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
 """Modules of the extra ``serve``."""
+_SERVED = {
+    "console": "/",
+    "JSON API": "/api",
+    "AG-UI": "/agui",
+    "MCP": "/mcp",
+    "A2A": "/a2a",
+    "OpenAI": "/v1",
+}
 
 
 @app.command("serve")
@@ -60,7 +69,8 @@ def serve(
     from capgraph.serve.security import is_loopback
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
-    configure_logging(min(level, logging.INFO), json_lines=True)
+    # People read a terminal; log collectors read JSON lines.
+    configure_logging(min(level, logging.INFO), json_lines=not is_interactive())
     settings = shared.settings()
     if auth is not None or settings.serve.authenticates_users:
         settings = shared.settings(is_shared=True)
@@ -74,6 +84,8 @@ def serve(
             f"The token file {str(auth)!r} does not exist.",
             fix=f"Create it: capgraph token NAME --auth {auth}",
         )
+    if is_interactive():
+        typer.echo(f"Starting {one_line(settings.name)} …", err=True)
     has_started = asyncio.run(
         _serve(shared, settings, worker_count, thread, not no_open, host, port, auth=auth)
     )
@@ -120,7 +132,19 @@ async def _serve(
                 suffix += f"&{thread_query(thread)[1:]}" if thread is not None else ""
                 # The parent process reads this line to know that the server is ready.
                 print(f"serving {address}{suffix}", flush=True)  # noqa: T201
+                if is_interactive():
+                    print_text(_banner(address, [getattr(r, "path", "") for r in application.routes]))
                 if link and open_browser and is_interactive():
                     typer.launch(suffix.strip())
 
             return await Server(application, listening, ready).listen()
+
+
+def _banner(address: str, paths: Iterable[str]) -> str:
+    """Return the addresses of what is served, one per line."""
+    rows = [
+        f"  {name:<10}{address}{prefix[1:]}"
+        for name, prefix in _SERVED.items()
+        if any(path.startswith(prefix) for path in paths)
+    ]
+    return "\n".join([*rows, "Press Ctrl-C to stop."])

@@ -28,7 +28,7 @@ def signal_(
         ),
     ] = False,
 ) -> None:
-    """Send an event to a thread and resume the step that waits for it.
+    """Send an event to the step of a thread that waits for it.
 
     An event that arrives before a step waits for it is stored. Sending it again has no effect.
     """

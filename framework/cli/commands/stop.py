@@ -26,7 +26,7 @@ def stop_(
         str, typer.Option("--reason", help="Reason, recorded as the outcome of the turns.")
     ] = "",
 ) -> None:
-    """Stop runs in all processes at their next safe point, until the stop is cleared."""
+    """Stop runs in all processes at their next safe point."""
     from capgraph.governance import clear_stop, list_stops, stop
 
     if show_list:

@@ -27,7 +27,7 @@ def token(
         float | None, typer.Option("--days", min=0.0, help="Lifetime in days (default: unlimited).")
     ] = None,
 ) -> None:
-    """Create a token for a user and print it once; 'token revoke NAME' revokes it."""
+    """Create or revoke the token of a user."""
     from capgraph.configs.errors import ConfigurationError
     from capgraph.serve.tokens import issue_token, revoke_token
 

@@ -146,7 +146,7 @@ def _drain_when_stdin_closes() -> None:
 @app.command("workers")
 @with_shared_options("config", "db", "engine", "temporal", "as_json")
 def workers(shared: SharedOptions) -> None:
-    """List the live workers, their running jobs, and the waiting jobs per queue."""
+    """List the live workers, their jobs, and the waiting jobs."""
     from capgraph.scale import list_workers
     from capgraph.stores import Persistence
 
