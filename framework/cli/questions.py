@@ -136,9 +136,10 @@ def _detail_lines(step: Mapping[str, Any]) -> list[str]:
         ("inputs", ", ".join(sources)),
     ):
         lines += ["  " + one_line(f"{name}: {text}", None)] if text else []
+    parameters = step.get("parameters") or {}
+    lines += [f"  {one_line(name)} = {_value_text(value)}" for name, value in parameters.items()]
     shown = dict(step.get("input_summaries") or {})
     for name in (
-        "parameters",
         "ungrounded",
         "result",
         "when",
@@ -155,6 +156,13 @@ def _detail_lines(step: Mapping[str, Any]) -> list[str]:
             *(f"    {to_printable(line)}" for line in text.split("\n")),
         ]
     return lines
+
+
+def _value_text(value: Any) -> str:
+    """Return a parameter's value on one line: text as it is, other values as JSON."""
+    if isinstance(value, str):
+        return one_line(value, None)
+    return to_printable(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _ask_one(question: Any, console: Console) -> Any:
@@ -195,13 +203,9 @@ def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[s
         plan = _ask_until_valid(load_execution_plan_from_file, "plan file> ", console)
         return {"steps": list(plan["steps"])}
     if word == "edit":
-        console.print(
-            "  Enter new values as JSON. Omitted values are unchanged; null removes a value."
-        )
-        merged = {
-            **(step.get("parameters") or {}),
-            **_ask_until_valid(_json_object, "parameters> ", console),
-        }
+        console.print("  Enter 'name = value', one per line, and an empty line at the end.")
+        console.print("  Other parameters stay the same. The value null removes a parameter.")
+        merged = {**(step.get("parameters") or {}), **_ask_parameters(step, console)}
         return {"parameters": {key: value for key, value in merged.items() if value is not None}}
     if word == "done":
         console.print("  Enter its outputs as JSON by context type, or press Enter for none.")
@@ -215,6 +219,37 @@ def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[s
         if word == "respond"
         else {}
     )
+
+
+def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    """Ask for changed parameters until an empty line. A JSON object changes all of its names."""
+    names = step.get("parameters") or {}
+    changed: dict[str, Any] = {}
+    while line := _prompt("parameter> ").strip():
+        try:
+            changed |= (
+                _json_object(line) if line.startswith("{") else _parse_assignment(line, names)
+            )
+        except ValueError as exc:
+            console.print(one_line(exc, 1000), style="red")
+    return changed
+
+
+def _parse_assignment(line: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse ``name = value``. The value is JSON; anything else is text.
+
+    >>> _parse_assignment("copies = 2", {"copies": 1}), _parse_assignment("to = Ann", {"to": "all"})
+    ({'copies': 2}, {'to': 'Ann'})
+    """
+    name, separator, text = (part.strip() for part in line.partition("="))
+    if not separator or not name:
+        raise ValueError("Expected 'name = value', such as: amount = 3")
+    if text != "null" and isinstance(parameters.get(name), str):
+        return {name: text}
+    try:
+        return {name: json.loads(text)}
+    except (ValueError, RecursionError):
+        return {name: text}
 
 
 def _ask_until_valid(parse: Callable[[str], T], prompt: str, console: Console) -> T:

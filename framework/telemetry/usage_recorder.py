@@ -37,7 +37,9 @@ _SUMS = (
 _GROUP_COLUMNS = {
     "model": "model",
     "user": "user_id",
-    **{name: f"{name}_id" for name in ("step", "turn", "thread")},
+    **{name: f"{name}_id" for name in ("turn", "thread")},
+    # A call outside of steps, such as planning, is listed under the model's role.
+    "step": "CASE WHEN step_id = '' THEN '(' || role || ')' ELSE step_id END",
     "tenant": "tenant",
     "day": "CAST(at AS BIGINT) / 86400",
 }

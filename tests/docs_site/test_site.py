@@ -41,9 +41,7 @@ def test_a_search_finds_its_guide_among_the_first_three(
 
 @pytest.mark.parametrize("size", [(1440, 900), (1024, 700), (390, 844)])
 @pytest.mark.parametrize("name", ["index.html", "tutorial.html", "guides/ask_a_person.html"])
-def test_no_page_or_program_is_cut(
-    page: Any, site: Path, name: str, size: tuple[int, int]
-) -> None:
+def test_no_page_or_program_is_cut(page: Any, site: Path, name: str, size: tuple[int, int]) -> None:
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.goto(f"file://{site}/{name}")
     overflow = "element => element.scrollWidth - element.clientWidth"

@@ -167,13 +167,17 @@ def test_an_approval_is_edited_checked_and_given(terminal):
     ask.expect("Use one of: approve, edit, reject, respond.")
     ask.expect("decision> ")
     ask.type("e")
-    ask.expect("parameters> ")
-    ask.type('{"width": -3}')
+    ask.expect("parameter> ")
+    ask.type("width = -3")
+    ask.expect("parameter> ")
+    ask.type("")
     ask.expect("width -3")
     ask.expect("decision> ")
     ask.type("e")
-    ask.expect("parameters> ")
+    ask.expect("parameter> ")
     ask.type('{"width": 33}')
+    ask.expect("parameter> ")
+    ask.type("")
     ask.expect("file: /pictures/sky-33.png")
     assert ask.end() == 0
     assert terminal.log() == ["look", "paint began", "paint ended 33"]
@@ -201,6 +205,22 @@ def test_ctrl_c_at_a_question_leaves_it_open(terminal):
     again.expect("outcome: completed")
     assert again.end() == 0
     assert terminal.log() == ["look", "paint began", "paint ended 10"]
+
+
+def test_ctrl_c_at_a_question_does_not_end_the_chat(terminal):
+    chat = terminal("chat", "--thread", "t1", approval=1)
+    chat.expect("you> ")
+    chat.type("Paint the sky")
+    chat.expect("decision> ")
+    chat.interrupt_until("stays open")
+    chat.expect("you> ")
+    chat.type("")
+    chat.expect("decision> ")
+    chat.type("a")
+    chat.expect("file: /pictures/sky-10.png")
+    chat.expect("you> ")
+    chat.type("/exit")
+    assert chat.end() == 0
 
 
 def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal, tmp_path):

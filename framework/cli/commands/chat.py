@@ -71,6 +71,8 @@ class _Chat:
             self.console.print()
             return False
         if not line:
+            if self.session.state().interrupts:
+                self._run_turn(None)
             return True
         try:
             prepared = self.session.prepare(line)
@@ -97,8 +99,12 @@ class _Chat:
         end = self.session.run_turn(graph_input, None, ask)
         if end.status == "cancelled":
             if end.questions:
-                raise KeyboardInterrupt
-            self.continue_turn()
+                self.console.print(
+                    "\nThe request stays open. Press Enter to answer it, or type '/exit'.",
+                    style="yellow",
+                )
+            else:
+                self.continue_turn()
 
     def welcome(self) -> None:
         """Print the agent's name and the latest messages."""

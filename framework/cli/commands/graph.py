@@ -56,7 +56,9 @@ def graph(
         return
     from capgraph.graph import build_graph
 
-    print_text(build_graph(registry, checkpointer=False, settings=settings).get_graph().draw_mermaid())
+    print_text(
+        build_graph(registry, checkpointer=False, settings=settings).get_graph().draw_mermaid()
+    )
 
 
 def _print_plan(

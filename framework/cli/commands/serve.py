@@ -133,7 +133,9 @@ async def _serve(
                 # The parent process reads this line to know that the server is ready.
                 print(f"serving {address}{suffix}", flush=True)  # noqa: T201
                 if is_interactive():
-                    print_text(_banner(address, [getattr(r, "path", "") for r in application.routes]))
+                    print_text(
+                        _banner(address, [getattr(r, "path", "") for r in application.routes])
+                    )
                 if link and open_browser and is_interactive():
                     typer.launch(suffix.strip())
 

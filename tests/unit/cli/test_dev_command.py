@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Path:
 
 def start(project: Path, *arguments: str, **streams: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project), *sys.path])}
-    return subprocess.Popen(  # noqa: S603
+    return subprocess.Popen(
         [sys.executable, "-m", "capgraph", *arguments, "--config", "agent.yml", "--db", "memory"],
         cwd=project,
         env=environment,
@@ -85,7 +85,14 @@ def test_a_changed_file_restarts_the_server_on_the_same_port(
 def test_serve_lists_what_it_serves_on_a_terminal(project: Path) -> None:
     reader, terminal = pty.openpty()
     process = start(
-        project, "serve", "--no-open", "--port", "0", stdin=terminal, stdout=terminal, stderr=terminal
+        project,
+        "serve",
+        "--no-open",
+        "--port",
+        "0",
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
     )
     os.close(terminal)
     shown = ""
@@ -105,7 +112,7 @@ def test_serve_lists_what_it_serves_on_a_terminal(project: Path) -> None:
 def test_help_fits_eighty_columns_and_every_command_has_a_group() -> None:
     command = [sys.executable, "-m", "capgraph", "--help"]
     environment = {**os.environ, "COLUMNS": "80"}
-    shown = subprocess.run(  # noqa: S603
+    shown = subprocess.run(
         command, capture_output=True, text=True, check=True, env=environment
     ).stdout
     assert max(map(len, shown.splitlines())) <= 80

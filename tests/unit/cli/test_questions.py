@@ -51,10 +51,17 @@ def answer(monkeypatch, question, *typed):
         (["n", ""], {"decision": "reject", "reason": ""}),
         (["s", "", "Not today."], {"decision": "respond", "message": "Not today."}),
         (["what?", "rerun", "a"], {"decision": "approve"}),
-        (["e", '{"copies": 1}'], {"decision": "edit", "parameters": {"to": "all", "copies": 1}}),
         (
-            ["e", "copies=1", "[1]", '{"to": null}'],
+            ["e", '{"copies": 1}', ""],
+            {"decision": "edit", "parameters": {"to": "all", "copies": 1}},
+        ),
+        (
+            ["e", "copies", "[1]", "{broken", '{"to": null}', ""],
             {"decision": "edit", "parameters": {"copies": 2}},
+        ),
+        (
+            ["e", "copies = 3", "to = 7", ""],
+            {"decision": "edit", "parameters": {"to": "7", "copies": 3}},
         ),
     ],
 )
@@ -106,7 +113,7 @@ def test_plan_is_shown_and_replaced_from_a_file(monkeypatch, tmp_path):
 
 def test_question_is_shown_safely_and_completely(monkeypatch):
     _, shown = answer(monkeypatch, asked(STEP, problems=["parameters.to: no \x1b[31m"]), "a")
-    for words in ("mail (send)", "effect: once", "TEXT from draft", '"copies": 2', "problem: "):
+    for words in ("mail (send)", "effect: once", "TEXT from draft", "copies = 2", "problem: "):
         assert words in shown
     assert "\x1b[31m" not in shown
 
