@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from pathlib import Path
@@ -47,7 +46,7 @@ def dev(
     with open_listening_socket("127.0.0.1", port) as listening:
         chosen = listening.getsockname()[1]
     arguments = [*shared.to_arguments("config", "model", "db"), "--port", str(chosen)]
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_run(folder, arguments, no_open=no_open))
 
 
@@ -58,10 +57,14 @@ async def _run(folder: Path, arguments: list[str], *, no_open: bool) -> None:
         def __call__(self, change: object, path: str) -> bool:
             return path.endswith(WATCHED_SUFFIXES) and super().__call__(change, path)  # type: ignore[arg-type]
 
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):  # Windows ends the process instead
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     server = await _start([*arguments, *(["--no-open"] if no_open else [])])
     try:
         async for changes in awatch(folder, watch_filter=Sources()):
-            names = sorted({os.path.relpath(path, folder) for _, path in changes})
+            names = sorted({Path(path).name for _, path in changes})
             print_text(f"Changed: {', '.join(names)}. The server restarts.")
             await _stop(server)
             server = await _start([*arguments, "--no-open"])

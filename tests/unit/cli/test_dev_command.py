@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -35,7 +36,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(project: Path, *arguments: str, **streams: int) -> subprocess.Popen[bytes]:
+def start(project: Path, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project), *sys.path])}
     return subprocess.Popen(
         [sys.executable, "-m", "capgraph", *arguments, "--config", "agent.yml", "--db", "memory"],
@@ -47,7 +48,7 @@ def start(project: Path, *arguments: str, **streams: int) -> subprocess.Popen[by
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
     try:
         process.wait(30)
     finally:
