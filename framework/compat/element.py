@@ -7,7 +7,10 @@ import functools
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, TypeVar, overload
 from uuid import UUID, uuid4
@@ -84,20 +87,20 @@ class Element(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Return the element as plain data, including the name of its class."""
         data = self.model_dump(mode="json")
-        return {**data, "metadata": {**data["metadata"], _CLASS: type(self).__qualname__}}
+        return {**data, "metadata": {**data["metadata"], _CLASS: _class_name(type(self))}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Element:
-        """Create an element of the class named in plain data.
+        """Create an element of the class that plain data names by module and qualified name.
 
-        Nothing is imported by name. Only this class and its imported subclasses are known.
+        Nothing is imported by name. Only this class and its imported subclasses are accepted.
 
         Raises:
             ValidationError: The class is unknown.
         """
         metadata = dict(data.get("metadata") or {})
-        class_name = metadata.pop(_CLASS, cls.__qualname__)
-        classes = {subclass.__qualname__: subclass for subclass in _iter_subclasses(cls)}
+        class_name = metadata.pop(_CLASS, _class_name(cls))
+        classes = {_class_name(subclass): subclass for subclass in _iter_subclasses(cls)}
         if class_name not in classes:
             raise ValidationError(
                 f"Unknown class {class_name!r}: expected one of {', '.join(sorted(classes))}.",
@@ -113,6 +116,10 @@ class Element(BaseModel):
     def from_json(cls, text: str) -> Element:
         """Create an element from the output of :meth:`to_json`."""
         return cls.from_dict(json.loads(text))
+
+
+def _class_name(cls: type[Element]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _iter_subclasses(cls: type[Element]) -> Iterator[type[Element]]:
@@ -282,6 +289,37 @@ class _ItemLookup:
             ) from None
 
 
+class _SharedLock:
+    """Asynchronous lock that tasks of several event loops may share."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._is_held = False
+        self._waiting: deque[Future[None]] = deque()
+
+    async def acquire(self) -> None:
+        with self._guard:
+            if not self._is_held:
+                self._is_held = True
+                return
+            turn: Future[None] = Future()
+            self._waiting.append(turn)
+        try:
+            await asyncio.wrap_future(turn)
+        except BaseException:
+            if not turn.cancel():
+                self.release()  # the lock was granted before the cancellation
+            raise
+
+    def release(self) -> None:
+        with self._guard:
+            while self._waiting:
+                with suppress(InvalidStateError):  # the waiter was cancelled
+                    self._waiting.popleft().set_result(None)
+                    return
+            self._is_held = False
+
+
 def _with_async_lock(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Return an async form of a method that first acquires the pile's async lock."""
 
@@ -295,6 +333,8 @@ def _with_async_lock(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]
 
 class Pile(Generic[ElementT]):
     """Thread-safe ordered collection of elements by ID.
+
+    ``async with pile:`` excludes the asynchronous methods of other tasks, also in other event loops.
 
     Args:
         collections: One or more elements.
@@ -321,7 +361,7 @@ class Pile(Generic[ElementT]):
         self.item_type: tuple[type[Any], ...] = tuple(one for one in types if one is not None)
         self.strict_type = strict_type
         self._lock = threading.RLock()
-        self._async_lock = asyncio.Lock()
+        self._async_lock = _SharedLock()
         self._items: dict[UUID, ElementT] = {i.id: i for i in self._validate_items(collections)}
         self.progression: Progression = Progression(self._items if order is None else order)
         if sorted(self.progression.order) != sorted(self._items):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from typing import Any, ClassVar, NoReturn
 
@@ -16,6 +18,8 @@ from capgraph.helpers.plain_data import parse_enum
 
 _MAX_ERRORS = 100
 _UNSERIALIZABLE = "<unserializable>"
+_RECORDED = "_is_recorded"
+"""Attribute of the methods whose outcome is recorded."""
 
 
 class EventStatus(StrEnum):
@@ -36,13 +40,13 @@ class EventStatus(StrEnum):
 
 
 class Execution(BaseModel):
-    """Execution record of an event.
+    """Execution record of an event. Setting a final status fires the event's ``completion_event``.
 
     Attributes:
         status: Status of the event.
         duration: Duration in seconds.
         response: Return value of the work.
-        error: Exception that the work raised.
+        error: Exception that the work raised; a group for several ones.
         retryable: True if a retry with a fresh copy makes sense; None if unknown.
 
     >>> Execution(error=ValueError("no")).model_dump(mode="json")["error"]
@@ -56,6 +60,28 @@ class Execution(BaseModel):
     response: Any = None
     error: Any = None
     retryable: bool | None = None
+    _completion_events: list[asyncio.Event] = PrivateAttr(default_factory=list)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_status = name == "status"
+        super().__setattr__(name, parse_enum(EventStatus, value, "status") if is_status else value)
+        if is_status:
+            self._notify()
+
+    def _notify(self) -> None:
+        if self.status.is_terminal:
+            for completion in self._completion_events:
+                completion.set()
+
+    def add_error(self, error: BaseException) -> None:
+        """Add an error. Several errors become a group of at most 100."""
+        if not isinstance(self.error, BaseException):
+            self.error = error
+            return
+        group = self.error
+        errors = group.exceptions if isinstance(group, BaseExceptionGroup) else (group,)
+        if len(errors) < _MAX_ERRORS:
+            self.error = BaseExceptionGroup("several errors", [*errors, error])
 
     @field_serializer("response")
     def _serialize_response(self, value: Any) -> Any:
@@ -80,8 +106,47 @@ def _error_to_dict(error: BaseException) -> dict[str, Any]:
     return data
 
 
+def _recorded(
+    method: Callable[..., Awaitable[Any]],
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a form of ``invoke`` that runs once and records its outcome."""
+
+    @functools.wraps(method)
+    async def invoke(self: Event, *args: Any, **kwargs: Any) -> Any:
+        result = None
+        if self._may_start():
+            with self._record_execution():
+                result = await method(self, *args, **kwargs)
+        return result
+
+    setattr(invoke, _RECORDED, True)
+    return invoke
+
+
+def _recorded_stream(method: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
+    """Return a form of ``stream`` that runs once and records its outcome."""
+
+    @functools.wraps(method)
+    async def stream(self: Event, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        if not self._may_start():
+            return
+        received: list[Any] = []
+        with self._record_execution():
+            async with aclosing(method(self, *args, **kwargs)) as pieces:
+                async for piece in pieces:
+                    received.append(piece)
+                    yield piece
+            self.response = received if self.response is None else self.response
+
+    setattr(stream, _RECORDED, True)
+    return stream
+
+
 class Event(Element):
     """Unit of work that runs at most once. A subclass implements ``_invoke`` or ``_stream``.
+
+    A subclass may override ``invoke`` or ``stream`` instead, and may set the status itself. Status,
+    duration and failure of such a method are recorded, too.
 
     Attributes:
         execution: Execution record. Failures are stored here, not raised.
@@ -101,7 +166,24 @@ class Event(Element):
 
     execution: Execution = Field(default_factory=Execution)
     streaming: bool = False
-    _completion_events: list[asyncio.Event] = PrivateAttr(default_factory=list)
+    _runner: asyncio.Task[Any] | None = PrivateAttr(default=None)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name, record in (("invoke", _recorded), ("stream", _recorded_stream)):
+            method: Any = getattr(cls, name)
+            if not hasattr(method, _RECORDED):
+                setattr(cls, name, record(method))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "execution":
+            super().__setattr__(name, value)
+            return
+        completion_events = self.execution._completion_events
+        super().__setattr__(name, value)
+        self.execution._completion_events += completion_events
+        self.execution._notify()
 
     async def _invoke(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} must implement '_invoke'.")
@@ -116,10 +198,7 @@ class Event(Element):
 
     @status.setter
     def status(self, value: EventStatus | str) -> None:
-        self.execution.status = parse_enum(EventStatus, value, "status")
-        if self.status.is_terminal:
-            for waiting in self._completion_events:
-                waiting.set()
+        self.execution.status = value  # type: ignore[assignment]  # it converts text
 
     @property
     def response(self) -> Any:
@@ -139,65 +218,61 @@ class Event(Element):
     def completion_event(self) -> asyncio.Event:
         """An ``asyncio.Event`` that is set when the status is final."""
         completion = asyncio.Event()
-        self._completion_events.append(completion)
-        if self.status.is_terminal:
-            completion.set()
+        self.execution._completion_events.append(completion)
+        self.execution._notify()
         return completion
 
+    @_recorded
     async def invoke(self) -> None:
         """Run the work unless it was started before.
 
         A failure is stored. Cancellation is raised.
         """
-        if self.status is EventStatus.PENDING:
-            await self._record_execution(self._collect_stream if self.streaming else self._invoke)
+        if self.streaming:
+            async for _ in self.stream():
+                pass
+        else:
+            self.response = await self._invoke()
 
-    async def _collect_stream(self) -> list[Any]:
-        return [piece async for piece in self._stream()]
-
-    async def _record_execution(self, work: Callable[[], Awaitable[Any]]) -> None:
-        self.status = EventStatus.PROCESSING
-        started_at = time.perf_counter()
-        final_status = EventStatus.COMPLETED
-        try:
-            self.response = await work()
-        except Exception as exc:
-            final_status, self.execution.error = EventStatus.FAILED, exc
-        except BaseException as exc:
-            final_status, self.execution.error = EventStatus.CANCELLED, exc
-            raise
-        finally:
-            self.execution.duration = time.perf_counter() - started_at
-            self.status = final_status
-
+    @_recorded_stream
     async def stream(self) -> AsyncIterator[Any]:
         """Yield the pieces of the work as they arrive, unless it was started before.
 
         The outcome is recorded as by :meth:`invoke`. Closing the generator cancels the work.
         """
-        if self.status is not EventStatus.PENDING:
-            return
-        pieces: asyncio.Queue[Any] = asyncio.Queue(1)
-        end_marker = object()
-
-        async def work() -> list[Any]:
-            received = []
-            async for piece in self._stream():
-                received.append(piece)
-                await pieces.put(piece)
-            return received
-
-        async def run() -> None:
-            await self._record_execution(work)
-            await pieces.put(end_marker)
-
-        task = asyncio.create_task(run())
-        try:
-            while (piece := await pieces.get()) is not end_marker:
+        pieces: Any = self._stream()
+        async with aclosing(pieces):
+            async for piece in pieces:
                 yield piece
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+
+    def _may_start(self) -> bool:
+        """Return whether the work is pending, or an overridden method of this event calls it."""
+        is_nested = self._runner is not None and self._runner is asyncio.current_task()
+        return is_nested or self.status is EventStatus.PENDING
+
+    @contextmanager
+    def _record_execution(self) -> Iterator[None]:
+        """Context manager: store status, duration and failure of the block."""
+        outer_runner, self._runner = self._runner, asyncio.current_task()
+        self.status = EventStatus.PROCESSING
+        started_at = time.perf_counter()
+
+        def end(status: EventStatus, error: BaseException | None = None) -> None:
+            self._runner = outer_runner
+            self.execution.duration = time.perf_counter() - started_at
+            if error is not None and error is not self.execution.error:
+                self.execution.add_error(error)
+            self.status = status
+
+        try:
+            yield
+        except Exception as exc:
+            end(EventStatus.FAILED, exc)
+        except BaseException as exc:
+            end(EventStatus.CANCELLED, exc)
+            raise
+        else:  # the work may have set its final status itself
+            end(self.status if self.status.is_terminal else EventStatus.COMPLETED)
 
     def assert_completed(self) -> None:
         """Check that the event was completed.

@@ -1,13 +1,14 @@
 """lionagi's processing of events at a limited rate: ``Processor`` and ``Executor``.
 
-This is a thin layer for code that was written against lionagi. New code uses plans.
+This is a queue of its own in one process, beside plans: its events have no permissions, approvals,
+budgets or checkpoints. It exists for code that was written against lionagi. New code uses plans.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
@@ -21,8 +22,10 @@ from capgraph.compat.element import (
     Progression,
 )
 from capgraph.compat.event import Event, EventStatus, Execution
+from capgraph.configs.logger import get_logger
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.clock import Clock, SystemClock
+from capgraph.telemetry import StepSkipped, emit
 
 __all__ = [
     "Element",
@@ -38,6 +41,58 @@ __all__ = [
 ]
 
 ProcessorT = TypeVar("ProcessorT", bound="Processor")
+
+
+class EventQueue(deque[Event]):
+    """Queue of a processor, with the methods of ``asyncio.Queue``.
+
+    Args:
+        processor: Processor that is notified of changes.
+
+    Attributes:
+        put: Coroutine function that adds an event, after waiting for space.
+        get: Coroutine function that removes and returns the next event, after waiting for one.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        super().__init__()
+        self._processor = processor
+        # Not the processor's own methods: an override of them may call these.
+        self.put: Callable[[Event], Awaitable[None]] = partial(Processor.enqueue, processor)
+        self.get: Callable[[], Awaitable[Event]] = partial(Processor.dequeue, processor)
+
+    def qsize(self) -> int:
+        """Return the number of queued events."""
+        return len(self)
+
+    def empty(self) -> bool:
+        """Return whether no event is queued."""
+        return not self
+
+    def full(self) -> bool:
+        """Return whether the queue has reached the processor's ``max_queue_size``."""
+        return self._processor.queue_full
+
+    def put_nowait(self, event: Event) -> None:
+        """Add an event.
+
+        Raises:
+            asyncio.QueueFull: The queue is full.
+        """
+        if not Processor.try_enqueue(self._processor, event):
+            raise asyncio.QueueFull
+
+    def get_nowait(self) -> Event:
+        """Remove and return the next event.
+
+        Raises:
+            asyncio.QueueEmpty: No event is queued.
+        """
+        if not self:
+            raise asyncio.QueueEmpty
+        event = self.popleft()
+        self._processor._notify()
+        return event
 
 
 class Processor:
@@ -81,7 +136,7 @@ class Processor:
         self.max_queue_size = max_queue_size
         self.available_capacity: int = queue_capacity
         self.execution_mode: bool = False
-        self.queue: deque[Event] = deque()
+        self.queue: EventQueue = EventQueue(self)
         self._clock = clock or SystemClock()
         self._running: dict[UUID, asyncio.Task[None]] = {}
         self._stopped = False
@@ -115,9 +170,7 @@ class Processor:
         """Remove and return the next event, after waiting for one."""
         while not self.queue:
             await self._changed.wait()
-        event = self.queue.popleft()
-        self._notify()
-        return event
+        return self.queue.get_nowait()
 
     def _notify(self) -> None:
         # Waiters keep the old event, so they cannot miss a change.
@@ -146,7 +199,7 @@ class Processor:
 
         Returns:
             ``False`` to put the event at the end of the queue. Otherwise the event ends, by default
-            as skipped.
+            as skipped, which is logged and emitted as ``step_skipped``.
         """
         event.status = EventStatus.SKIPPED
 
@@ -206,8 +259,7 @@ class Processor:
                 if self.execution_mode:
                     return
                 await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
-            event = self.queue.popleft()
-            self._notify()
+            event = self.queue.get_nowait()
             if event.status is not EventStatus.PENDING or event.id in self._running:
                 continue  # a duplicate, or an event that already has a final status
             if await self._check_permission(event):
@@ -227,12 +279,20 @@ class Processor:
                 self.queue.append(event)
             elif not event.status.is_terminal:
                 event.status = EventStatus.SKIPPED
+            if event.status is EventStatus.SKIPPED:
+                self._report_skip(event)
         except Exception as exc:
             event.execution.error, event.status = exc, EventStatus.FAILED
         except BaseException:
             self.queue.appendleft(event)  # cancelled before a decision: keep the event
             raise
         return False
+
+    @staticmethod
+    def _report_skip(event: Event) -> None:
+        kind, reason = type(event).__name__, "request_permission refused the event"
+        emit(StepSkipped(context_key=str(event.id), capability=kind, reason=reason))
+        get_logger("framework", "processor").warning("%s %s is skipped: %s", kind, event.id, reason)
 
     def _on_task_done(self, event: Event, _: asyncio.Task[None]) -> None:
         del self._running[event.id]
@@ -326,7 +386,7 @@ class Executor:
         While the processor's ``execute()`` runs, it starts the events and this method does not
         wait. Events that a stopped processor does not accept stay pending.
         """
-        processor = await self._make_processor()
+        processor = await self._get_processor()
         while self.pending and not processor.is_stopped():
             event = self.pile.get(self.pending[0], None)
             if event is not None and not processor.try_enqueue(event):
@@ -341,17 +401,26 @@ class Executor:
 
     async def start(self) -> None:
         """Create the processor if necessary, and clear an earlier stop."""
-        await (await self._make_processor()).start()
+        await (await self._get_processor()).start()
 
     async def stop(self) -> None:
         """Stop the processor, if it exists."""
         if self.processor is not None:
             await self.processor.stop()
 
-    async def _make_processor(self) -> Processor:
+    async def _get_processor(self) -> Processor:
         if self.processor is None:
-            self.processor = await self.processor_type.create(**self.processor_config)
+            await self._create_processor()
+        if self.processor is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no processor after _create_processor().",
+                fix="Set self.processor in _create_processor().",
+            )
         return self.processor
+
+    async def _create_processor(self) -> None:
+        """Create the processor from its configuration. A subclass may override this method."""
+        self.processor = await self.processor_type.create(**self.processor_config)
 
     completed_events: Any = _events_with_status(EventStatus.COMPLETED)
     """Completed events."""

@@ -43,14 +43,36 @@ class StrategyContext(ABC):  # noqa: B024  subclasses define the fields
     """Context of a strategy run, usually a dataclass."""
 
     def duplicate(self: SelfT) -> SelfT:
-        """Return a deep copy. Fields with ``field(metadata={"duplicate": False})`` are shared."""
+        """Return a deep copy. Fields with ``field(metadata={"duplicate": False})`` are shared.
+
+        Raises:
+            ValidationError: A field cannot be copied.
+        """
         shared: dict[int, Any] = {}
         declared: Any = getattr(self, "__dataclass_fields__", {})
         for entry in declared.values():
             if entry.metadata.get("duplicate") is False:
                 value = getattr(self, entry.name)
                 shared[id(value)] = value
-        return copy.deepcopy(self, shared)
+        try:
+            return copy.deepcopy(self, dict(shared))
+        except TypeError as exc:
+            raise self._copy_error(shared, exc) from exc
+
+    def _copy_error(self, shared: Mapping[int, Any], cause: TypeError) -> ValidationError:
+        """Return the error that names the first field that cannot be copied."""
+        name = ""
+        for field_name, value in vars(self).items():
+            try:
+                copy.deepcopy(value, dict(shared))
+            except TypeError:
+                name = field_name
+                break
+        return ValidationError(
+            f"The field {name!r} of {type(self).__name__} cannot be copied: {cause}.",
+            fix='Declare the field with field(metadata={"duplicate": False}) to share it.',
+            facts={"field": name},
+        )
 
 
 @dataclass
@@ -107,7 +129,13 @@ class StrategyEventData(Generic[ContextT, ResultT]):
 
 
 class StrategyEventHandler(ABC, Generic[ContextT, ResultT]):
-    """Handler of lifecycle events."""
+    """Handler of lifecycle events. ``on_event`` may also be named ``on_event_async``."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        methods = vars(cls)
+        if "on_event_async" in methods and "on_event" not in methods:
+            cls.on_event = methods["on_event_async"]  # type: ignore[method-assign]
 
     @abstractmethod
     async def on_event(self, event_data: StrategyEventData[ContextT, ResultT]) -> None:
@@ -138,9 +166,14 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
 
     Args:
         context_type: Class of the context that :meth:`execute_async` creates.
-        event_handler: Handler of lifecycle events; :meth:`add_event_handler` adds more.
+        event_handler: Handler of lifecycle events; :meth:`add_event_handler` adds more. Its method
+            ``on_event`` or ``on_event_async`` may be a function or a coroutine function.
         logger: Logger for failures of handlers and invalid labels.
-        handler_timeout: Time limit of the handlers of one event, in seconds.
+        handler_timeout: Time limit of the handlers of one event, in seconds. Later ones are
+            cancelled, and the run does not wait for them.
+
+    Raises:
+        ValidationError: The event handler has none of these methods.
 
     >>> @dataclass
     ... class Text(StrategyContext):
@@ -164,11 +197,14 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
     ) -> None:
         self._id = uuid.uuid4()
         self._context_type = context_type
-        self._handlers = [] if event_handler is None else [event_handler]
+        self._handlers: list[StrategyEventHandler[ContextT, ResultT]] = []
+        if event_handler is not None:
+            self.add_event_handler(event_handler)
+        self._late_tasks: set[asyncio.Task[Exception | None]] = set()
         self._handler_timeout = handler_timeout
         names = {"strategy_name": type(self).__name__, "strategy_id": str(self._id)}
         self._logger = StrategyLogAdapter(logger, names)
-        self.memory_labels: dict[str, str] = self._load_labels()
+        self._memory_labels: dict[str, str] = self._load_labels()
 
     def _load_labels(self) -> dict[str, str]:
         text = os.environ.get(_LABELS_VARIABLE, "").strip()
@@ -182,7 +218,16 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         return {}
 
     def add_event_handler(self, handler: StrategyEventHandler[ContextT, ResultT]) -> None:
-        """Add an event handler, unless it is already registered."""
+        """Add an event handler, unless it is already registered.
+
+        Raises:
+            ValidationError: The handler has neither ``on_event`` nor ``on_event_async``.
+        """
+        if not callable(_event_method(handler)):
+            raise ValidationError(
+                f"Invalid event handler {handler!r}: it has no method 'on_event'.",
+                fix="Pass an object with the method on_event or on_event_async.",
+            )
         if not any(registered is handler for registered in self._handlers):
             self._handlers.append(handler)
 
@@ -292,22 +337,40 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         data: StrategyEventData[ContextT, ResultT] = StrategyEventData(
             event, type(self).__name__, str(self._id), context, **details
         )
-        tasks = {asyncio.create_task(handler.on_event(data)): handler for handler in self._handlers}
+        handlers = self._handlers
+        tasks = [asyncio.create_task(_call_handler(handler, data)) for handler in handlers]
         if not tasks:
             return
         try:
             await asyncio.wait(tasks, timeout=self._handler_timeout)
         finally:
             late = [task for task in tasks if task.cancel()]
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task, handler in tasks.items():
+            self._late_tasks.update(late)  # a handler may ignore its cancellation
+            for task in late:
+                task.add_done_callback(self._late_tasks.discard)
+        for task, handler in zip(tasks, handlers, strict=True):
             if task in late:
                 problem = f"took longer than {self._handler_timeout:g} s"
-            elif not task.cancelled() and (error := task.exception()) is not None:
+            elif task.cancelled():
+                problem = "was cancelled"
+            elif (error := task.result()) is not None:
                 problem = f"raised {error!r}"
             else:
                 continue
             self._logger.error("The handler %r %s at %s", handler, problem, event.value)
+
+
+def _event_method(handler: Any) -> Any:
+    return getattr(handler, "on_event", None) or getattr(handler, "on_event_async", None)
+
+
+async def _call_handler(handler: Any, data: StrategyEventData[Any, Any]) -> Exception | None:
+    """Call a handler and return the exception that it raised."""
+    try:
+        await maybe_await(_event_method(handler)(data))
+    except Exception as exc:
+        return exc
+    return None
 
 
 def _format_root_cause(exc: BaseException) -> str:

@@ -222,7 +222,7 @@ def test_labels_come_from_the_environment(
     text: str, labels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOBAL_MEMORY_LABELS", text)
-    assert Shout(context_type=Asked).memory_labels == labels
+    assert Shout(context_type=Asked)._memory_labels == labels
 
 
 @pytest.mark.row("P15")
