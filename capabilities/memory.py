@@ -15,7 +15,7 @@ from capgraph.base.capability import ContextType
 from capgraph.base.ports import utc_now_text
 from capgraph.base.spec import Effect
 from capgraph.capabilities.guided import GuidedCapability
-from capgraph.pipeline.run_config import caller_from_configurable, current_configurable
+from capgraph.pipeline.run_config import current_caller, current_configurable
 
 MAX_FACTS = 200  # facts that one step shows
 _PAGE_SIZE = 200
@@ -204,8 +204,7 @@ def _memory_namespace() -> tuple[tuple[str, ...], bool]:
     The namespace belongs to the user or else to the thread. An authenticated user takes precedence
     over the ``user_id`` that a client sends.
     """
-    config = current_configurable()
-    caller = caller_from_configurable(config)
+    caller = current_caller()
     if user := caller.user_id:
         if tenant := caller.tenant:  # user IDs are unique only within a tenant
             namespace = (
@@ -216,7 +215,7 @@ def _memory_namespace() -> tuple[tuple[str, ...], bool]:
             )
             return namespace, False
         return ("capgraph", "memory", _escape_label(user)), False
-    thread = config.get("thread_id")
+    thread = current_configurable().get("thread_id")
     if not thread:
         raise ValidationError(
             "The owner of the memory is unknown: the run has no user_id and no thread_id.",

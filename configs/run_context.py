@@ -27,6 +27,8 @@ class RunContext:
         ids: IDs of the thread, run, turn, plan, step, and attempt. Events carry them.
         caller: ``Caller`` that a program sets. None means the one in the run's configuration.
         turn_caller: ``Caller`` who started the turn. The turn acts for this caller even if another user resumes it.
+        sender: ``Caller`` who sent the input of the run. None means the one in the run's configuration.
+        current_roles: ``Caller`` who started the turn, with the role that a server found when the turn was resumed.
         clock: ``Clock`` of the graph.
         services: ``Services`` of the enclosing runs, outermost first.
         text_approver: Function that asks for the approval of a text.
@@ -56,6 +58,8 @@ class RunContext:
     ids: Mapping[str, str] = field(default_factory=_empty_mapping)
     caller: Any = None
     turn_caller: Any = None
+    sender: Any = None
+    current_roles: Any = None
     clock: Any = None
     services: tuple[Any, ...] = ()
     text_approver: Any = None

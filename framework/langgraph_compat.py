@@ -10,7 +10,7 @@ import itertools
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
@@ -277,6 +277,24 @@ def add_callbacks(*handlers: Any) -> Iterator[None]:
             added.add_handler(handler, inherit=True)
     told: RunnableConfig | None = {**config, "callbacks": added}
     with set_context_variable(var_child_runnable_config, told):
+        yield
+
+
+@contextmanager
+def replace_configurable(removed: Collection[str], added: Mapping[str, Any]) -> Iterator[None]:
+    """Context manager: replace keys in the ``configurable`` of the running graph.
+
+    Args:
+        removed: Keys to remove.
+        added: Keys to add.
+    """
+    config = var_child_runnable_config.get()
+    if config is None:
+        yield
+        return
+    others = {k: v for k, v in (config.get("configurable") or {}).items() if k not in removed}
+    changed: RunnableConfig | None = {**config, "configurable": {**others, **added}}
+    with set_context_variable(var_child_runnable_config, changed):
         yield
 
 

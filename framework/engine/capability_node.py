@@ -55,7 +55,13 @@ from capgraph.pipeline.call import check_extra_arguments
 from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.pipeline.failures import clear_failure_update, failure_update, stop_update
 from capgraph.pipeline.journal import Journal, RunStart
-from capgraph.pipeline.run_config import billed_to, current_runtime
+from capgraph.pipeline.run_config import (
+    acting_for_turn,
+    billed_to,
+    caller_from_configurable,
+    current_runtime,
+    current_sender,
+)
 from capgraph.pipeline.state_update import last_result, to_state
 from capgraph.pipeline.step_execution import (
     AttemptContext,
@@ -260,7 +266,8 @@ async def _node_scope(
         calls = count_model_calls(budget, services.limits.max_model_calls)
         view.default_owner = await _billing_caller(view, services)
         run = "" if nested else await _run_id(view, services)
-        with scope, calls, add_callbacks(*callbacks), billed_to(view.default_owner):  # noqa: SIM117
+        acting = acting_for_turn(view.caller, view.sender)
+        with scope, calls, add_callbacks(*callbacks), billed_to(view.default_owner), acting:  # noqa: SIM117
             with charge_to(
                 None if nested else services.spending(view, run_id=run)
             ):  # the owner is known
@@ -279,8 +286,14 @@ async def _billing_caller(view: TurnView, services: Services) -> Caller:
     metadata: Mapping[str, Any] = start.metadata
     caller = view.caller
     if caller.authenticated:
-        return replace(caller, user_id=metadata.get("langgraph_auth_user_id") or caller.user_id)
-    return Caller(metadata.get("user_id"), tenant=metadata.get("tenant"))
+        user = metadata.get("langgraph_auth_user_id") or caller.user_id
+        if user == caller.user_id:
+            return caller
+        opener = Caller(user, tenant=caller.tenant, authenticated=True)
+    else:
+        opener = caller_from_configurable(metadata)
+    view.act_for(opener)
+    return opener
 
 
 async def _run_id(view: TurnView, services: Services) -> str:
@@ -295,7 +308,8 @@ async def _find_run_start(services: Services, *, per_user: bool) -> RunStart | N
     with suppress(PersistenceError):  # without checkpoints, each visit is a run
         if per_user and is_resuming():
             return await services.journal().run_start(services.run_starts, is_resumed=True)
-        needs_start = per_user and services.runner.has_per_user_limits
+        # A later superstep of a resumed run is not marked as resuming.
+        needs_start = per_user and current_sender() != Caller()
         if needs_start or counted_by.intersection(
             budget.per for budget in services.budget_policy.budgets
         ):

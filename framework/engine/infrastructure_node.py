@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,7 +49,7 @@ from capgraph.pipeline.middleware import last_of_type
 from capgraph.pipeline.result_normalization import serialize_state_value
 from capgraph.pipeline.retry_policy import apply_retry_rule
 from capgraph.pipeline.run_config import (
-    acting_as,
+    acting_for_turn,
     billed_to,
     billing_subject,
     current_runtime,
@@ -113,9 +112,8 @@ async def run_infrastructure_node(
         payer = TurnView(paid).owner or billing_subject()  # of the enclosing turn, if there is one
         turn = services.view(paid) if services is not None else TurnView(paid)
         # Nested code acts for the caller who started the turn, even if another one resumes it.
-        acting = acting_as(turn.caller) if turn.caller != turn.sender else nullcontext()
         with (
-            acting,
+            acting_for_turn(turn.caller, turn.sender),
             billed_to(payer),
             event_context(**ids),
             count_model_calls(budget, limits.max_model_calls),

@@ -37,7 +37,7 @@ from capgraph.engine.step_tasks import (
 from capgraph.langgraph_compat import add_callbacks, count_available_answers
 from capgraph.pipeline.failures import clear_failure_update, failure_update
 from capgraph.pipeline.retry_policy import declared_max_attempts
-from capgraph.pipeline.run_config import current_runtime
+from capgraph.pipeline.run_config import current_runtime, restore_turn_caller
 from capgraph.pipeline.state_update import Writes, apply_writes, last_result, merge_writes
 from capgraph.pipeline.step_execution import AttemptContext, StepResult, TurnControl
 from capgraph.planning import TERMINAL_STEPS, dependencies
@@ -423,7 +423,12 @@ def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
         raise RuntimeError(
             "A step task must be called inside a plan run. Fix: call it from the router node."
         )
-    return run.run_step(payload)
+    return _run_as_turn_caller(run, payload)
+
+
+async def _run_as_turn_caller(run: PlanRun, payload: dict[str, Any]) -> Envelope | None:
+    with restore_turn_caller():
+        return await run.run_step(payload)
 
 
 def _current_index(state: Mapping[str, Any]) -> int:

@@ -32,6 +32,7 @@ from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import SecretMasker
+from capgraph.configs.run_context import run_context
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.governance.budget_enforcement import BudgetPolicy, TurnSpending, current_spending
 from capgraph.helpers.argument_validation import matches_annotation
@@ -261,7 +262,7 @@ class Services:
         """Return a registry of the capabilities that the caller of a turn may use."""
         if self.permissions is None:
             return self.registry
-        return self.permissions.visible_registry(view.caller)
+        return self.permissions.visible_registry(*view.callers)
 
     async def instructions(self, view: TurnView) -> str:
         """Return the instructions of the application and the system messages for the models."""
@@ -335,6 +336,7 @@ class Services:
             caller=current_caller(),
             sender=current_sender(),
             default_owner=enclosing_billing_subject(),
+            current_roles=run_context().current_roles,
         )
 
     def spending(

@@ -30,6 +30,7 @@ from capgraph.configs.run_context import override_run_context
 from capgraph.governance.information_flow import InformationFlow
 from capgraph.pipeline.failures import TOOL_ERROR
 from capgraph.pipeline.journal import running_journal
+from capgraph.pipeline.run_config import restore_turn_caller
 from capgraph.pipeline.state_update import to_state
 from capgraph.pipeline.step_execution import (
     LABELS_KEY,
@@ -137,7 +138,7 @@ def run_as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
     labels = outer.labels if outer is not None else {}
 
     async def body() -> Any:
-        with label_scope(labels) as collected:
+        with label_scope(labels) as collected, restore_turn_caller():
             result = await work()
         return {LABELS_KEY: collected, "gave": result} if collected else result
 

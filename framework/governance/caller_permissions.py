@@ -85,7 +85,17 @@ class CallerPermissions:
             f" Fix: {suggest_fix(*unknown, candidates=self._registry.capabilities)}"
         ]
 
-    def outcome(self, name: str, caller: Caller) -> PermissionOutcome:
+    def outcome(self, name: str, *callers: Caller) -> PermissionOutcome:
+        """Return the decision about a capability. The first denial for one of the callers counts.
+
+        Args:
+            name: Name of the capability.
+            *callers: The caller, with each role that applies.
+        """
+        outcomes = [self._outcome(name, caller) for caller in callers]
+        return next((one for one in outcomes if not one.allowed), outcomes[0])
+
+    def _outcome(self, name: str, caller: Caller) -> PermissionOutcome:
         """Return the decision about a capability for a caller. A failed check is a denial."""
         # The caller controls these values, so their types are unchecked.
         role, tenant, user = (
@@ -131,10 +141,10 @@ class CallerPermissions:
             and not self.outcome(name, Caller()).allowed
         ]
 
-    def visible_registry(self, caller: Caller) -> Registry:
-        """Return the part of the registry that the caller may use. Planners see nothing else."""
+    def visible_registry(self, *callers: Caller) -> Registry:
+        """Return the part of the registry that all callers may use. Planners see nothing else."""
         names = self._registry.capabilities
-        found_denied = {name for name in names if not self.outcome(name, caller).allowed}
+        found_denied = {name for name in names if not self.outcome(name, *callers).allowed}
         for name in names:
             # A recipe is denied if any of its steps is denied.
             if found_denied.intersection(underlying_capabilities(name, self._registry)):
@@ -159,7 +169,7 @@ class CallerPermissions:
             if isinstance(name, str) and name in self._registry.capabilities:
                 record = view.results.get(str(step.get("context_key"))) or {}
                 done = record.get("success") and record.get("capability") == name
-                outcome = self.outcome(name, view.caller)
+                outcome = self.outcome(name, *view.callers)
                 if not (outcome.allowed or done):
                     denied[name] = outcome
         if denied:
@@ -175,7 +185,7 @@ class CallerPermissions:
         Raises:
             PermissionDeniedError: The caller may not use the capability.
         """
-        outcome = self.outcome(step["capability"], view.caller)
+        outcome = self.outcome(step["capability"], *view.callers)
         if not outcome.allowed:
             raise PermissionDeniedError(outcome)
         return Verdict("allow")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
@@ -12,10 +12,19 @@ from langgraph.runtime import get_runtime
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Caller, Verdict
 from capgraph.configs.run_context import override_run_context, run_context
+from capgraph.langgraph_compat import replace_configurable
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
 
+_IDENTITY_KEYS = (
+    "user_id",
+    "role",
+    "tenant",
+    "langgraph_auth_user",
+    "langgraph_auth_user_id",
+    "langgraph_auth_permissions",
+)
 TextApprover = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
 """Asks a person to approve a text. The arguments are the subject, the text, and the reasons."""
 
@@ -91,12 +100,39 @@ def acting_as(caller: Caller | None) -> AbstractContextManager[None]:
 
     ``None`` restores the caller of the run.
     """
-    return override_run_context(caller=caller)
+    return override_run_context(caller=caller, **({} if caller else {"sender": None}))
+
+
+@contextmanager
+def acting_for_turn(caller: Caller, sender: Caller) -> Iterator[None]:
+    """Context manager: run code as the caller of a turn that another user resumes.
+
+    The ``configurable`` names the caller, too, because third-party code reads it.
+
+    Args:
+        caller: Caller of the turn.
+        sender: User who resumes it, for example by an answer.
+    """
+    if caller == sender:
+        yield
+        return
+    named = replace_configurable(_IDENTITY_KEYS, configurable_for(caller))
+    with override_run_context(caller=caller, sender=sender), named:
+        yield
+
+
+def restore_turn_caller() -> AbstractContextManager[None]:
+    """Return a context manager for a LangGraph task, whose configuration is that of the whole run."""
+    context = run_context()
+    if context.sender is None or context.caller is None:
+        return nullcontext()
+    return acting_for_turn(context.caller, context.sender)
 
 
 def current_sender() -> Caller:
     """Return the caller who sent the input of the run."""
-    return caller_from_configurable(current_configurable())
+    sender: Caller | None = run_context().sender
+    return sender or caller_from_configurable(current_configurable())
 
 
 def current_caller() -> Caller:

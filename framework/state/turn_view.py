@@ -27,6 +27,7 @@ class TurnView:
         sender: Sender of the run's input, if it is another user, such as an approver.
         opener_id: ID of the message or plan that opened the turn, if state does not contain it.
         default_owner: Owner of the enclosing turn, if state does not contain one.
+        current_roles: Caller of the turn with the role that a server found when it was resumed.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -43,6 +44,7 @@ class TurnView:
         sender: Caller | None = None,
         opener_id: str | None = None,
         default_owner: Caller | None = None,
+        current_roles: Caller | None = None,
     ) -> None:
         self.state = state
         self._opened_by = opener_id
@@ -51,6 +53,17 @@ class TurnView:
         self.sender: Caller = caller if sender is None else sender
         opener = self._recorded_caller()
         self.caller: Caller = caller if opener is None or _is_same_user(opener, caller) else opener
+        identities = [self.caller]
+        if opener is not None and self.caller == self.sender:
+            identities.append(opener)
+        if current_roles is not None and _is_same_user(current_roles, self.caller):
+            identities.append(current_roles)
+        self.callers: tuple[Caller, ...] = tuple(dict.fromkeys(identities))
+
+    def act_for(self, opener: Caller) -> None:
+        """Make the user who started the run of a custom graph the caller; its state has no turns."""
+        if not _is_same_user(opener, self.caller):
+            self.caller, self.callers = opener, (opener,)
 
     def _recorded_caller(self) -> Caller | None:
         """Return the caller who started the turn, as ``begin_turn`` recorded it. Callers cannot write it."""

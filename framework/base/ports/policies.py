@@ -123,6 +123,13 @@ class TurnSnapshot(Protocol):
     def caller(self) -> Caller:
         """The caller of the turn."""
 
+    @property
+    def callers(self) -> Sequence[Caller]:
+        """The caller with each role that applies: when the turn started, and now.
+
+        A permission applies only if all of them have it.
+        """
+
 
 class PlanPolicy(Protocol):
     """Policy that reviews a plan before it is accepted."""
