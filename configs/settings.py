@@ -276,12 +276,15 @@ class ProxySettings(SettingsModel):
         user_header: Header with the user ID; None if users log in to this server.
         role_header: Header with the role.
         tenant_header: Header with the tenant.
+        fold_case: Whether spellings of a user ID such as ``USER1`` and ``user1`` are one user. Set it
+            to false only if the proxy authenticates them as different people.
     """
 
     trusted: list[str]
     user_header: str | None = "x-forwarded-user"
     role_header: str | None = None
     tenant_header: str | None = None
+    fold_case: bool = True
 
     @field_validator("trusted")
     @classmethod

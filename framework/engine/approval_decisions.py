@@ -23,7 +23,7 @@ from capgraph.engine.run_scope import may_bring_answer
 from capgraph.engine.services import Services
 from capgraph.engine.turn_suspension import resume_update
 from capgraph.pipeline.authorize import approval_digest
-from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.effect_ledger import EffectLedger, compute_digest
 from capgraph.pipeline.failures import failure_update
 from capgraph.planning import fingerprints
 from capgraph.planning.parameters import validated_parameters
@@ -128,18 +128,24 @@ async def record_answer(
     kind, refusal = question.get("kind", STEP), ""
     spec = services.registry.capabilities.get(question["capability"])
     digest = question.get("digest", "")
+    required = spec.requires_approval if spec is not None and kind != RESULT else False
+    policy, now = ApprovalPolicy.from_declaration(required), services.clock.now()
     if kind == UNKNOWN_OUTCOME and answer.decision in {"rerun", "skip", "done"}:
-        decision = {"decision": answer.decision, "outputs": answer.outputs}
-        await ledger.record_outcome(question["effect"], int(question["run"]), decision)
+        refusal = await _decide_outcome(key, question, answer, ledger, policy, approver, now)
     elif kind == STEP and answer.decision == "edit" and spec is not None:
         _, parameters = validated_parameters(spec, answer.parameters or {})
         preview = {**(question.get("shown") or {}), "parameters": parameters}
         digest = approval_digest(spec.name, preview)
     if kind in {STEP, RESULT, ACTED_BEFORE} and answer.decision in {"approve", "edit"}:
-        required = spec.requires_approval if spec is not None and kind != RESULT else False
-        policy = ApprovalPolicy.from_declaration(required)
-        now = services.clock.now()
-        refusal = await ledger.approvals.record_approval(digest, key, policy, approver, now)
+        refusal = await ledger.approvals.record_approval(
+            digest,
+            key,
+            policy,
+            approver,
+            now,
+            capability=question["capability"],
+            is_edited=answer.decision == "edit" and digest != question.get("digest"),
+        )
     details = {"digest": digest or None, "refused": bool(refusal) or None}
     record_decision(
         key, kind, answer.decision, approver, capability=question["capability"], **details
@@ -156,6 +162,36 @@ async def record_answer(
         )
     )
     return refusal
+
+
+async def _decide_outcome(
+    key: str,
+    question: Mapping[str, Any],
+    answer: ApprovalDecision,
+    ledger: EffectLedger,
+    policy: ApprovalPolicy,
+    approver: Caller,
+    now: float,
+) -> str:
+    """Record a decision about an unknown outcome once the required people have made it."""
+    effect, run = question["effect"], int(question["run"])
+    decision = {"decision": answer.decision, "outputs": answer.outputs}
+    if policy.restricts_approvers:
+        digest = compute_digest([UNKNOWN_OUTCOME, effect, run, decision])
+        capability = question["capability"]
+        refusal = await ledger.approvals.record_approval(
+            digest, key, policy, approver, now, capability=capability
+        )
+        status = await ledger.approvals.status(digest, key, (), policy, now, capability=capability)
+        if not status.is_approved:
+            agreed = ", ".join(map(str, status.approvers))
+            refusal = refusal or f"{agreed} decided {answer.decision!r}; another user must agree."
+            await ledger.record_outcome(
+                effect, run, {"refused": refusal, "agreed": list(status.approvers)}
+            )
+            return refusal
+    await ledger.record_outcome(effect, run, decision)
+    return ""
 
 
 def answers_update(

@@ -17,7 +17,7 @@ from capgraph.engine.services import Services
 from capgraph.engine.step_tasks import run_as_task
 from capgraph.langgraph_compat import count_available_answers
 from capgraph.pipeline.effect_ledger import compute_digest
-from capgraph.pipeline.run_config import current_sender
+from capgraph.pipeline.run_config import current_configurable, current_sender
 from capgraph.state import TurnView
 from capgraph.telemetry import ApprovalRequested, emit
 from capgraph.telemetry.audit import record_decision
@@ -80,19 +80,21 @@ async def ask_in_task(
     The answers cannot be confused with those to interrupts of the calling code, and the question
     may be asked in the middle of other work.
     """
+    # A copy of the thread has copies of its tasks, whose answers do not apply there.
+    question_id = compute_digest([current_configurable().get("thread_id"), question])
 
     async def ask() -> Any:
         # Store the person with the answer, because another person may resume the run.
         return [
-            compute_digest(question),
+            question_id,
             ask_person(question, read_answer),
             asdict(current_sender()),
         ]
 
     while True:
         # LangGraph returns answers in the order of the calls. A resumed run may ask fewer questions.
-        question_digest, answer, person = await run_as_task("ask a person", ask)
-        if question_digest == compute_digest(question):
+        answered_id, answer, person = await run_as_task("ask a person", ask)
+        if answered_id == question_id:
             return read_answer(answer)[0], Caller(**person)
 
 

@@ -22,6 +22,7 @@ from capgraph.base.errors import CapgraphError, ConfigurationError, Infrastructu
 from capgraph.base.graph_node import GraphNode
 from capgraph.base.ports import (
     AnyBehavior,
+    Caller,
     PlanPolicy,
     ResultGate,
     Sink,
@@ -377,7 +378,17 @@ class Services:
             lock = self._locks.get(lock_key)
             if lock is None:
                 lock = self._locks[lock_key] = asyncio.Lock()
-        return EffectLedger(journal, view, lock, visit_id=visit_id)
+        permits = self._permits_approver if self.permissions is not None else None
+        return EffectLedger(journal, view, lock, visit_id=visit_id, permits=permits)
+
+    async def _permits_approver(self, capability: str, person: Caller) -> bool:
+        """Return whether the role of a person permits a capability, when they decided and now."""
+        assert self.permissions is not None
+        if capability not in self.registry.capabilities:
+            return True
+        persistence = self.journal().persistence
+        current = person if persistence is None else await persistence.roles.find(person)
+        return self.permissions.outcome(capability, person, current).allowed
 
     def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
         """Return the node of a capability for a custom graph.

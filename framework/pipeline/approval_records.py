@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.plan import plan_key
-from capgraph.base.ports import Caller
+from capgraph.base.ports import Caller, normalize_user_id
 from capgraph.pipeline.journal import Journal
 
 _ANYBODY = ApprovalPolicy()
+Permits = Callable[[str, Caller], Awaitable[bool]]
+"""Returns whether the current role of a person permits a capability."""
 
 
 class ApprovalStatus(NamedTuple):
@@ -47,6 +50,9 @@ class ApprovalRecords:
         turn_key: Prefix of the turn's record names.
         plan_id: ID of the plan in force.
         owner_of: Function from a step's key to the owner of its approval.
+        turn_caller: Caller of the turn; ``None`` in a custom graph, which has no turns.
+        permits: Returns whether a person's current role permits a capability; ``None`` without
+            permissions.
         lock: Lock that serializes the answers to parallel steps.
     """
 
@@ -57,6 +63,8 @@ class ApprovalRecords:
         plan_id: str,
         owner_of: Callable[[str], str],
         *,
+        turn_caller: Caller | None = None,
+        permits: Permits | None = None,
         lock: asyncio.Lock,
     ) -> None:
         self._journal = journal
@@ -64,8 +72,11 @@ class ApprovalRecords:
         self._plan = plan_id
         self._requester = "requester"
         self._owner = owner_of
+        self._turn_caller, self._permits = turn_caller, permits
         self._lock = lock
         self._rows: dict[str, dict[str, Any]] = {}
+        # A copy of the thread has copies of the records, which are no approvals there.
+        self._scope = thread_scope(journal.thread_id)
 
     async def record_requester(self, caller: Caller, run_id: str = "") -> None:
         """Record the user who started the turn, unless it is already recorded.
@@ -90,7 +101,15 @@ class ApprovalRecords:
         return (await self.status(digest, key, plan_keys)).is_approved
 
     async def record_approval(
-        self, digest: str, key: str, policy: ApprovalPolicy, approver: Caller, now: float
+        self,
+        digest: str,
+        key: str,
+        policy: ApprovalPolicy,
+        approver: Caller,
+        now: float,
+        *,
+        capability: str = "",
+        is_edited: bool = False,
     ) -> str:
         """Record the approval of a digest by one person.
 
@@ -100,11 +119,14 @@ class ApprovalRecords:
             policy: Required approvers.
             approver: Person who answers.
             now: Current time of the graph's clock.
+            capability: Name of the step's capability, which the approver's role must permit.
+            is_edited: True if the person changed the step. Under a policy with ``not_requester``,
+                another person must approve the change.
 
         Returns:
             The reason for which the answer does not count; empty if it counts.
         """
-        name, owner = f"agreed/{digest}", self._owner(key)
+        name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
             entry = self._step_entry(record, owner)
@@ -112,7 +134,13 @@ class ApprovalRecords:
             if now >= _question_expiry(entry, policy):
                 refused = f"The request expired after {policy.expires_seconds:g} s and was renewed."
                 entry = {**entry, "votes": votes, "refused": refused, "asked": now}
-            elif refused := await self._refusal(votes, policy, approver):
+            elif refused := await self._refusal(digest, votes, policy, approver, capability):
+                entry = {**entry, "refused": refused}
+            elif is_edited and policy.not_requester:
+                # Not bound to the thread: who edited a step does not approve it in a copy either.
+                editors = (await self._read(f"edited/{digest}")).get("by", [])
+                await self._write(f"edited/{digest}", {"by": [*editors, approver.user_id]})
+                refused = f"{approver.user_id!r} edited the step; another user must approve it."
                 entry = {**entry, "refused": refused}
             else:
                 vote = {
@@ -131,7 +159,14 @@ class ApprovalRecords:
         entry: dict[str, Any] = record.get(owner) or {}
         return entry if entry.get("used", self._plan) == self._plan else {}
 
-    async def _refusal(self, votes: list[Any], policy: ApprovalPolicy, approver: Caller) -> str:
+    async def _refusal(
+        self,
+        digest: str,
+        votes: list[Any],
+        policy: ApprovalPolicy,
+        approver: Caller,
+        capability: str,
+    ) -> str:
         if not policy.restricts_approvers:
             return ""
         if approver.user_id is None:
@@ -139,15 +174,25 @@ class ApprovalRecords:
                 "The approver is unknown: the approval policy requires a user. Fix: authenticate"
                 " users on the server, or pass configurable={'user_id': '…'}."
             )
-        if policy.not_requester and approver.user_id == (await self._read(self._requester)).get(
-            "user_id"
-        ):
-            return (
-                f"{approver.user_id!r} made the request and cannot approve it; another user must."
-            )
-        if any(vote["by"] == approver.user_id for vote in votes):
+        person = normalize_user_id(approver.user_id)
+        if policy.not_requester:
+            requester = (await self._read(self._requester)).get("user_id")
+            turn_caller = self._turn_caller.user_id if self._turn_caller is not None else None
+            if person in _people([requester, turn_caller]):
+                return (
+                    f"{approver.user_id!r} made the request and cannot approve it; another user"
+                    " must."
+                )
+            if person in _people((await self._read(f"edited/{digest}")).get("by", ())):
+                return f"{approver.user_id!r} edited the step and cannot approve it; another user must."
+        if not await self._is_permitted(capability, approver):
+            return f"The role of {approver.user_id!r} does not permit {capability!r}."
+        if person in _people([vote["by"] for vote in votes]):
             return f"{approver.user_id!r} has already approved; another user must approve too."
         return ""
+
+    async def _is_permitted(self, capability: str, person: Caller) -> bool:
+        return not capability or self._permits is None or await self._permits(capability, person)
 
     async def status(
         self,
@@ -157,6 +202,7 @@ class ApprovalRecords:
         policy: ApprovalPolicy = _ANYBODY,
         now: float = 0,
         *,
+        capability: str = "",
         renew_expired: bool = True,
     ) -> ApprovalStatus:
         """Return the approval status of a step.
@@ -170,10 +216,12 @@ class ApprovalRecords:
             plan_keys: Context keys of the plan's steps.
             policy: Required approvers.
             now: Current time of the graph's clock.
+            capability: Name of the step's capability. The approval of a person whose current role
+                does not permit it does not count.
             renew_expired: True to renew an expired request immediately. If an answer may be on its
                 way, :meth:`record_approval` renews it.
         """
-        name, owner = f"agreed/{digest}", self._owner(key)
+        name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
         async with self._lock:
             record = before = await self._read(name)
             # A request outside the plan is new each time.
@@ -186,6 +234,8 @@ class ApprovalRecords:
                     record = {**{k: e for k, e in record.items() if k != old}, owner: record[old]}
             entry = self._step_entry(record, owner)
             votes = _valid_votes(entry, policy, now)
+            if policy.restricts_approvers:
+                votes = [v for v in votes if await self._is_permitted(capability, _voter(v))]
             enough = len(votes) >= policy.approvers
             if policy.expires_seconds is not None and not enough:
                 known_votes = entry.get("votes") or []
@@ -208,7 +258,7 @@ class ApprovalRecords:
 
     async def mark_used(self, digest: str, key: str) -> None:
         """Record that the approved step has finished, so that no other step uses the approval."""
-        name, owner = f"agreed/{digest}", self._owner(key)
+        name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
             if owner in record and record[owner].get("used") != self._plan:
@@ -232,6 +282,21 @@ class ApprovalRecords:
     async def _write(self, name: str, record: dict[str, Any]) -> None:
         self._rows[name] = record
         await self._journal.write(f"{self._turn}/{name}", record)
+
+
+def thread_scope(thread_id: str | None) -> str:
+    """Return a part of a record's name that binds a person's decision to one thread."""
+    return sha256((thread_id or "").encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _people(user_ids: Collection[str | None]) -> set[str]:
+    return {normalize_user_id(user_id) for user_id in user_ids if user_id is not None}
+
+
+def _voter(vote: Mapping[str, Any]) -> Caller:
+    return Caller(
+        vote["by"], vote["role"], vote["tenant"], authenticated=bool(vote["authenticated"])
+    )
 
 
 def _valid_votes(entry: dict[str, Any], policy: ApprovalPolicy, now: float) -> list[dict[str, Any]]:

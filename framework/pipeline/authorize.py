@@ -214,7 +214,13 @@ async def pending_approval(
     # A standalone node checks again after the answer. The router has already processed it.
     renew = execution.context.control.can_wait
     status = await approvals.status(
-        question.digest, attempt.key, plan_keys, policy, now, renew_expired=renew
+        question.digest,
+        attempt.key,
+        plan_keys,
+        policy,
+        now,
+        capability=attempt.capability,
+        renew_expired=renew,
     )
     execution.approval = StepApproval(question, status.expires_at) if status.is_approved else None
     if status.is_approved:

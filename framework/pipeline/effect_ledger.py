@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from langgraph.errors import GraphBubbleUp
 
 from capgraph.approvals import UNKNOWN_OUTCOME
+from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import (
     CapgraphError,
@@ -33,12 +34,27 @@ from capgraph.base.ports import ApprovalRequest, Attempt
 from capgraph.base.spec import CapabilitySpec
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.data_size import exceeds_bytes
-from capgraph.pipeline.approval_records import ApprovalRecords
+from capgraph.pipeline.approval_records import ApprovalRecords, Permits, thread_scope
 from capgraph.pipeline.journal import Journal
 from capgraph.state.turn_view import TurnView
 from capgraph.telemetry.audit import record_now, record_soon
 
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+def outcome_approvals(spec: CapabilitySpec, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the required approvers of a decision about an unknown outcome, for the request.
+
+    Args:
+        spec: Declaration of the capability.
+        answer: Stored decision; it may contain the reason for which the last one does not count.
+    """
+    policy = ApprovalPolicy.from_declaration(spec.requires_approval)
+    if not policy.restricts_approvers:
+        return {}
+    required = {"needed": policy.approvers, "agreed": answer.get("agreed", [])}
+    required["not_requester"] = policy.not_requester
+    return required | ({"refused": answer["refused"]} if "refused" in answer else {})
 
 
 class UnknownOutcome(GraphBubbleUp):
@@ -129,6 +145,7 @@ class EffectLedger:
         *,
         visit_id: str = "",
         existing_claim: Claim | None = None,
+        permits: Permits | None = None,
     ) -> None:
         self.journal = journal
         self._view = view
@@ -147,6 +164,8 @@ class EffectLedger:
             self.turn_key,
             visit_id or view.plan_id,
             self._step_owner,
+            turn_caller=view.owner if view.has_turn else None,
+            permits=permits,
             lock=self._lock,
         )
 
@@ -391,6 +410,7 @@ class EffectLedger:
                         " may have happened.",
                         run=run,
                         effect=name,
+                        approvals=outcome_approvals(spec, answer),
                     )
                 )
         await self.raise_if_stopped(confirm=True)
@@ -438,11 +458,14 @@ class EffectLedger:
 
     async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
         """Record a person's decision about an effect of unknown outcome."""
-        await self._write(f"{effect}/decided/{run}", dict(decision))
+        await self._write(self._decision_name(effect, run), dict(decision))
 
     async def read_outcome(self, effect: str, run: int) -> dict[str, Any]:
         """Return a person's decision about one run of an effect; empty if there is none."""
-        return await self._read(f"{effect}/decided/{run}")
+        return await self._read(self._decision_name(effect, run))
+
+    def _decision_name(self, effect: str, run: int) -> str:
+        return f"{effect}/decided/{thread_scope(self.journal.thread_id)}.{run}"
 
     # --- waits ----------------------------------------------------------------------------
 

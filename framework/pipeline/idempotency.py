@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
@@ -17,9 +18,16 @@ from capgraph.approvals import ACTED_BEFORE, UNKNOWN_OUTCOME
 from capgraph.base.errors import CapabilityError, CapgraphError, ErrorSeverity
 from capgraph.base.plan import plan_key
 from capgraph.base.ports import ApprovalRequest, Attempt, Failure
+from capgraph.base.spec import CapabilitySpec
 from capgraph.helpers.data_size import exceeds_bytes
 from capgraph.pipeline.authorize import recheck_approval
-from capgraph.pipeline.effect_ledger import Claim, UnknownOutcome, compute_digest, encode_result
+from capgraph.pipeline.effect_ledger import (
+    Claim,
+    UnknownOutcome,
+    compute_digest,
+    encode_result,
+    outcome_approvals,
+)
 from capgraph.pipeline.finalize import SkippedStep, classify_step_failure
 from capgraph.pipeline.step_execution import NextStage, StepExecution, claimed_effects
 from capgraph.planning import fingerprints
@@ -136,7 +144,11 @@ async def _run_effect(
             return SkippedStep(_SKIP_REASON)
         if execution.spec.on_unknown == "ask":
             return _unknown_outcome_question(
-                attempt, claim, run, f"The outcome of the step is unknown ({failure.message})"
+                execution.spec,
+                attempt,
+                claim,
+                run,
+                f"The outcome of the step is unknown ({failure.message})",
             )
         await ledger.end_effect(claim.name, "failed")
         if execution.spec.on_unknown == "fail" and execution.attempt_state.timed_out:
@@ -201,7 +213,12 @@ async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Cl
             fix="check the external system, then run the step again or set on_unknown.",
         )
     return _unknown_outcome_question(
-        attempt, claim, run, "The process ended while the step was running"
+        execution.spec,
+        attempt,
+        claim,
+        run,
+        "The process ended while the step was running",
+        decision,
     )
 
 
@@ -243,7 +260,12 @@ def _was_in_earlier_plan(execution: StepExecution, attempt: Attempt) -> bool:
 
 
 def _unknown_outcome_question(
-    attempt: Attempt, claim: Claim, run: int, reason: str
+    spec: CapabilitySpec,
+    attempt: Attempt,
+    claim: Claim,
+    run: int,
+    reason: str,
+    decision: Mapping[str, Any] = MappingProxyType({}),
 ) -> ApprovalRequest:
     return ApprovalRequest(
         UNKNOWN_OUTCOME,
@@ -253,6 +275,7 @@ def _unknown_outcome_question(
         run=run,
         effect=claim.name,
         idempotency_key=attempt.idempotency_key,
+        approvals=outcome_approvals(spec, decision),
     )
 
 

@@ -63,7 +63,6 @@ class StepRunner:
     Attributes:
         queues: Worker queue by capability name.
         model_middleware: Behaviors that wrap model calls.
-        has_per_user_limits: True if a behavior counts per user or tenant.
     """
 
     def __init__(
@@ -104,11 +103,6 @@ class StepRunner:
                 if isinstance(i, AvailabilityProvider)
             ),
         ]
-        owned = [item for spec in capabilities.values() for item in self._own_behaviors_of(spec)]
-        self.has_per_user_limits: bool = any(
-            {"user", "tenant"}.intersection(getattr(item, "per", ()))
-            for item in (*self._behaviors, *owned)
-        )
         self._chains: dict[tuple[str, bool], tuple[NextStage, NextStage]] = {}
         self.queues: dict[str, str] = {
             name: queue

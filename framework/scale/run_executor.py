@@ -21,6 +21,7 @@ from typing import Any
 from capgraph.base.errors import InfrastructureError, PersistenceError, ThreadBusyError
 from capgraph.base.ports import Caller
 from capgraph.configs.logger import get_logger
+from capgraph.configs.run_context import override_run_context
 from capgraph.engine.thread_lease import share_lease
 from capgraph.graph.turn_runner import (
     DRAIN_SECONDS,
@@ -34,7 +35,7 @@ from capgraph.pipeline.run_config import configurable_for
 from capgraph.scale.agui_events import EventTranslator
 from capgraph.scale.client_tools import ClientToolGraphs
 from capgraph.scale.jobs import TurnJob
-from capgraph.state import StateSchema
+from capgraph.state import StateSchema, TurnView
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.leases import Lease
 from capgraph.stores.persistence import Persistence
@@ -336,7 +337,10 @@ class RunExecutor:
             self._log.append_events(run.run_id, events, translator.shorten)
 
         record_values = record_state if self.shared_keys else None
-        end = await (turn.read() if is_over else turn.run(run_input, record, record_values))
+        opener = TurnView(values).owner if values else None
+        current = None if opener is None else await self._persistence.roles.find(opener)
+        with override_run_context(current_roles=current):
+            end = await (turn.read() if is_over else turn.run(run_input, record, record_values))
         if isinstance(end.error, PersistenceError):
             raise end.error  # the state is uncertain, so the run must be resumed
         if run.run_id in self._stopped and end.status == "cancelled":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from capgraph.base.errors import PersistenceError, ValidationError
+from capgraph.base.ports import Caller
 from capgraph.scale.engine import Engine
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.serialization import deserialize_text, serialize_to_text
@@ -24,6 +25,7 @@ class Schedule:
         cron: Cron expression with five fields, in UTC.
         message: Message of each turn.
         thread: ID of the thread; empty for a new thread each time.
+        caller: Person who created the schedule. Each turn acts as this caller.
         unreadable: Reason why the request cannot be decrypted; empty if it can.
     """
 
@@ -31,6 +33,7 @@ class Schedule:
     cron: str
     message: str
     thread: str = ""
+    caller: Caller = field(default_factory=Caller)
     unreadable: str = ""
 
 
@@ -68,7 +71,9 @@ class Schedules:
                 f"The cron expression {schedule.cron!r:.80} never matches.",
                 fix="Use five fields, in UTC: '0 7 * * *' is every day at 7:00.",
             )
-        request = serialize_to_text(self._serde, [schedule.message, schedule.thread])
+        request = serialize_to_text(
+            self._serde, [schedule.message, schedule.thread, asdict(schedule.caller)]
+        )
         await self._run(
             "INSERT INTO capgraph_schedules (id, cron, request) VALUES (?, ?, ?)",
             (schedule.id, schedule.cron, request),
@@ -95,12 +100,12 @@ class Schedules:
 
     def _read(self, name: str, cron: str, request: str) -> Schedule:
         try:
-            message, thread = deserialize_text(self._serde, request, "of the schedules")
+            message, thread, caller = deserialize_text(self._serde, request, "of the schedules")
         except PersistenceError as exc:
             return Schedule(
                 name, cron, "", unreadable=str(exc)
             )  # one unreadable row must not hide the others
-        return Schedule(name, cron, message, thread)
+        return Schedule(name, cron, message, thread, Caller(**caller))
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
         """Delete a schedule. Return False if it did not exist."""

@@ -178,7 +178,7 @@ class Worker:
                 "Schedule %s is unreadable: %s", record.id, record.unreadable
             )
         else:
-            await self._client.submit(thread, record.message, run_id=run_id)
+            await self._client.submit(thread, record.message, run_id=run_id, caller=record.caller)
         await self._client.engine.schedule(record.id, record.cron, after=moment)
 
     # --- maintenance ----------------------------------------------------------------------

@@ -86,13 +86,13 @@ def create_app(
     serve = serve_settings(settings or services.settings)
     log = graph.persistence.open_run_log()
     threads = Threads(graph, log, is_shared=auth is None and not serve.authenticates_users)
-    runs = Runs(graph, threads, log, serve, engine)
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
         tokens = TokenFile(Path(auth)) if auth is not None else None
         identity = Authenticator(serve, tokens, serve.base_url or "", graph.persistence.values)
     else:
         identity = auth
+    runs = Runs(graph, threads, log, serve, engine, getattr(identity, "current", None))
     has_provider = serve.oidc is not None and isinstance(identity, Authenticator)
     login_routes: list[BaseRoute] = []
     if isinstance(identity, Authenticator):

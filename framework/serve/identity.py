@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 
-from capgraph.base.ports import Caller
+from capgraph.base.ports import Caller, normalize_user_id
 from capgraph.configs.settings import ProxySettings, ServeSettings
 from capgraph.helpers.clock import SystemClock
 from capgraph.serve.tokens import TokenFile
@@ -147,6 +147,12 @@ class Authenticator:
             await self.sessions.close(session)
         return None if is_revoked else active_session.caller
 
+    async def current(self, caller: Caller) -> Caller:
+        """Return a user with the current role; without a role if the user's token was revoked."""
+        if self.tokens is None or caller.user_id is None:
+            return caller
+        return await self.tokens.current(caller)
+
     async def authenticate_token(self, token: str) -> tuple[Caller, str] | None:
         """Return the owner of a token and the token's hash, or ``None`` if the token is invalid."""
         return await self.tokens.caller(token) if self.tokens is not None and token else None
@@ -169,6 +175,7 @@ def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySetting
     if any(len(values) > 1 for values in header_values):
         return None  # a repeated header may come from the client instead of the proxy
     user, role, tenant = (values[0].strip() if values else "" for values in header_values)
+    user = normalize_user_id(user) if proxy.fold_case else user
     return Caller(user, role or None, tenant or None, authenticated=True) if user else None
 
 

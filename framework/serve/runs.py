@@ -11,9 +11,17 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from capgraph.approvals import parse_decisions
@@ -103,6 +111,7 @@ class Runs:
         log: Storage of runs and their events.
         settings: Limits of the server.
         engine: Engine that hands runs to workers. Without it, runs execute in this process.
+        current: Returns a user with the current role; by default, with the role of the last request.
     """
 
     def __init__(
@@ -112,8 +121,9 @@ class Runs:
         log: RunLog,
         settings: ServeSettings,
         engine: Engine | None = None,
+        current: Callable[[Caller], Awaitable[Caller]] | None = None,
     ) -> None:
-        self._engine = engine
+        self._engine, self._current = engine, current
         self._graph = graph
         self._saver = graph.checkpointer
         self._persistence: Persistence = graph.persistence
@@ -231,6 +241,9 @@ class Runs:
         if self.is_draining:
             raise PersistenceError("The server is shutting down.", fix="Try again in a moment.")
         owner = self._threads.prefix_of(storage_id)
+        await self._persistence.roles.record(caller)
+        if "message" not in request and "plan" not in request:
+            await self._record_current_roles(storage_id)
         run = LoggedRun(
             str(uuid.uuid4()), storage_id, owner, request={**request, "caller": asdict(caller)}
         )
@@ -255,6 +268,20 @@ class Runs:
             raise
         self._start_task(run, self._executor.run(run, lease))
         return self._public_run(caller, run)
+
+    async def _record_current_roles(self, storage_id: str) -> None:
+        """Record the current roles of the people for whom a turn continues."""
+        if self._current is None:
+            return
+        state = await self._graph.aget_state(thread_config(storage_id))
+        view = TurnView(dict(state.values))
+        if (owner := view.owner) is None or not owner.authenticated:
+            return
+        approvals = [entry.get("approvals") or {} for entry in view.pending_approvals.values()]
+        users = {owner.user_id, *(user for one in approvals for user in one.get("agreed") or ())}
+        for user in users - {None}:
+            current = await self._current(replace(owner, user_id=user))
+            await self._persistence.roles.record(current)
 
     async def _check_still_open(self, storage_id: str, question_ids: Collection[str]) -> None:
         if (

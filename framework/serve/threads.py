@@ -267,7 +267,11 @@ class Threads:
         await self._checkpoint_config(storage_id, checkpoint_id)
         new_id = uuid.uuid4().hex
         await fork_thread(
-            self._saver, storage_id, self.storage_id(caller, new_id), checkpoint_id=checkpoint_id
+            self._saver,
+            storage_id,
+            self.storage_id(caller, new_id),
+            checkpoint_id=checkpoint_id,
+            caller=caller,
         )
         return new_id
 

@@ -9,13 +9,13 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.ports import Caller
+from capgraph.base.ports import Caller, normalize_user_id
 from capgraph.helpers.files import write_atomic
 
 _REFRESH_SECONDS = 2.0
@@ -93,6 +93,12 @@ def issue_token(
     expires = None if days is None else (now + timedelta(days=days)).isoformat()
     entry = TokenEntry(hash_token(token), role, tenant, now.isoformat(), expires)
     entries = dict(read_tokens(path)) if Path(path).exists() else {}
+    same = [one for one in entries if normalize_user_id(one) == normalize_user_id(name)]
+    if other := next((one for one in same if one != name), None):
+        raise ConfigurationError(
+            f"The user name {name!r} is another spelling of {other!r}, which has a token.",
+            fix=f"Use {other!r}, or a name that differs in more than case.",
+        )
     _write_tokens(path, {**entries, name: entry})
     return token
 
@@ -178,6 +184,13 @@ class TokenFile:
             if secrets.compare_digest(entry.hash, wanted_hash) and entry.is_valid():
                 owner = entry.caller(name), entry.hash
         return owner
+
+    async def current(self, caller: Caller) -> Caller:
+        """Return a user with the role in the file; without a role if no valid token exists."""
+        await self._refresh()
+        entry = self._tokens.get(caller.user_id or "")
+        is_known = entry is not None and entry.is_valid() and entry.tenant == caller.tenant
+        return replace(caller, role=entry.role if entry is not None and is_known else None)
 
     async def is_active(self, token_hash: str) -> bool:
         """Return True if a token with this hash is still valid."""

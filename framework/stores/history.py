@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from langgraph.channels import DeltaChannel
@@ -18,8 +19,11 @@ from langgraph.checkpoint.base import (
 )
 
 from capgraph.base.errors import PersistenceError
+from capgraph.base.ports import Caller
 from capgraph.langgraph_compat import (
     DELTA_COUNTERS,
+    INTERRUPT,
+    RESUME,
     delta_channel_names,
     materialize_deltas,
     replay_channel,
@@ -27,7 +31,7 @@ from capgraph.langgraph_compat import (
 from capgraph.state import AgentState, StateSchema
 from capgraph.stores.history_cache import EMPTY_HISTORY, CachedHistory
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.records import RECORD_PREFIX, RUN_END
+from capgraph.stores.records import RECORD_PREFIX, RUN_END, thread_config
 
 # Sorts after every checkpoint ID in any database collation.
 _LAST = "g"
@@ -47,6 +51,8 @@ _WRITES_QUERY = (
     " BETWEEN (SELECT MIN(id) FROM chain) AND (SELECT MAX(id) FROM chain) AND channel IN"
 )
 _DEPTHS_QUERY = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
+_TURN_KEY = "control_turn"
+_PENDING_KEY = "execution_pending_approvals"
 _CACHE_DISTANCE = 50
 """Number of checkpoints back to a snapshot beyond which the value is cached."""
 
@@ -214,11 +220,16 @@ class History:
         self._persistence, self._saver = persistence, persistence.saver
         self._thread = thread_id
 
-    async def copy(self, target: str, *, up_to: str | None = None) -> None:
-        """Copy the thread with its records.
+    async def copy(
+        self, target: str, *, up_to: str | None = None, caller: Caller | None = None
+    ) -> None:
+        """Copy the thread with its records. A stop request for the thread applies to the copy, too.
+
+        Open questions and answers are not copied: the copy asks again.
 
         Args:
             target: ID of the copy. No thread may have it.
+            caller: Caller for whom an unfinished turn of the copy runs; anonymous by default.
             up_to: ID of the last checkpoint to copy; ``None`` for all. All records of its turn are
                 copied, so that the copy does not repeat later effects of that turn.
 
@@ -237,6 +248,8 @@ class History:
         try:
             await self._check_copy(target)
             await self._copy_rows(target, up_to)
+            await History(self._persistence, target)._assign_turn(caller or Caller())
+            await self._persistence.stops.copy_thread(self._thread, target)
         finally:
             await self._persistence.leases.release(lease)
 
@@ -273,7 +286,11 @@ class History:
                 f" AND CASE WHEN {_IS_RECORD} THEN parent_checkpoint_id < ? ELSE {up_to_condition} END",
                 (await self._turn_end(last_id), last_id),
             ),
-            self._rows.placeholders["writes"]: (f" AND {up_to_condition}", (last_id,)),
+            # A run from a given checkpoint repeats the tasks after it.
+            self._rows.placeholders["writes"]: (
+                " AND checkpoint_id < ? AND channel NOT IN (?, ?)",
+                (last_id, INTERRUPT, RESUME),
+            ),
         }
         for table, columns in self._rows.checkpoint_tables.items():
             where, values = filters.get(table, ("", ()))
@@ -283,6 +300,27 @@ class History:
                 (target, self._thread, *values),
             )
         await History(self._persistence, target)._sweep()
+
+    async def _assign_turn(self, caller: Caller) -> None:
+        """Make a user the caller of the last turn, and clear the approvals that requests show."""
+        found = await self._saver.aget_tuple(thread_config(self._thread))
+        if found is None or not found.checkpoint["channel_values"].get(_TURN_KEY):
+            return
+        checkpoint, next_version = found.checkpoint, self._saver.get_next_version
+        values = checkpoint["channel_values"]
+        named = {name: value for name, value in asdict(caller).items() if value}
+        changed: dict[str, Any] = {_TURN_KEY: {**values[_TURN_KEY], "caller": named}}
+        if pending := values.get(_PENDING_KEY):
+            changed[_PENDING_KEY] = {key: _without_approvals(one) for key, one in pending.items()}
+        old_versions = checkpoint["channel_versions"]
+        versions: Any = {name: next_version(old_versions[name], None) for name in changed}
+        own: Any = {
+            **checkpoint,
+            "channel_values": {**values, **changed},
+            "channel_versions": {**old_versions, **versions},
+        }
+        parent = found.parent_config or thread_config(self._thread)
+        await self._saver.aput(parent, own, found.metadata, versions)
 
     async def oldest_checkpoint_id(
         self, *, turns: int | None = None, checkpoints: int | None = None
@@ -422,3 +460,9 @@ class History:
             (self._thread, number - 1),
         )
         return str(found[0][0]) if found else ""
+
+
+def _without_approvals(request: Any) -> Any:
+    if not isinstance(request, Mapping) or "agreed" not in (request.get("approvals") or {}):
+        return request
+    return {**request, "approvals": {**request["approvals"], "agreed": []}}

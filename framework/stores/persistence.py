@@ -21,6 +21,7 @@ from capgraph.stores.history_cache import HistoryCache
 from capgraph.stores.leases import Leases
 from capgraph.stores.record_values import RecordValues
 from capgraph.stores.records import RECORD_PREFIX
+from capgraph.stores.roles import CurrentRoles
 from capgraph.stores.run_log import RunLog
 from capgraph.stores.step_results import StepResults
 from capgraph.stores.stops import StopRequests
@@ -54,6 +55,7 @@ class Persistence:
         leases: Leases of running threads.
         stops: Stop requests.
         waits: Suspended threads.
+        roles: Current roles of users.
         listener: Listener for notifications from other processes.
         history_cache: Cache of the delta channels of long threads.
         channels: Delta channels of the graphs that use this saver; ``None`` for a channel that two
@@ -69,6 +71,7 @@ class Persistence:
         self.leases: Leases = Leases(self.tables, saver)
         self.stops: StopRequests = StopRequests(self.values)
         self.waits: SuspendedThreads = SuspendedThreads(self.values)
+        self.roles: CurrentRoles = CurrentRoles(self.values)
         self.listener: ChannelListener = ChannelListener(self.tables)
         self.history_cache: HistoryCache = HistoryCache()
         self.channels: dict[str, DeltaChannel[Any] | None] = {}

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any, Literal, NamedTuple, cast
 
 from capgraph.base.errors import PersistenceError, StoppedError
+from capgraph.base.ports import normalize_user_id
 from capgraph.configs.logger import get_logger
 from capgraph.helpers.clock import SystemClock
 from capgraph.stores.atomic_values import FOREVER, AtomicValueStore
@@ -88,6 +89,12 @@ class StopRequests:
         await self._refresh()
         return existed
 
+    async def copy_thread(self, source: str, target: str) -> None:
+        """Apply the stop request of a thread to a copy of the thread."""
+        await self._refresh()
+        if (stop := self._known.get(("thread", source))) is not None:
+            await self.add(stop._replace(name=target))
+
     async def all(self) -> list[Stop]:
         """Return all stop requests, oldest first."""
         await self._refresh()
@@ -117,7 +124,8 @@ class StopRequests:
                 get_logger("framework", "stop").warning("Stop requests cannot be read: %s", exc)
         if not self._known:
             return
-        for key in [("all", ""), *(("user", user) for user in users), ("thread", thread_id)]:
+        people = (("user", normalize_user_id(user)) for user in users)
+        for key in [("all", ""), *people, ("thread", thread_id)]:
             if (stop := self._known.get(key)) is not None:
                 raise stop.to_error()
 
@@ -128,8 +136,10 @@ class StopRequests:
         self._known = {}
         for cell, (reason, since) in sorted(cells.items(), key=lambda item: item[1][1]):
             kind, _, name = cell.removeprefix(_PREFIX).partition("/")
-            self._known[kind, name] = Stop(cast("StopKind", kind), name, reason, since)
+            named = normalize_user_id(name) if kind == "user" else name
+            self._known[kind, named] = Stop(cast("StopKind", kind), name, reason, since)
 
 
 def _value_name(kind: StopKind, name: str) -> str:
+    name = normalize_user_id(name) if kind == "user" else name
     return f"{_PREFIX}{kind}/{name}"

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from capgraph.base.errors import PersistenceError, ThreadBusyError
+from capgraph.base.ports import Caller
 from capgraph.configs.logger import get_logger
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import checkpoint_id_at, has_next_node, open_interrupts, plain_values
@@ -359,18 +360,22 @@ async def fork_thread(
     new_thread_id: str,
     *,
     checkpoint_id: str | None = None,
+    caller: Caller | None = None,
 ) -> RunnableConfig:
     """Create a new thread from the history of another.
 
-    The fork continues from the state of the original: finished steps are not run again, a started
-    ``once`` step is confirmed with a person, and open questions stay open. Idempotency keys contain
-    the thread ID, so the fork has different keys.
+    The fork continues from the state of the original: finished steps are not run again, and a started
+    ``once`` step is confirmed with a person. Approvals, answers, and open questions belong to the
+    original, so a run of the fork asks again. A stop request for the original applies to the fork,
+    too. Idempotency keys contain the thread ID, so the fork has different keys.
 
     Args:
         saver: An open SQLite or PostgreSQL saver.
         thread_id: ID of the thread to copy.
         new_thread_id: ID of the fork. It must not exist yet.
         checkpoint_id: Checkpoint to fork from; ``None`` for the latest.
+        caller: Person who makes the fork. An unfinished turn continues as this caller, not as the
+            one who started it in the original; ``None`` for an anonymous caller.
 
     Returns:
         The configuration for running the fork.
@@ -387,7 +392,7 @@ async def fork_thread(
             + (f" or has no checkpoint {checkpoint_id!r}." if checkpoint_id else "."),
             fix="Call list_threads to see the threads.",
         )
-    await history.copy(new_thread_id, up_to=checkpoint_id)
+    await history.copy(new_thread_id, up_to=checkpoint_id, caller=caller)
     return {"configurable": {"thread_id": new_thread_id}}
 
 

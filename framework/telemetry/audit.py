@@ -76,6 +76,9 @@ class Audit:
         fields = {name: value for name, value in data.items() if value is not None}
         ids = {n: value for n, value in current_event_ids().items() if n not in _OMITTED_IDS}
         caller_fields = {"by": self._caller_fields} if self._caller_fields else {}
+        context = run_context()
+        if context.sender is not None:  # another person resumed the turn
+            caller_fields["for"] = _caller_fields(context.caller)
         self._buffer.append((kind, mask_data({**ids, **caller_fields, **fields})))
 
     async def record_now(self, kind: str, **data: Any) -> None:

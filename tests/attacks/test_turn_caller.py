@@ -17,7 +17,6 @@ from capgraph.capabilities.memory import MemoryCapability
 from capgraph.configs.settings import PermissionSettings, RoleSettings, Settings
 from capgraph.pipeline.run_config import current_caller, current_configurable
 from capgraph.state import AgentState
-from tests.support.served import asked, ended, served
 
 
 class Note(CapabilityContext):
@@ -141,7 +140,9 @@ async def direct_alone() -> Note:
 
 @pytest.mark.parametrize("later", ["visitor", None])
 async def test_a_role_that_was_lost_permits_nothing(later: str | None) -> None:
-    graph = build_graph([book, direct], checkpointer=InMemorySaver(), settings=permissions("direct"))
+    graph = build_graph(
+        [book, direct], checkpointer=InMemorySaver(), settings=permissions("direct")
+    )
     begun = {"planning_execution_plan": plan("book", "direct")}
     await graph.ainvoke(begun, config("ann", role="director"))
     role = {"role": later} if later else {}

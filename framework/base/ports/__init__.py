@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from capgraph.base.ports.agents import AgentOutcome as AgentOutcome
     from capgraph.base.ports.agents import ModelCaller as ModelCaller
     from capgraph.base.ports.callers import Caller as Caller
+    from capgraph.base.ports.callers import normalize_user_id as normalize_user_id
     from capgraph.base.ports.middleware import AnyBehavior as AnyBehavior
     from capgraph.base.ports.middleware import AvailabilityProvider as AvailabilityProvider
     from capgraph.base.ports.middleware import Behavior as Behavior
@@ -49,7 +50,7 @@ __getattr__, __dir__ = lazy_exports(
             "AgentOutcome",
             "ModelCaller",
         ),
-        "capgraph.base.ports.callers": ("Caller",),
+        "capgraph.base.ports.callers": ("Caller", "normalize_user_id"),
         "capgraph.base.ports.middleware": (
             "AnyBehavior",
             "AvailabilityProvider",

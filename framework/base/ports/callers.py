@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
+from unicodedata import category, normalize
 
 _SAFE_BYTES = b"abcdefghijklmnopqrstuvwxyz0123456789-_"
 _MAX_NAME_CHARS = 200
+_INVISIBLE = {"Cf", "Cc"}
+"""Unicode categories of format and control characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,19 @@ class Caller:
             return name
         # "%di" is not an escape sequence, so a digest never equals an escaped name.
         return f"%digest-{sha256(name.encode()).hexdigest()}"
+
+
+def normalize_user_id(user_id: str) -> str:
+    """Return the form in which user IDs are compared, so that spellings of one ID are one person.
+
+    Case, compatibility characters, surrounding spaces, and invisible characters do not count.
+
+    >>> normalize_user_id(" USER1"), normalize_user_id("us\u200ber\uff11")
+    ('user1', 'user1')
+    """
+    # Folding may yield characters that NFKC composes differently.
+    folded = normalize("NFKC", normalize("NFKC", user_id).casefold())
+    return "".join(char for char in folded if category(char) not in _INVISIBLE).strip()
 
 
 def _escape_name(text: str) -> str:

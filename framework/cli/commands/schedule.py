@@ -27,10 +27,12 @@ def add(
     ] = None,
 ) -> None:
     """Ask a question at scheduled times; prints the schedule's ID."""
+    from capgraph.pipeline.run_config import configured_caller
     from capgraph.scale.schedules import Schedule, Schedules
 
     thread_id = check_thread_id(thread) if thread else ""
-    schedule = Schedule(new_thread_id(), cron, question, thread_id)
+    caller = configured_caller(shared.settings())
+    schedule = Schedule(new_thread_id(), cron, question, thread_id, caller)
     shared.run_with_engine(lambda opened, saver: Schedules(saver).add(schedule, opened))
     typer.echo(schedule.id)
 

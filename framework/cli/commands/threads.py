@@ -162,6 +162,7 @@ def fork(
     ] = False,
 ) -> None:
     """Copy a thread so that you can continue both copies independently."""
+    from capgraph.pipeline.run_config import configured_caller
     from capgraph.stores import fork_thread
 
     target = check_thread_id(new) if new is not None else new_thread_id()
@@ -175,7 +176,8 @@ def fork(
                 " its unfinished steps.",
                 fix="Finish the turn first, or pass --force.",
             )
-        await fork_thread(saver, thread, target, checkpoint_id=checkpoint)
+        caller = configured_caller(shared.settings())
+        await fork_thread(saver, thread, target, checkpoint_id=checkpoint, caller=caller)
 
     shared.run_with_database(change)
     print_text(target)
