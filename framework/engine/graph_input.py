@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,12 +19,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
+from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import utc_now_text
+from capgraph.base.value_context import LIST_SUFFIX
 from capgraph.configs.suggestions import suggest_name
 from capgraph.engine.default_strategies import SummaryAnswerer
 from capgraph.engine.run_scope import OpenQuestions
 from capgraph.engine.services import Services
+from capgraph.governance.information_flow import nested_context_types
 from capgraph.helpers.plain_data import to_plain
 from capgraph.langgraph_compat import (
     forged_task_keys,
@@ -105,9 +108,7 @@ def validate_input(
     if validated.get("agent_control") is not None:
         check_switches(validated["agent_control"], services.settings)
     if validated.get("capability_context_data") is not None:
-        _check_contexts(
-            validated["capability_context_data"], services.registry, is_nested=is_nested
-        )
+        check_contexts(validated["capability_context_data"], services.registry, is_nested=is_nested)
     _check_answer_schema(validated.get("execution_answer_schema"), services)
     if validated.get("planning_execution_plan") is not None:
         validated["planning_execution_plan"] = _stamp_plan(validated["planning_execution_plan"])
@@ -326,14 +327,33 @@ def check_switches(switches: Any, settings: Settings) -> None:
         )
 
 
-def _check_contexts(contexts: Any, registry: Registry, *, is_nested: bool) -> None:
+def check_contexts(
+    contexts: Any,
+    registry: Registry,
+    *,
+    accepted_types: Container[str] = (),
+    is_nested: bool = False,
+) -> None:
+    """Check context data from a caller.
+
+    Args:
+        contexts: The data, by type and key.
+        registry: Registry of the graph.
+        accepted_types: Types that this caller may supply besides the provided ones, because a tool
+            requires them. Types with files are never accepted: a caller could name any file.
+        is_nested: True if the caller is an outer graph, which may supply every type.
+
+    Raises:
+        ValidationError: A type must not be supplied, or data does not match its type.
+    """
     if not isinstance(contexts, Mapping):
         raise ValidationError(
             f"Invalid capability_context_data {type(contexts).__name__}: expected a dictionary.",
             fix='send {"TYPE": {"key": {…}}}.',
         )
     for kind, entries in contexts.items():
-        if kind not in registry.provided_types and not is_nested:
+        is_accepted = kind in accepted_types and not _has_files(kind, registry)
+        if kind not in registry.provided_types and not is_nested and not is_accepted:
             known_types = ", ".join(sorted(registry.provided_types)) or "none"
             raise ValidationError(
                 f"Invalid context type {kind!r} in capability_context_data: callers may not supply it.",
@@ -352,6 +372,17 @@ def _check_contexts(contexts: Any, registry: Registry, *, is_nested: bool) -> No
                     f"Invalid context data from a caller. {exc.message}",
                     fix=f"send {kind}.{key} with the fields of its type.",
                 ) from exc
+
+
+def _has_files(kind: str, registry: Registry) -> bool:
+    """Return whether a context type, or a type inside it, returns files."""
+    cls = registry.context_types.get(kind.removesuffix(LIST_SUFFIX))
+    if cls is None:
+        return False
+    return any(
+        one.CONTEXT_CATEGORY == "ARTIFACT" or one.get_files is not CapabilityContext.get_files
+        for one in (cls, *nested_context_types(cls, set()))
+    )
 
 
 def _check_command(command: Command[Any]) -> Command[Any]:

@@ -277,7 +277,7 @@ def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
     items = list_item_types(types.values())
     found: dict[str, set[str]] = {}
     for kind, cls in types.items():
-        inside = [cls, *_nested_types(cls, set())]
+        inside = [cls, *nested_context_types(cls, set())]
         if kind in items and items[kind] in types:
             inside.append(types[items[kind]])
         found[kind] = {label for one in inside for label in _declared_labels(one)}
@@ -296,7 +296,15 @@ def _declared_labels(cls: type[CapabilityContext]) -> Collection[str]:
     return () if "labels" in cls.model_fields else getattr(cls, "labels", ())
 
 
-def _nested_types(cls: type[Any], visited: set[type[Any]]) -> Iterator[type[CapabilityContext]]:
+def nested_context_types(
+    cls: type[Any], visited: set[type[Any]]
+) -> Iterator[type[CapabilityContext]]:
+    """Yield the context types of a class's fields, at any depth.
+
+    Args:
+        cls: The class.
+        visited: Classes to omit; the function adds those that it visits.
+    """
     for info in cls.model_fields.values():
         parts = [info.annotation]
         while parts:
@@ -306,7 +314,7 @@ def _nested_types(cls: type[Any], visited: set[type[Any]]) -> Iterator[type[Capa
                 visited.add(part)
                 if issubclass(part, CapabilityContext):
                     yield part
-                yield from _nested_types(part, visited)
+                yield from nested_context_types(part, visited)
 
 
 def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:

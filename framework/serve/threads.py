@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import Caller
+from capgraph.engine.graph_input import check_contexts
 from capgraph.helpers.plain_data import to_plain
 from capgraph.serve.problems import NotFoundError
 from capgraph.stores.persistence import Persistence
@@ -136,8 +137,14 @@ class Threads:
             caller: Owner of the thread.
             title: Title of the thread.
             thread_id: ID of the thread; generated if omitted.
-            contexts: Context data that exists before the first turn, by type and key.
+            contexts: Context data that a tool requires, by type and key. It passes the same check as
+                the input of a turn.
+
+        Raises:
+            ValidationError: A context is invalid, or its type holds files.
         """
+        if contexts:
+            check_contexts(contexts, self._graph.services.registry, accepted_types=contexts)
         thread_id = thread_id or uuid.uuid4().hex
         storage_id = self.storage_id(caller, thread_id)
         initial_values = {"capability_context_data": contexts} if contexts else {}
