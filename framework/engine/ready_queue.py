@@ -287,18 +287,19 @@ class PlanRun:
         assert task is not None
         self._running.add(task)
         try:
-            if "element" in payload:
-                attempt, work = self._run_copy(self._for_each_runs[key], payload["element"])
-            else:
-                attempt = self._view.create_attempt(step["capability"], step, index=index)
-                if step.get("for_each"):
-                    return await self._run_each(attempt, self._attempt_context(key))
-                work = self._services.runner.run(attempt, self._attempt_context(key))
-            try:
-                return self._envelope(await work, attempt)
-            except GraphInterrupt as signal:
-                self._asked |= {question.id: attempt.key for question in signal.args[0]}
-                raise
+            with restore_turn_caller():
+                if "element" in payload:
+                    attempt, work = self._run_copy(self._for_each_runs[key], payload["element"])
+                else:
+                    attempt = self._view.create_attempt(step["capability"], step, index=index)
+                    if step.get("for_each"):
+                        return await self._run_each(attempt, self._attempt_context(key))
+                    work = self._services.runner.run(attempt, self._attempt_context(key))
+                try:
+                    return self._envelope(await work, attempt)
+                except GraphInterrupt as signal:
+                    self._asked |= {question.id: attempt.key for question in signal.args[0]}
+                    raise
         finally:
             self._running.discard(task)
 
@@ -423,12 +424,7 @@ def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
         raise RuntimeError(
             "A step task must be called inside a plan run. Fix: call it from the router node."
         )
-    return _run_as_turn_caller(run, payload)
-
-
-async def _run_as_turn_caller(run: PlanRun, payload: dict[str, Any]) -> Envelope | None:
-    with restore_turn_caller():
-        return await run.run_step(payload)
+    return run.run_step(payload)
 
 
 def _current_index(state: Mapping[str, Any]) -> int:

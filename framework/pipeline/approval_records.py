@@ -121,7 +121,7 @@ class ApprovalRecords:
             now: Current time of the graph's clock.
             capability: Name of the step's capability, which the approver's role must permit.
             is_edited: True if the person changed the step. Under a policy with ``not_requester``,
-                another person must approve the change.
+                another person must approve it, too.
 
         Returns:
             The reason for which the answer does not count; empty if it counts.
@@ -136,12 +136,6 @@ class ApprovalRecords:
                 entry = {**entry, "votes": votes, "refused": refused, "asked": now}
             elif refused := await self._refusal(digest, votes, policy, approver, capability):
                 entry = {**entry, "refused": refused}
-            elif is_edited and policy.not_requester:
-                # Not bound to the thread: who edited a step does not approve it in a copy either.
-                editors = (await self._read(f"edited/{digest}")).get("by", [])
-                await self._write(f"edited/{digest}", {"by": [*editors, approver.user_id]})
-                refused = f"{approver.user_id!r} edited the step; another user must approve it."
-                entry = {**entry, "refused": refused}
             else:
                 vote = {
                     "by": approver.user_id,
@@ -151,6 +145,10 @@ class ApprovalRecords:
                 }
                 votes = [*votes, {**vote, "authenticated": approver.authenticated}]
                 entry = {"votes": votes if policy.restricts_approvers else votes[-1:]}
+                if is_edited:
+                    # Not bound to the thread: an editor does not approve alone in a fork either.
+                    editors = (await self._read(f"edited/{digest}")).get("by", [])
+                    await self._write(f"edited/{digest}", {"by": [*editors, approver.user_id]})
             await self._write(name, {**record, owner: entry})
         return refused
 
@@ -183,8 +181,6 @@ class ApprovalRecords:
                     f"{approver.user_id!r} made the request and cannot approve it; another user"
                     " must."
                 )
-            if person in _people((await self._read(f"edited/{digest}")).get("by", ())):
-                return f"{approver.user_id!r} edited the step and cannot approve it; another user must."
         if not await self._is_permitted(capability, approver):
             return f"The role of {approver.user_id!r} does not permit {capability!r}."
         if person in _people([vote["by"] for vote in votes]):
@@ -237,6 +233,12 @@ class ApprovalRecords:
             if policy.restricts_approvers:
                 votes = [v for v in votes if await self._is_permitted(capability, _voter(v))]
             enough = len(votes) >= policy.approvers
+            if enough and policy.not_requester:
+                editors = _people((await self._read(f"edited/{digest}")).get("by", ()))
+                if not _people([vote["by"] for vote in votes]) - editors:
+                    enough = False
+                    refused = "Only people who edited the step approved it; another user must."
+                    entry = {**entry, "refused": refused}
             if policy.expires_seconds is not None and not enough:
                 known_votes = entry.get("votes") or []
                 votes = votes if renew_expired else known_votes

@@ -211,7 +211,7 @@ async def test_who_edits_a_step_does_not_approve_it(desk: Any, editor: str, appr
     edit = {"decision": "edit", "parameters": {"amount": 9}}
     await it.say(editor, given={"a": edit})
     assert it.paid == []
-    assert "cannot approve" in shown(await it.say(approver))
+    assert question(await it.say(approver))
     assert it.paid == []
     await it.say("carol")
     assert it.paid == [9]
@@ -224,7 +224,7 @@ async def test_an_editor_does_not_approve_in_a_fork(desk: Any) -> None:
     await it.say("bob", given={"a": {"decision": "edit", "parameters": {"amount": 9}}})
     await it.fork("2", "ann")
     await it.run(None, "ann", "2")
-    assert "cannot approve" in shown(await it.say("bob", "2"))
+    assert question(await it.say("bob", "2"))
     assert it.paid == []
 
 

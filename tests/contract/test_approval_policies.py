@@ -372,7 +372,7 @@ async def test_an_answer_is_nobody_elses_whose_run_goes_on_after_a_crash(
     await it.ask()
     with monkeypatch.context() as patched:
 
-        async def dies(*_: Any) -> None:
+        async def dies(*_: Any, **__: Any) -> None:
             raise PersistenceError("The database is away.")
 
         patched.setattr(ApprovalRecords, "record_approval", dies)

@@ -431,6 +431,7 @@ async def test_a_fork_goes_on_by_itself_and_repeats_nothing(
     made = agent(*tools, plans=[plan], checkpointer=saver)
     await made.ask()
     await fork_thread(saver, "1", "2")
+    await made.graph.ainvoke(None, made.config("2"))  # the fork asks again
     for thread in ("2", "1"):
         out = await made.graph.ainvoke(Command(resume="approve"), made.config(thread))
         assert out["execution_outcome"]["status"] == "completed"
