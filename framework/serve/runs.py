@@ -34,7 +34,7 @@ from capgraph.base.errors import (
     ThreadBusyError,
     ValidationError,
 )
-from capgraph.base.ports import Caller
+from capgraph.base.ports import Caller, normalize_user_id
 from capgraph.configs.logger import get_logger
 from capgraph.engine.graph_input import validate_input
 from capgraph.engine.thread_lease import share_lease
@@ -482,7 +482,11 @@ class Runs:
         permissions = self._graph.services.permissions
         restricted = [one for one in question.get("steps") or () if restricts_approvers(one)]
         is_own = storage_id.startswith(self._threads.owner_prefix(caller))
-        has_approved = any(caller.user_id in one["approvals"]["agreed"] for one in restricted)
+        person = normalize_user_id(caller.user_id or "")
+        has_approved = any(
+            person in map(normalize_user_id, map(str, one["approvals"]["agreed"]))
+            for one in restricted
+        )
         is_excluded = is_own and any(one["approvals"]["not_requester"] for one in restricted)
         fields = {
             "thread_id": self._threads.public_id(caller, storage_id),

@@ -399,6 +399,7 @@ async def test_a_copy_of_a_thread_that_waits_inside_a_step_goes_on_there(
     made = agent(Nest, plans=plan, checkpointer=saver)
     await made.ask()
     await fork_thread(saver, "1", "copy")
+    await made.graph.ainvoke(None, made.config("copy"))  # the copy asks again
     for thread, answer in (("copy", "well"), ("1", "badly")):
         out = await made.graph.ainvoke(Command(resume=answer), made.config(thread))
         assert out["capability_context_data"]["SAID"]["a"] == {"text": f"begun, {answer}"}
