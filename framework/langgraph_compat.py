@@ -145,6 +145,8 @@ def _argument(call: tuple[tuple[Any], dict[str, Any]]) -> dict[str, Any]:
     return {"payload": call[0][0]}
 
 
+RUNTIME_KEY: str = CONFIG_KEY_RUNTIME
+"""Key of LangGraph's ``Runtime`` in a configuration."""
 STRICT_RESUME = {"__pregel_strict_resume": True}
 """Configuration with which a resume that names a closed interrupt is refused."""
 

@@ -23,7 +23,8 @@ from capgraph.planning import TERMINAL_STEPS, PlanVersion, carry_over, fingerpri
 from capgraph.planning.references import FROM, StoredKeys, step_reads, uses_signal
 from capgraph.planning.waits import awaited_event
 from capgraph.registry import Registry
-from capgraph.state import TurnView
+from capgraph.state import STATE_KEYS, TurnView
+from capgraph.state.turn_view import STATE_KIND
 
 Labels = Mapping[str, str]
 """Taint labels, each with a description of its source."""
@@ -154,6 +155,7 @@ class InformationFlow:
     ) -> StepRecord:
         """Return the record of a step with the labels of its results."""
         kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
+        kinds |= {f"{STATE_KIND}{name}" for name in record.updates if name not in STATE_KEYS}
         stored = view.labels
         found = {
             kind: own

@@ -17,8 +17,8 @@ from capgraph.configs.streaming import use_step_position
 from capgraph.helpers.threads import is_sync, run_in_thread
 from capgraph.pipeline.commands import serialize_command
 from capgraph.pipeline.finalize import emit_attempt_started
+from capgraph.pipeline.labeled_data import labeled_runtime, receive_state, runtime_scope
 from capgraph.pipeline.lifecycle import Lifecycle
-from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.step_execution import BodyResult, StepExecution, body_scope
 from capgraph.pipeline.step_state import StepState
 
@@ -42,7 +42,8 @@ async def call(execution: StepExecution, attempt: Attempt) -> Any:
     context = _step_context(execution, attempt)
     execution.request_counts.clear()
     try:
-        with body_scope(execution), use_step_position(attempt.index, attempt.total):
+        scope = body_scope(execution)
+        with scope, use_step_position(attempt.index, attempt.total), runtime_scope(context.runtime):
             result = await _run_capability(execution.spec.cls, context, execution)
             if not isinstance(result, BodyResult):
                 result = BodyResult(serialize_command(result))
@@ -86,6 +87,7 @@ def _step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
         state=StepState(
             {**execution.view.state, "planning_current_step_index": attempt.index},
             missing_keys=execution.context.missing_state_keys,
+            on_read=None if execution.flow is None else partial(receive_state, execution, attempt),
         ),
         inputs=StepInputs(attempt.inputs),
         parameters=attempt.parameters,
@@ -94,7 +96,7 @@ def _step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
         idempotency_key=attempt.idempotency_key or ledger.step_key(attempt),
         config=config.settings.capability_settings(spec.name, execution.view.caller.storage_key),
         model=config.chat_model,
-        runtime=current_runtime(),
+        runtime=labeled_runtime(execution),
         notify=execution.context.notify or _progress_notifier(attempt),
         once=once,
     )

@@ -13,6 +13,7 @@ from capgraph.base.errors import ValidationError
 from capgraph.base.ports import Failure, StepRecord
 from capgraph.base.undo import Undo
 from capgraph.state import AgentState, StateSchema, merge_context_data
+from capgraph.state.turn_view import STATE_KIND
 
 _MERGED_BY_KEY = frozenset(
     {"execution_step_results", "control_attempts", "control_labels", "execution_effects"}
@@ -41,6 +42,11 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
             kind: {key: dict(labels) for key in stored[kind]}
             for kind, labels in record.labels.items()
             if kind in stored
+        }
+        context_labels |= {
+            kind: {record.key: dict(labels)}
+            for kind, labels in record.labels.items()
+            if kind.startswith(STATE_KIND)
         }
         update |= {"capability_context_labels": context_labels} if context_labels else {}
         update["control_labels"] = {

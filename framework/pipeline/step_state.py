@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from capgraph.base.errors import CapabilityError
@@ -22,6 +22,8 @@ class StepState(Mapping[str, Any]):
         levels: Number of nested levels that are also copied key by key. Context data has two
             levels, type and key.
         missing_keys: Keys that were not transferred to this worker.
+        on_read: Called with the path of keys to each value before it is first read.
+        path: Path of keys to the state itself.
 
     >>> state = {"ui_captured_figures": ["a.png"]}
     >>> StepState(state)["ui_captured_figures"].append("b.png")
@@ -29,11 +31,17 @@ class StepState(Mapping[str, Any]):
     {'ui_captured_figures': ['a.png']}
     """
 
-    __slots__ = ("_absent", "_copies", "_levels", "_state")
+    __slots__ = ("_absent", "_copies", "_levels", "_on_read", "_path", "_state")
 
     def __init__(
-        self, state: Mapping[str, Any], levels: int = 0, missing_keys: Collection[str] = ()
+        self,
+        state: Mapping[str, Any],
+        levels: int = 0,
+        missing_keys: Collection[str] = (),
+        on_read: Callable[[tuple[str, ...]], None] | None = None,
+        path: tuple[str, ...] = (),
     ) -> None:
+        self._on_read, self._path = on_read, path
         self._state = state
         self._absent = missing_keys
         self._levels = levels
@@ -46,11 +54,15 @@ class StepState(Mapping[str, Any]):
                 fix="declare the data as an input in 'requires', or remove 'queue' from the capability.",
             )
         if key not in self._copies:
+            if self._on_read is not None:
+                self._on_read((*self._path, key))
             value = self._state[key]
             levels = _CONTEXT_LEVELS if key == "capability_context_data" else self._levels
             if levels and isinstance(value, Mapping):
                 # Reading one entry must not copy the results of all earlier steps.
-                self._copies[key] = StepState(value, levels - 1)
+                self._copies[key] = StepState(
+                    value, levels - 1, on_read=self._on_read, path=(*self._path, key)
+                )
             else:
                 self._copies[key] = copy_plain(value)
         return self._copies[key]

@@ -17,6 +17,10 @@ RESUMED_KEY = "woken"
 """Field of ``runtime_info`` with the keys of resumed steps."""
 
 
+STATE_KIND = "state/"
+"""Prefix under which the labels of state keys are stored, among those of context types."""
+
+
 class TurnView:
     """Read-only view of the current turn.
 

@@ -167,6 +167,9 @@ class FlowPolicy(Protocol):
     def check(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
         """Decide whether data with these labels may reach a step."""
 
+    def stored_labels(self, kind: str, key: str, view: Any) -> Mapping[str, str]:
+        """Return the labels of a stored context."""
+
     def label_record(
         self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
     ) -> StepRecord:

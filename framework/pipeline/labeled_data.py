@@ -1,0 +1,169 @@
+"""Labels of data that leaves a step for the store or the state, and that enters a step from there.
+
+Inputs of a step have labels in the thread. A step can also read the LangGraph store and state keys of
+the application directly. Their labels are stored with the data, and added to the step that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    Op,
+    PutOp,
+    Result,
+    SearchOp,
+)
+
+from capgraph.base.errors import ErrorSeverity, PolicyError
+from capgraph.base.ports import Attempt
+from capgraph.langgraph_compat import RUNTIME_KEY, replace_configurable
+from capgraph.pipeline.authorize import planned_step
+from capgraph.pipeline.run_config import current_runtime
+from capgraph.pipeline.step_execution import StepExecution, propagate_labels
+from capgraph.state.turn_view import STATE_KIND
+
+_LABELS = "capgraph labels"
+"""First part of the namespaces with the labels of items."""
+
+
+class LabeledStore(BaseStore):
+    """LangGraph store of a step that stores labels with each item and adds them to the step.
+
+    Args:
+        store: The store.
+        execution: Execution of the step.
+    """
+
+    supports_ttl: bool = True
+
+    def __init__(self, store: BaseStore, execution: StepExecution) -> None:
+        self._store, self._execution = store, execution
+        self.supports_ttl = store.supports_ttl
+        self.ttl_config = store.ttl_config
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run operations in the store; see LangGraph's ``BaseStore``."""
+        operations = list(ops)
+        results = self._store.batch([*operations, *self._label_writes(operations)])
+        results = _without_labels(results[: len(operations)])
+        if reads := _label_reads(operations, results):
+            self._receive(self._store.batch(reads))
+        return results
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run operations in the store; see LangGraph's ``BaseStore``."""
+        operations = list(ops)
+        results = await self._store.abatch([*operations, *self._label_writes(operations)])
+        results = _without_labels(results[: len(operations)])
+        if reads := _label_reads(operations, results):
+            self._receive(await self._store.abatch(reads))
+        return results
+
+    def _label_writes(self, operations: list[Op]) -> list[Op]:
+        spec = self._execution.spec
+        source = f"step {self._execution.key!r} ({spec.name})"
+        labels = {**dict.fromkeys(spec.labels, source), **self._execution.labels}
+        kept = {name: at for name, at in labels.items() if name not in spec.removes_labels}
+        return [
+            PutOp(
+                (_LABELS, *op.namespace),
+                op.key,
+                kept if kept and op.value is not None else None,
+                index=False,
+                ttl=op.ttl,
+            )
+            for op in operations
+            if isinstance(op, PutOp)
+        ]
+
+    @staticmethod
+    def _receive(items: list[Result]) -> None:
+        for item in items:
+            if isinstance(item, Item):
+                propagate_labels(item.value)
+
+
+def _label_reads(operations: list[Op], results: list[Result]) -> list[Op]:
+    reads: list[Op] = []
+    for op, result in zip(operations, results, strict=True):
+        if isinstance(op, GetOp | SearchOp):
+            items = result if isinstance(result, list) else [result]
+            reads += [
+                GetOp((_LABELS, *item.namespace), item.key)
+                for item in items
+                if isinstance(item, Item)
+            ]
+    return reads
+
+
+def _without_labels(results: list[Result]) -> list[Result]:
+    """Return results without the items and namespaces that contain labels."""
+
+    def is_label(part: Any) -> bool:
+        namespace = part.namespace if isinstance(part, Item) else part
+        return isinstance(namespace, tuple) and namespace[:1] == (_LABELS,)
+
+    return [
+        [part for part in result if not is_label(part)] if isinstance(result, list) else result
+        for result in results
+    ]
+
+
+def labeled_runtime(execution: StepExecution) -> Any:
+    """Return LangGraph's ``Runtime`` of a step, with a store that tracks labels."""
+    runtime = current_runtime()
+    store = getattr(runtime, "store", None)
+    if execution.flow is None or store is None or isinstance(store, LabeledStore):
+        return runtime
+    return runtime.override(store=LabeledStore(store, execution))
+
+
+def runtime_scope(runtime: Any) -> AbstractContextManager[None]:
+    """Return a context manager in which LangGraph's ``get_store`` returns a runtime's store."""
+    if not isinstance(getattr(runtime, "store", None), LabeledStore):
+        return nullcontext()
+    return replace_configurable((), {RUNTIME_KEY: runtime})
+
+
+def receive_state(execution: StepExecution, attempt: Attempt, path: tuple[str, ...]) -> None:
+    """Add the labels of a value in the state to the step that reads it.
+
+    Args:
+        execution: Execution of the step.
+        attempt: Attempt of the step.
+        path: Keys to the value. Context data has three: the state key, the type, and the context key.
+
+    Raises:
+        PolicyError: The labels forbid the step to read the value, and no person approved the step.
+    """
+    flow, view = execution.flow, execution.view
+    if flow is None:
+        return
+    labels: Mapping[str, str] = {}
+    if len(path) == 1:
+        stored = view.labels.get(f"{STATE_KIND}{path[0]}", {})
+        labels = {name: source for one in stored.values() for name, source in one.items()}
+    elif len(path) == 3 and path[2] not in _input_keys(attempt):  # the plan was checked for inputs
+        labels = flow.stored_labels(path[1], path[2], view)
+    if not labels:
+        return
+    key = ".".join(path)
+    verdict = flow.check(execution.spec, planned_step(attempt), labels)
+    if verdict.decision != "allow" and execution.approval is None:
+        raise PolicyError(
+            f"Step {attempt.key!r} ({execution.spec.name}) must not read {key!r} in the state:"
+            f" {' '.join(verdict.problems)}",
+            fix="pass the data as an input, so that a person can approve the step.",
+            severity=ErrorSeverity.CRITICAL,
+        )
+    propagate_labels(labels)
+
+
+def _input_keys(attempt: Attempt) -> set[str]:
+    return {key for entry in attempt.step.get("inputs") or () for key in entry.values()}
