@@ -166,6 +166,7 @@ def fork(
     from capgraph.stores import fork_thread
 
     target = check_thread_id(new) if new is not None else new_thread_id()
+    caller = configured_caller(shared.settings())
 
     async def change(saver: BaseCheckpointSaver[Any], _: object) -> None:
         summary = await _require_summary(saver, thread)
@@ -176,7 +177,6 @@ def fork(
                 " its unfinished steps.",
                 fix="Finish the turn first, or pass --force.",
             )
-        caller = configured_caller(shared.settings())
         await fork_thread(saver, thread, target, checkpoint_id=checkpoint, caller=caller)
 
     shared.run_with_database(change)
