@@ -109,10 +109,11 @@ def _without_labels(results: list[Result]) -> list[Result]:
         namespace = part.namespace if isinstance(part, Item) else part
         return isinstance(namespace, tuple) and namespace[:1] == (_LABELS,)
 
-    return [
+    shown: list[Any] = [
         [part for part in result if not is_label(part)] if isinstance(result, list) else result
         for result in results
     ]
+    return shown
 
 
 def labeled_runtime(execution: StepExecution) -> Any:
