@@ -129,6 +129,15 @@ def _find_unsupported(value: Any, where: str) -> Iterator[tuple[str, str]]:
         yield where, problems.get(type(value)) or _describe_type(value)
 
 
+def is_equal_json(one: object, other: object) -> bool:
+    """Return True if two values are equal in JSON, where a boolean is not a number.
+
+    >>> is_equal_json(1, 1.0), is_equal_json(1, True)
+    (True, False)
+    """
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
 def copy_plain(value: Any) -> Any:
     """Return a deep copy of a value. Plain data is copied faster than by ``copy.deepcopy``.
 

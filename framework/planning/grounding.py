@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 from capgraph.base import CapabilitySpec
+from capgraph.helpers.plain_data import is_equal_json
 from capgraph.planning.problems import Path, render_path
 from capgraph.planning.references import iter_references
 from capgraph.planning.schema_shapes import Shape
@@ -215,12 +216,12 @@ def find_ungrounded_values(
     references = [path for path, _ in iter_references(planned_parameters)]
     ungrounded = []
     for name, parameter in values.items():
-        if "default" in fields.get(name, {}) and _is_equal(fields[name]["default"], parameter):
+        if "default" in fields.get(name, {}) and is_equal_json(fields[name]["default"], parameter):
             continue
         for path, value in _iter_leaves(parameter, (name,)):
             is_reference = any(path[: len(other)] == other for other in references)
             is_choice = shape is not None and _is_choice(shape.at_path(path), value)
-            is_declared = any(_is_equal(value, other) for other in declared_values)
+            is_declared = any(is_equal_json(value, other) for other in declared_values)
             if not (is_reference or is_choice or is_declared or sources.supports(value)):
                 ungrounded.append(UngroundedValue(render_path(path), value))
     return ungrounded
@@ -244,13 +245,9 @@ def _is_choice(shape: Shape | None, value: object) -> bool:
     for form in shape.alternatives() if shape is not None else ():
         listed = [*form.schema.get("enum", ())]
         listed += [form.schema["const"]] if "const" in form.schema else []
-        if any(_is_equal(value, one) for one in listed):
+        if any(is_equal_json(value, one) for one in listed):
             return True
     return False
-
-
-def _is_equal(one: object, other: object) -> bool:
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def _is_close(one: float, other: float) -> bool:

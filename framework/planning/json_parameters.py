@@ -22,6 +22,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from capgraph.base.errors import ConfigurationError, ValidationError, require_extra
 from capgraph.configs.linear_regex import LinearTimeRegex
 from capgraph.configs.logger import get_logger
+from capgraph.helpers.plain_data import is_equal_json
 from capgraph.planning.problems import Path, preview
 from capgraph.planning.schema_shapes import Shape
 
@@ -236,7 +237,7 @@ def _schema_errors(
 ) -> Iterator[InitErrorDetails]:
     for error in model.schema_validator.iter_errors(values):
         path = tuple(error.absolute_path)
-        if "default" in error.schema and _is_equal(error.instance, error.schema["default"]):
+        if "default" in error.schema and is_equal_json(error.instance, error.schema["default"]):
             continue  # a declared default is accepted even if it is not valid
         if error.validator == "required":
             # One error per missing name. Only the message contains the name.
@@ -277,10 +278,6 @@ def _match_pattern_properties(
         for name, item in value.items():
             if _matcher(pattern)(name):
                 yield from checker.descend(item, inner, path=name, schema_path=pattern)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
 
 
 def _undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.base.errors import PlanError
+from capgraph.helpers.plain_data import is_equal_json
 from capgraph.planning.references import FROM, is_reference
 
 PARAMETERS = "parameters"
@@ -28,14 +29,14 @@ def extract_parameters(
     value_by_path = {
         (step["context_key"], *path): value
         for step in steps
-        for path, value in _iter_leaves(step.get("parameters") or {})
+        for path, value in _iter_values(step.get("parameters") or {})
     }
     found: dict[str, tuple[Any, list[_ValuePath]]] = {}
     if parameter_names is None:
         for value_path, value in value_by_path.items():
             if not _occurs_in(value, request):
                 continue
-            same = next((n for n, (v, _) in found.items() if _is_equal(v, value)), None)
+            same = next((n for n, (v, _) in found.items() if is_equal_json(v, value)), None)
             name = same or _unused_name(value_path, found)
             found.setdefault(name, (value, []))[1].append(value_path)
         return found
@@ -50,7 +51,7 @@ def extract_parameters(
         value_path = by_name[value_name]
         name = new or _unused_name(value_path, found)
         value, known = found.setdefault(name, (value_by_path[value_path], []))
-        if not _is_equal(value, value_by_path[value_path]):
+        if not is_equal_json(value, value_by_path[value_path]):
             raise PlanError(
                 f"The parameter {name!r} has two values: {value!r} and {value_by_path[value_path]!r}.",
                 fix=f"Use another name for one of them: {value_name}=NAME.",
@@ -59,12 +60,12 @@ def extract_parameters(
     return found
 
 
-def _iter_leaves(value: Any, path: _ValuePath = ()) -> Iterable[tuple[_ValuePath, Any]]:
+def _iter_values(value: Any, path: _ValuePath = ()) -> Iterable[tuple[_ValuePath, Any]]:
     if is_reference(value):
         return
     if isinstance(value, (dict, list)) and value:
         for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _iter_leaves(inner, (*path, part))
+            yield from _iter_values(inner, (*path, part))
     if path:
         yield path, value
 
@@ -74,10 +75,6 @@ def _occurs_in(value: Any, request: str) -> bool:
     if not text and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return False
     return re.search(_word_pattern(value), normalize_request(request), re.IGNORECASE) is not None
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
 
 
 def _unused_name(path: _ValuePath, used_names: Mapping[str, Any]) -> str:
