@@ -327,6 +327,19 @@ class StreamServeSettings(SettingsModel):
     stop_on_disconnect: bool = False
 
 
+class A2aServeSettings(SettingsModel):
+    """Tasks of A2A clients.
+
+    Attributes:
+        push_hosts: Hosts to which clients may have updates of their tasks sent, such as
+            ``"*.example.com"``. Without hosts, push notifications are not offered.
+        version_0_3: True serves clients of version 0.3, too, and adds its fields to the agent card.
+    """
+
+    push_hosts: list[str] = Field(default_factory=list)
+    version_0_3: bool = True
+
+
 class UploadSettings(SettingsModel):
     """Files that users upload. Each user has a separate folder.
 
@@ -469,6 +482,7 @@ class ServeSettings(SettingsModel):
         mcp: What MCP clients may call.
         agui: Runs of AG-UI clients.
         openai: Runs of clients of OpenAI's API.
+        a2a: Protocol versions and push notifications of A2A.
         oidc: Login with OpenID Connect.
         proxy: Reverse proxy that identifies users.
         session_secret: Key that signs the cookie of a login in progress. All server processes behind
@@ -495,6 +509,7 @@ class ServeSettings(SettingsModel):
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     agui: StreamServeSettings = Field(default_factory=StreamServeSettings)
     openai: StreamServeSettings = Field(default_factory=StreamServeSettings)
+    a2a: A2aServeSettings = Field(default_factory=A2aServeSettings)
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None
     session_secret: SecretStr | None = Field(None, min_length=32)

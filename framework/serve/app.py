@@ -106,7 +106,7 @@ def create_app(
         if auth is not None or serve.authenticates_users:
             uploads.check_isolation(services.settings.data_folders)
     artifacts = Artifacts(graph, threads, serve.downloads)
-    protocols, contexts = protocol_routes(graph, runs, threads, serve)
+    protocols, contexts = protocol_routes(graph, runs, threads, serve, uploads, artifacts)
     if serve.webhook is not None:
         contexts.append(Webhook(graph, threads, log, serve).run)
 
@@ -196,7 +196,12 @@ def _cors_middleware(settings: ServeSettings) -> list[Middleware]:
 
 
 def protocol_routes(
-    graph: Any, runs: Runs, threads: Threads, settings: ServeSettings
+    graph: Any,
+    runs: Runs,
+    threads: Threads,
+    settings: ServeSettings,
+    uploads: Uploads | None,
+    artifacts: Artifacts,
 ) -> tuple[list[BaseRoute], list[Callable[[], AbstractAsyncContextManager[None]]]]:
     """Return the routes and the lifespan contexts of the protocols whose extras are installed."""
     routes: list[BaseRoute] = []
@@ -210,7 +215,10 @@ def protocol_routes(
             get_logger("serve", "app").warning("/%s is not served. Fix: %s", extra, exc.fix)
             continue
         route_module = importlib.import_module(f"capgraph.serve.routes.{extra}")
-        new_routes, open_context = route_module.endpoint(runs, threads, graph.services, settings)
+        more = (uploads, artifacts) if extra == "a2a" else ()
+        new_routes, open_context = route_module.endpoint(
+            runs, threads, graph.services, settings, *more
+        )
         routes += new_routes
         contexts.append(open_context)
     return routes, contexts

@@ -87,19 +87,34 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The last turn of a thread.
+    """A turn with the runs that started and resumed it.
 
     Attributes:
         run: Its latest run.
-        message: Text of its message. ``None`` if a plan started it.
-        message_id: The client's ID of this message.
-        is_active: True if the run has not ended.
+        requests: ID and request of each run, in order. The first one started the turn.
+        updated_at: Time at which the latest run ended, or was requested if it is active.
+        is_active: True if the latest run has not ended.
     """
 
     run: Run
-    message: str | None
-    message_id: str | None
+    requests: Sequence[tuple[str, Mapping[str, Any]]]
+    updated_at: float
     is_active: bool
+
+    @property
+    def turn_id(self) -> str:
+        """ID of the first run."""
+        return self.requests[0][0]
+
+    @property
+    def message(self) -> str | None:
+        """Text of the message; ``None`` if a plan started the turn."""
+        return self.requests[0][1].get("message")
+
+    @property
+    def message_id(self) -> str | None:
+        """The client's ID of the message."""
+        return self.requests[0][1].get("message_id")
 
 
 class Runs:
@@ -317,46 +332,55 @@ class Runs:
             raise NotFoundError("The run does not exist.", fix="Start a run.")
         return run
 
-    async def turn_runs(self, caller: Caller, run_id: str) -> list[Run]:
-        """Return the runs of a turn, in order: the first one, and those that resumed it.
+    async def get_turn(self, caller: Caller, run_id: str) -> Turn:
+        """Return a turn by the ID of its first run.
 
         Raises:
             NotFoundError: The run does not exist or is not the first of a turn.
         """
         first = await self._get_own(caller, run_id)
-        if not first.is_new_turn:
-            raise NotFoundError(
-                "The run is not the first run of a turn.", fix="Use the first run of the turn."
-            )
-        runs: list[LoggedRun] = []
-        for run in await self._log.thread_runs(first.thread_id, _MAX_LISTED_RUNS):
-            runs = [run, *runs]
-            if run.run_id == run_id:
-                break
-            if run.is_new_turn:
-                runs = []
-        else:
-            runs = [first]
-        return [self._public_run(caller, run) for run in runs]
+        runs = await self._log.thread_runs(first.thread_id, _MAX_LISTED_RUNS)
+        for turn in self._group_turns(caller, runs):
+            if turn.turn_id == run_id:
+                return turn
+        raise NotFoundError(
+            "The run is not the first run of a turn.", fix="Use the first run of the turn."
+        )
 
     async def latest_turn(self, caller: Caller, thread_id: str) -> Turn | None:
         """Return the last turn of a thread; ``None`` if the thread has no run."""
-        storage_id = self._threads.storage_id(caller, thread_id)
-        runs = await self._log.thread_runs(storage_id)
-        if not runs:
-            return None
-        first = next((run for run in runs if run.is_new_turn), runs[-1])
-        return Turn(
-            self._public_run(caller, runs[0]),
-            message=first.request.get("message"),
-            message_id=first.request.get("message_id"),
-            is_active=runs[0].is_open,
-        )
+        runs = await self._log.thread_runs(self._threads.storage_id(caller, thread_id))
+        turns = self._group_turns(caller, runs)
+        return turns[-1] if turns else None
 
-    async def list_first_runs(self, caller: Caller) -> list[Run]:
-        """Return the first run of each of the caller's turns, the latest first."""
-        runs = await self._log.owner_runs(self._threads.owner_prefix(caller), _MAX_LISTED_RUNS)
-        return [self._public_run(caller, run) for run in runs if run.is_new_turn]
+    async def list_turns(self, caller: Caller) -> list[Turn]:
+        """Return the caller's turns, by the time at which they began."""
+        prefix = self._threads.owner_prefix(caller)
+        return self._group_turns(caller, await self._log.owner_runs(prefix, _MAX_LISTED_RUNS))
+
+    def _group_turns(self, caller: Caller, runs: Sequence[LoggedRun]) -> list[Turn]:
+        """Group runs by turn.
+
+        Args:
+            caller: The caller.
+            runs: Runs, the latest one first.
+        """
+        turns: list[list[LoggedRun]] = []
+        last_turns: dict[str, list[LoggedRun]] = {}
+        for run in reversed(runs):
+            if run.is_new_turn or run.thread_id not in last_turns:
+                last_turns[run.thread_id] = []
+                turns.append(last_turns[run.thread_id])
+            last_turns[run.thread_id].append(run)
+        return [
+            Turn(
+                self._public_run(caller, turn[-1]),
+                [(run.run_id, run.request) for run in turn],
+                turn[-1].ended_at or turn[-1].created_at,
+                turn[-1].is_open,
+            )
+            for turn in turns
+        ]
 
     def _public_run(self, caller: Caller, run: LoggedRun) -> Run:
         status = "running" if run.status == STOPPING else run.status
@@ -533,9 +557,11 @@ class Runs:
             return storage_id, question
         raise missing
 
-    async def answer(self, caller: Caller, question_id: str, answer: Any) -> Run:
+    async def answer(
+        self, caller: Caller, question_id: str, answer: Any, *, message_id: str | None = None
+    ) -> Run:
         """Answer a question and return the run that continues; see :meth:`answer_all`."""
-        return await self.answer_all(caller, {question_id: answer})
+        return await self.answer_all(caller, {question_id: answer}, message_id=message_id)
 
     async def answer_all(
         self,
@@ -544,6 +570,7 @@ class Runs:
         *,
         thread_id: str | None = None,
         client_tools: Sequence[Mapping[str, Any]] | None = None,
+        message_id: str | None = None,
     ) -> Run:
         """Answer questions of one thread together and return the run that continues.
 
@@ -554,6 +581,7 @@ class Runs:
                 context key. Questions of a capability's own accept any value.
             thread_id: ID of the thread, to check that the questions belong to it.
             client_tools: As for :meth:`start`. Defaults to the tools of the turn.
+            message_id: The client's ID of the message with the answer.
 
         Raises:
             NotFoundError: A question does not exist or belongs to another thread.
@@ -585,7 +613,7 @@ class Runs:
             question["interrupt_id"]: answers[name] for name, (_, question) in questions.items()
         }
         try:
-            request["answers"] = answers_by_interrupt
+            request |= {"answers": answers_by_interrupt, "message_id": message_id}
             return await self._start(caller, storage_id, request, answers.keys())
         except ThreadBusyError:
             await self._check_still_open(storage_id, answers.keys())

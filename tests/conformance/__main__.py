@@ -11,6 +11,7 @@ from tests.conformance.kits import UnavailableError
 from tests.conformance.report import Result, store_results
 
 SUITES = {
+    "a2a-tck": "tests.conformance.a2a_tck",
     "agui-client": "tests.conformance.agui_client",
     "mcp-server": "tests.conformance.mcp_server",
 }

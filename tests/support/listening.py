@@ -18,10 +18,12 @@ from tests.support.served import ByHeader, OpenValve, read_level
 
 
 @asynccontextmanager
-async def listening(*capabilities: Any, saver: Any = None, **serve: Any) -> AsyncIterator[str]:
+async def listening(
+    *capabilities: Any, saver: Any = None, registry: Any = None, **serve: Any
+) -> AsyncIterator[str]:
     """Serve a graph; gives the address. Users name themselves by the header ``x-user``."""
     graph = build_graph(
-        capabilities or (read_level, OpenValve),
+        registry or capabilities or (read_level, OpenValve),
         checkpointer=saver or InMemorySaver(),
         settings=Settings(serve=serve),
     )

@@ -1,0 +1,204 @@
+"""Push notifications of A2A: the updates of a task are posted to a URL of the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import asdict
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+from a2a.server.tasks import BasePushNotificationSender, PushNotificationConfigStore
+from a2a.server.tasks.push_notification_sender import PushNotificationEvent
+from a2a.types import TaskPushNotificationConfig
+from a2a.utils.errors import InvalidParamsError
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from capgraph.base.errors import CapgraphError
+from capgraph.base.ports import Caller
+from capgraph.configs.logger import get_logger
+from capgraph.configs.settings import ServeSettings
+from capgraph.engine.services import Services
+from capgraph.serve.problems import NotFoundError
+from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
+from capgraph.stores.persistence import Persistence
+
+_CONFIGS = "a2a_push/"
+_LEASES = "a2a_push_lease/"
+_LEASE_SECONDS = 30.0
+_POLL_SECONDS = 2.0
+_TIMEOUT_SECONDS = 10.0
+_MAX_CONFIGS = 10
+"""Maximum number of configurations of a task."""
+
+FollowTask = Callable[[Caller, str], AsyncGenerator[PushNotificationEvent]]
+
+
+class PushNotifications:
+    """Stored configurations of push notifications, and their delivery.
+
+    One server process delivers the updates of a task. If the process dies, another one takes over
+    and begins with the current task.
+
+    Args:
+        services: Services of the graph.
+        settings: Settings of the server.
+        follow: Function that yields a task and its updates.
+    """
+
+    def __init__(self, services: Services, settings: ServeSettings, follow: FollowTask) -> None:
+        persistence: Persistence | None = services.persistence
+        self._values: AtomicValueStore = (
+            persistence.values
+            if persistence is not None and persistence.tables is not None
+            else MemoryValues(10_000)
+        )
+        self._clock, self._follow = services.clock, follow
+        self._hosts = settings.a2a.push_hosts
+        self._retention_seconds = settings.keep_runs_days * 86_400
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # --- configurations -------------------------------------------------------------------
+
+    def check(self, config: TaskPushNotificationConfig) -> None:
+        """Check that notifications may be sent to the URL of a configuration.
+
+        Raises:
+            InvalidParamsError: The host is not in ``serve.a2a.push_hosts``.
+        """
+        parts = urlsplit(config.url)
+        allowed = any(fnmatch(parts.hostname or "", pattern) for pattern in self._hosts)
+        if parts.scheme not in ("http", "https") or parts.username or not allowed:
+            raise InvalidParamsError("Notifications to this URL are not allowed.")
+
+    async def add(
+        self, config: TaskPushNotificationConfig, caller: Caller
+    ) -> TaskPushNotificationConfig:
+        """Store a configuration and return it.
+
+        Raises:
+            InvalidParamsError: The URL is not allowed, or the task has too many configurations.
+        """
+        self.check(config)
+        stored = TaskPushNotificationConfig()
+        stored.CopyFrom(config)
+        stored.id = config.id or config.task_id
+
+        def change(value: Any, _: float) -> tuple[Any, float, bool]:
+            configs = {**(value or {}).get("configs", {}), stored.id: MessageToDict(stored)}
+            if len(configs) > _MAX_CONFIGS:
+                return value, self._retention_seconds, False
+            return {"caller": asdict(caller), "configs": configs}, self._retention_seconds, True
+
+        if not await self._values.achange(_CONFIGS + config.task_id, change, self._clock):
+            raise InvalidParamsError(f"The task has {_MAX_CONFIGS} configurations already.")
+        await self._deliver_all()
+        return stored
+
+    async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
+        """Return the configurations of a task. The SDK's sender requires this name."""
+        values, _ = await self._values.aread(_CONFIGS + task_id, self._clock)
+        configs = (values.get(_CONFIGS + task_id) or {}).get("configs") or {}
+        return [ParseDict(one, TaskPushNotificationConfig()) for one in configs.values()]
+
+    async def remove(self, task_id: str, config_id: str) -> None:
+        """Delete a configuration of a task."""
+
+        def change(value: Any, _: float) -> tuple[Any, float, None]:
+            kept = {
+                name: one
+                for name, one in (value or {}).get("configs", {}).items()
+                if name != config_id
+            }
+            if not kept:
+                return None, 0.0, None
+            return {**value, "configs": kept}, self._retention_seconds, None
+
+        await self._values.achange(_CONFIGS + task_id, change, self._clock)
+
+    # --- delivery -------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Context manager: deliver notifications in the background."""
+        if not self._hosts:
+            yield
+            return
+        polling = asyncio.create_task(self._poll_forever())
+        try:
+            yield
+        finally:
+            tasks = [polling, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _poll_forever(self) -> None:
+        while True:
+            try:
+                await self._deliver_all()
+            except CapgraphError as exc:
+                get_logger("serve", "a2a").warning("Push configurations cannot be read: %s", exc)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _deliver_all(self) -> None:
+        """Start to follow each task that no process follows."""
+        values, _ = await self._values.aread(_CONFIGS, self._clock)
+        for name, value in values.items():
+            task_id = name.removeprefix(_CONFIGS)
+            if value.get("is_over"):
+                continue
+            if task_id not in self._tasks and await self._renew_lease(task_id, is_new=True):
+                self._start_delivery(Caller(**value["caller"]), task_id)
+
+    def _start_delivery(self, caller: Caller, task_id: str) -> None:
+        task = self._tasks[task_id] = asyncio.create_task(self._deliver(caller, task_id))
+        task.add_done_callback(lambda _: self._tasks.pop(task_id, None))
+
+    async def _deliver(self, caller: Caller, task_id: str) -> None:
+        """Send the updates of a task until it is over."""
+        heartbeat = asyncio.create_task(self._keep_lease(task_id))
+        try:
+            async with (
+                httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS) as client,
+                aclosing(self._follow(caller, task_id)) as events,
+            ):
+                sender = BasePushNotificationSender(
+                    client, cast("PushNotificationConfigStore", self)
+                )
+                async for event in events:
+                    await sender.send_notification(task_id, event)
+        except NotFoundError:
+            pass  # the thread was deleted
+        except CapgraphError as exc:
+            get_logger("serve", "a2a").warning("Push notifications were interrupted: %s", exc)
+            return
+        finally:
+            heartbeat.cancel()
+            with suppress(asyncio.CancelledError):
+                await heartbeat
+        # Clients may read the configurations of a task that is over.
+        await self._values.achange(_CONFIGS + task_id, self._mark_over, self._clock)
+
+    def _mark_over(self, value: Any, _: float) -> tuple[Any, float, None]:
+        return value and {**value, "is_over": True}, self._retention_seconds, None
+
+    async def _keep_lease(self, task_id: str) -> None:
+        while True:
+            await asyncio.sleep(_LEASE_SECONDS / 3)
+            await self._renew_lease(task_id)
+
+    async def _renew_lease(self, task_id: str, *, is_new: bool = False) -> bool:
+        """Claim or extend the lease of a task. Return False if another process has it."""
+        change = partial(_extend_lease, is_new=is_new)
+        return await self._values.achange(_LEASES + task_id, change, self._clock)
+
+
+def _extend_lease(value: Any, now: float, *, is_new: bool) -> tuple[Any, float, bool]:
+    if is_new and value is not None and value > now:
+        return value, value - now, False
+    return now + _LEASE_SECONDS, _LEASE_SECONDS, True
