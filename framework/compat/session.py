@@ -1155,6 +1155,8 @@ class _Preparation:
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         call: _SessionCall = requested_work()
         arguments = await call.prepare()
+        if "parameters" in attempt.step:  # the call has none, so a person edited them
+            _check_arguments(attempt.values, arguments)
         return await call_next(replace(attempt, parameters=arguments, values=arguments))
 
 
@@ -1166,6 +1168,13 @@ class _TurnRateLimit(RateLimitBehavior):
 
     def _used_tokens(self, result: Any) -> dict[str, int] | None:
         return _token_counts(requested_work().usage)
+
+
+def _check_arguments(changed: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise if a guardrail or a person changed the arguments of a call."""
+    if dict(changed) != arguments:
+        reason = "A session's tool is called by its own function: arguments are fixed."
+        raise GuardrailViolationError("rewriting", reason)
 
 
 def _token_counts(usage: UsageSnapshot) -> dict[str, int]:
@@ -1183,9 +1192,7 @@ def _session_capability(call_name: str) -> Any:
 
         async def execute(self) -> Any:
             work: _SessionCall = requested_work()
-            if dict(self.parameters) != work.arguments:
-                reason = "A session's tool is called by its own function: arguments are fixed."
-                raise GuardrailViolationError("rewriting", reason)
+            _check_arguments(self.parameters, await work.prepare())
             return {_RESULT_TYPE: await work.run()}
 
     return capability_node(Work)

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.types import Command
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -293,6 +296,41 @@ def test_a_refusal_by_a_guardrail_is_an_event_and_no_failure_to_recover() -> Non
         "tool": "read", "kind": "guardrail", "stage": "post", "guardrails": ["no_secrets"]
     }  # fmt: skip
     assert "agent.recovery.attempted" not in events.names
+
+
+@pytest.mark.row("T12", "T14")
+@pytest.mark.parametrize("is_edited", [False, True])
+async def test_a_person_approves_the_arguments_that_hooks_leave_and_cannot_edit_them(
+    is_edited: bool,
+) -> None:
+    class Hook:
+        def before_tool(self, context: HookContext) -> None:
+            context.args["path"] = "the odd file"
+
+    class Ask(Recorder):
+        def check_pre(self, *, role: str, tool: str, arguments: Any = None) -> GuardrailOutcome:
+            return GuardrailOutcome(True, "it is odd", "ask")
+
+    async def work(state: dict[str, Any]) -> dict[str, Any]:
+        context = HookContext("writer", "draft", args={"path": "notes"})
+        async with writer(hooks=[Hook()], guardrails=[Ask()]).asession() as session:
+            read = lambda: context.args["path"]  # noqa: E731
+            return {"text": await session.arun_tool("read", read, hook_ctx=context)}
+
+    builder: Any = StateGraph(dict[str, Any])  # type: ignore[type-var]
+    builder.add_node("work", work).set_entry_point("work")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    (question,) = (await graph.ainvoke({"a": 1}, config))["__interrupt__"]
+    (step,) = question.value["steps"]
+    assert step["parameters"] == {"path": "the odd file"}
+    edit = {"decision": "edit", "parameters": {"path": "another"}}
+    resume = Command(resume={step["context_key"]: edit if is_edited else {"decision": "approve"}})
+    if is_edited:
+        with pytest.raises(GuardrailViolationError):
+            await graph.ainvoke(resume, config)
+    else:
+        assert (await graph.ainvoke(resume, config))["text"] == "the odd file"
 
 
 # T9 to T11, T19: recovery

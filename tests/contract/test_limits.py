@@ -437,6 +437,25 @@ async def test_tokens_of_model_calls_are_estimated_and_corrected() -> None:
     assert 1 < wait < 60  # 100 tokens over, and those of the new prompt
 
 
+@pytest.mark.row("T30")
+async def test_a_call_without_a_token_estimate_waits_for_an_overdrawn_limit() -> None:
+    clock = QuickClock()
+    answer = AIMessage(
+        "Seven litres.",
+        usage_metadata={"input_tokens": 10, "output_tokens": 200, "total_tokens": 210},
+    )
+    behavior = RateLimitBehavior(limiter=RateLimiter(output_tpm=100))
+    graph = build_graph(
+        [Tank().capability],
+        model={"answer": ScriptedModel(responses=[answer, answer])},
+        behaviors=[behavior],
+        clock=clock,
+    )
+    await ask(graph, READ)
+    await ask(graph, READ)
+    assert clock.slept == [pytest.approx(60, rel=0.05)]
+
+
 @pytest.mark.row("G14")
 async def test_graphs_share_limits_by_the_database_of_the_saver(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
