@@ -23,7 +23,7 @@ from collections.abc import (
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import InitVar, asdict, dataclass, field, replace
-from functools import cached_property, lru_cache, partial, wraps
+from functools import cached_property, wraps
 from inspect import signature
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -32,7 +32,6 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 
 import capgraph.governance as governance
-from capgraph.base import BaseCapability, capability_node
 from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
@@ -41,18 +40,24 @@ from capgraph.base.errors import (
     PolicyError,
 )
 from capgraph.base.errors import ValidationError as CapgraphValidationError
-from capgraph.base.ports import Attempt, CallNext, utc_now_text
 from capgraph.base.ports import Sink as EventSink
+from capgraph.base.ports import utc_now_text
 from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitOpenError,
     GuardrailBehavior,
-    RateLimitBehavior,
     RateLimiter,
     RateLimitExceededError,
 )
 from capgraph.behaviors.guardrails import GuardrailViolationError
+from capgraph.compat.session_call import (
+    RESULT_TYPE,
+    PrepareCall,
+    SessionCall,
+    TurnRateLimit,
+    session_capability,
+)
 from capgraph.compat.worker import (
     AgentRegistry,
     AgentStatus,
@@ -71,10 +76,8 @@ from capgraph.governance import RecoveryContext
 from capgraph.helpers.async_calls import maybe_await, run_sync, to_sync
 from capgraph.helpers.clock import SystemClock, as_clock
 from capgraph.helpers.number_validation import check_number
-from capgraph.helpers.plain_data import to_plain
 from capgraph.helpers.threads import run_in_thread
 from capgraph.pipeline.run_config import acting_as, current_caller, current_runtime
-from capgraph.pipeline.step_execution import requested_work
 from capgraph.registry import Registry
 from capgraph.telemetry import (
     AgentEvent,
@@ -528,7 +531,11 @@ class OrchestrationSession:
             await self._check_budget()
             return result
 
-        call = _SessionCall(run, partial(self._run_hooks, "before_model", context), ahead)
+        async def prepare() -> dict[str, Any]:
+            await self._run_hooks("before_model", context)
+            return context.args
+
+        call = SessionCall(run, prepare, ahead)
         name = model or agent.role
         return await self._run_attempt("model", name, call, context, timeout), took
 
@@ -760,9 +767,10 @@ class OrchestrationSession:
     ) -> Any:
         self._require_running("run a tool")
 
-        async def prepare() -> None:
+        async def prepare() -> dict[str, Any]:
             await self._enforce_governance("record_tool_call")
             await self._run_hooks("before_tool", hook_ctx)
+            return hook_ctx.args
 
         async def run() -> Any:
             await self._emit(AgentEvent.tool_called(**self._event_fields, tool=tool))
@@ -770,7 +778,7 @@ class OrchestrationSession:
             record_later("tool", **self._event_fields, tool=tool)
             return result
 
-        call = _SessionCall(run, prepare)
+        call = SessionCall(run, prepare)
         result = await self._run_attempt("tool", tool, call, hook_ctx, timeout)
         await self._emit(AgentEvent.tool_completed(**self._event_fields, tool=tool))
         return result
@@ -779,13 +787,13 @@ class OrchestrationSession:
         self,
         stage: str,
         name: str,
-        call: _SessionCall,
+        call: SessionCall,
         hook_ctx: HookContext,
         timeout: float | None,
     ) -> Any:
         """Run a turn or tool call through the pipeline as a capability of its name."""
         name = name or stage
-        services, call.context = self._bind_services(stage, name), hook_ctx
+        services = self._bind_services(stage, name)
         step: Any = {} if timeout is None else {"timeout": timeout}
         caller = replace(current_caller(), role=self.agent.role)
         try:
@@ -793,7 +801,7 @@ class OrchestrationSession:
                 spec = services.registry.capabilities[name]
                 options: Any = {"services": services, "raw_errors": True, "work": call}
                 record = await run_standalone_step(spec, step, **options)
-            output = record.contexts[_RESULT_TYPE][record.key]
+            output = record.contexts[RESULT_TYPE][record.key]
             result = (
                 call.result if output == call.plain_result else output
             )  # a guardrail rewrote the result
@@ -842,10 +850,10 @@ class OrchestrationSession:
                 behaviors: list[Any] = [GuardrailBehavior(guardrails=agent.guardrails)]
                 options["permissions"] = agent.permissions
             else:
-                behaviors = [_TurnRateLimit(limiter=limiter) for limiter in agent.limiters]
-            options["behaviors"] = [_Preparation(), *behaviors]
+                behaviors = [TurnRateLimit(limiter=limiter) for limiter in agent.limiters]
+            options["behaviors"] = [PrepareCall(), *behaviors]
             registry = Registry(infrastructure=())
-            registry.register(_session_capability(name))
+            registry.register(session_capability(name))
             services = self._bound_services[stage, name] = bind(
                 registry, settings=self.agent.settings, **options
             )
@@ -1085,118 +1093,7 @@ class OrchestrationSession:
 AsyncOrchestrationSession = OrchestrationSession
 """Alias of :class:`OrchestrationSession`, which ``asession()`` returns as well."""
 
-# Capabilities that represent turns and tools in the pipeline
-
-_RESULT_TYPE = "SESSION_RESULT"
-
-
-class _SessionCall:
-    """One turn or tool call.
-
-    Args:
-        run: Performs the call.
-        prepare: Runs the hooks that may change the context.
-        usage: Estimated usage of a turn.
-
-    Attributes:
-        context: Context of the hooks.
-        usage: Usage of a turn: first the estimate, then the real one.
-        arguments: Arguments that guardrails checked; ``None`` before the preparation.
-        result: Result of the call.
-        plain_result: Plain form of the result, which guardrails check.
-        error: Exception that the call or its preparation raised.
-    """
-
-    def __init__(
-        self,
-        run: Call,
-        prepare: Callable[[], Awaitable[Any]],
-        usage: UsageSnapshot | None = None,
-    ) -> None:
-        self._run, self._prepare = run, prepare
-        self.usage: UsageSnapshot = usage or UsageSnapshot()
-        self.context: HookContext | None = None
-        self.arguments: dict[str, Any] | None = None
-        self.result: Any = None
-        self.plain_result: Any = None
-        self.error: Exception | None = None
-
-    async def prepare(self) -> dict[str, Any]:
-        """Run the hooks, unless they ran before an approval request, and return the arguments."""
-        if self.arguments is None:
-            await self._guarded(self._prepare)
-            arguments = self.context.args if self.context is not None else {}
-            self.arguments = {
-                str(name): to_plain(value, lenient=True) for name, value in arguments.items()
-            }
-        return self.arguments
-
-    async def run(self) -> Any:
-        """Perform the call, store its result, and return the plain form of the result."""
-        self.result = await self._guarded(self._run)
-        self.plain_result = to_plain(self.result, lenient=True)
-        return self.plain_result
-
-    async def _guarded(self, function: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            with acting_as(None):
-                return await function()
-        except Exception as exc:
-            self.error = exc
-            raise
-
-
-class _Preparation:
-    """Middleware that runs the hooks of a call, ahead of its guardrails."""
-
-    stage = "validate"
-    order = 1_000
-
-    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        call: _SessionCall = requested_work()
-        arguments = await call.prepare()
-        if "parameters" in attempt.step:  # the call has none, so a person edited them
-            _check_arguments(attempt.values, arguments)
-        return await call_next(replace(attempt, parameters=arguments, values=arguments))
-
-
-class _TurnRateLimit(RateLimitBehavior):
-    """Rate limit of the turns of a session, including their tokens."""
-
-    def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
-        return _token_counts(requested_work().usage)
-
-    def _used_tokens(self, result: Any) -> dict[str, int] | None:
-        return _token_counts(requested_work().usage)
-
-
-def _check_arguments(changed: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise if a guardrail or a person changed the arguments of a call."""
-    if dict(changed) != arguments:
-        reason = "A session's tool is called by its own function: arguments are fixed."
-        raise GuardrailViolationError("rewriting", reason)
-
-
-def _token_counts(usage: UsageSnapshot) -> dict[str, int]:
-    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.output_tokens}
-
-
-@lru_cache(maxsize=256)
-def _session_capability(call_name: str) -> Any:
-    """Return the capability that represents a model or a tool."""
-
-    class Work(BaseCapability):
-        name = call_name
-        description = f"Call of {call_name!r} in a session."
-        provides = (_RESULT_TYPE,)
-
-        async def execute(self) -> Any:
-            work: _SessionCall = requested_work()
-            _check_arguments(self.parameters, await work.prepare())
-            return {_RESULT_TYPE: await work.run()}
-
-    return capability_node(Work)
-
+# Classes and events of failures, recoveries and hooks
 
 _FAILURE_CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
     (governance.PermissionDeniedError, AgentFailureClass.PERMISSION_DENIED),
@@ -1229,8 +1126,8 @@ _HOOK_EVENTS: Mapping[str, AgentEventName] = MappingProxyType(
 
 
 def _limit_fields(breach: Any) -> dict[str, Any]:
-    about = {name: getattr(breach, name) for name in ("limit_name", "observed", "ceiling")}
-    return {**about, "scope": "session"}
+    names = ("limit_name", "observed", "ceiling", "scope")
+    return {name: getattr(breach, name) for name in names}
 
 
 def _failure_class(exc: BaseException) -> AgentFailureClass:

@@ -33,11 +33,13 @@ class GovernanceBreachError(LimitError):
         limit_name: Name of the limit.
         observed: Amount counted.
         ceiling: Value of the limit.
+        scope: Scope of the limit; always ``session``.
     """
 
     limit_name: str = ""
     observed: float = 0
     ceiling: float = 0
+    scope: str = "session"
 
 
 @dataclass(frozen=True, slots=True)

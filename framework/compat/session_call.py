@@ -1,0 +1,129 @@
+"""Turns and tool calls of a session as capabilities of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from capgraph.base import BaseCapability, capability_node
+from capgraph.base.ports import Attempt, CallNext
+from capgraph.behaviors import GuardrailViolationError, RateLimitBehavior
+from capgraph.helpers.plain_data import to_plain
+from capgraph.pipeline.run_config import acting_as
+from capgraph.pipeline.step_execution import requested_work
+from capgraph.telemetry import UsageSnapshot
+
+RESULT_TYPE = "SESSION_RESULT"
+"""Context type of the result of a call."""
+
+
+class SessionCall:
+    """One turn or tool call.
+
+    Args:
+        run: Performs the call.
+        prepare: Runs the hooks that may change the arguments, and returns the arguments.
+        usage: Estimated usage of a turn.
+
+    Attributes:
+        usage: Usage of a turn: first the estimate, then the real one.
+        arguments: Arguments that guardrails checked; ``None`` before the preparation.
+        result: Result of the call.
+        plain_result: Plain form of the result, which guardrails check.
+        error: Exception that the call or its preparation raised.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Awaitable[Any]],
+        prepare: Callable[[], Awaitable[Mapping[str, Any]]],
+        usage: UsageSnapshot | None = None,
+    ) -> None:
+        self._run, self._prepare = run, prepare
+        self.usage: UsageSnapshot = usage or UsageSnapshot()
+        self.arguments: dict[str, Any] | None = None
+        self.result: Any = None
+        self.plain_result: Any = None
+        self.error: Exception | None = None
+
+    async def prepare(self) -> dict[str, Any]:
+        """Run the hooks, unless they ran before an approval request, and return the arguments."""
+        if self.arguments is None:
+            arguments = await self._guarded(self._prepare)
+            self.arguments = {
+                str(name): to_plain(value, lenient=True) for name, value in arguments.items()
+            }
+        return self.arguments
+
+    async def run(self) -> Any:
+        """Perform the call, store its result, and return the plain form of the result."""
+        self.result = await self._guarded(self._run)
+        self.plain_result = to_plain(self.result, lenient=True)
+        return self.plain_result
+
+    async def _guarded(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            with acting_as(None):
+                return await function()
+        except Exception as exc:
+            self.error = exc
+            raise
+
+
+class PrepareCall:
+    """Middleware that runs the hooks of a call, ahead of its guardrails."""
+
+    stage = "validate"
+    order = 1_000
+
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Run the hooks, and continue with the arguments that they leave.
+
+        Raises:
+            GuardrailViolationError: A person edited the arguments.
+        """
+        call: SessionCall = requested_work()
+        arguments = await call.prepare()
+        if "parameters" in attempt.step:  # the call has none, so a person edited them
+            _check_arguments(attempt.values, arguments)
+        return await call_next(replace(attempt, parameters=arguments, values=arguments))
+
+
+class TurnRateLimit(RateLimitBehavior):
+    """Rate limit of the turns of a session, including their tokens."""
+
+    def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
+        return _token_counts(requested_work().usage)
+
+    def _used_tokens(self, result: Any) -> dict[str, int] | None:
+        return _token_counts(requested_work().usage)
+
+
+def _check_arguments(changed: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise if a guardrail or a person changed the arguments of a call."""
+    if dict(changed) != arguments:
+        reason = "A session's tool is called by its own function: arguments are fixed."
+        raise GuardrailViolationError("rewriting", reason)
+
+
+def _token_counts(usage: UsageSnapshot) -> dict[str, int]:
+    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.output_tokens}
+
+
+@lru_cache(maxsize=256)
+def session_capability(call_name: str) -> Any:
+    """Return the capability that represents a model or a tool."""
+
+    class Work(BaseCapability):
+        name = call_name
+        description = f"Call of {call_name!r} in a session."
+        provides = (RESULT_TYPE,)
+
+        async def execute(self) -> Any:
+            work: SessionCall = requested_work()
+            _check_arguments(self.parameters, await work.prepare())
+            return {RESULT_TYPE: await work.run()}
+
+    return capability_node(Work)
