@@ -35,7 +35,7 @@ from capgraph.pipeline.run_config import configurable_for
 from capgraph.scale.agui_events import EventTranslator
 from capgraph.scale.client_tools import ClientToolGraphs
 from capgraph.scale.jobs import TurnJob
-from capgraph.state import StateSchema, TurnView
+from capgraph.state import STATE_KEYS, StateSchema, TurnView
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.leases import Lease
 from capgraph.stores.persistence import Persistence
@@ -116,7 +116,7 @@ class RunExecutor:
         self._turns: dict[str, TurnRunner] = {}
         self._stopped: set[str] = set()
         schema: StateSchema = graph.services.runner_config.schema
-        self.shared_keys: list[str] = sorted(schema.application_caller_keys)
+        self.shared_keys: list[str] = sorted(schema.caller_keys - STATE_KEYS)
         self._read_failures: Counter[str] = Counter()
         self.is_draining: bool = False
         self.ended_counts: Counter[str] = Counter()

@@ -143,13 +143,6 @@ class StateSchema:
         return frozenset(name for name, key in self.keys.items() if key.metadata.from_caller)
 
     @cached_property
-    def application_caller_keys(self) -> frozenset[str]:
-        """Custom keys that callers may send."""
-        from capgraph.state.agent_state import AgentState
-
-        return self.caller_keys - StateSchema.from_class(AgentState).names
-
-    @cached_property
     def one_turn_caller_keys(self) -> frozenset[str]:
         """Keys that callers send for one turn, except the plan. They are reset when the input arrives."""
         return self.caller_keys - self.thread_keys - {"planning_execution_plan"}

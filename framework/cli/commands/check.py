@@ -126,10 +126,10 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         registry.freeze()  # checks that the recipes are complete
     except CapgraphError as exc:
         problems.append(exc)
-    for exc in problems:
-        finding = Finding.from_error("registry", exc)
+    for problem in problems:
+        finding = Finding.from_error("registry", problem)
         # The other tools of the server can be used.
-        yield replace(finding, level="warning") if "omitted_tool" in exc.facts else finding
+        yield replace(finding, level="warning") if "omitted_tool" in problem.facts else finding
     yield from _check_adapters(settings, problems)
     saved = url not in ("", MEMORY_DATABASE)
     yield from collect_findings(registry, settings, offline=offline, has_saver=saved)
