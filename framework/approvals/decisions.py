@@ -31,6 +31,7 @@ _DECISION_OF_FIELD = {
     "message": "respond",
 }
 """The decision that each field belongs to. With other decisions it is refused, unless unchanged."""
+_INBOX_DECISIONS = {"accept": "approve", "ignore": "reject", "response": "respond"}
 _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
 
 
@@ -102,7 +103,8 @@ def parse_decisions(
     """Parse and validate the reply to an approval request.
 
     The reply is one decision for all entries, or a mapping by context key. ``yes`` and ``y`` mean
-    ``approve``; ``no`` and ``n`` mean ``reject``.
+    ``approve``; ``no`` and ``n`` mean ``reject``. LangChain's ``{"decisions": [{"type": …}]}`` and
+    Agent Inbox's ``[{"type": …}]`` have one decision for each entry, in order.
 
     Args:
         reply: The reply, as plain data from any source.
@@ -117,6 +119,15 @@ def parse_decisions(
     steps = {step["context_key"]: step for step in request["steps"]}
     if isinstance(reply, str):
         reply = dict.fromkeys(steps, reply)
+    listed = _listed_decisions(reply, steps)
+    if listed is not None:
+        if len(listed) != len(steps):
+            message = f"The answer has {len(listed)} decisions; {len(steps)} are required."
+            return {}, [DecisionProblem("decisions", message)]
+        reply = {
+            key: _from_langchain(decision, steps[key])
+            for key, decision in zip(steps, listed, strict=True)
+        }
     if not isinstance(reply, Mapping) or not reply:
         message = (
             f"The answer {reply!r:.80} is not a decision. Fix: answer 'approve' or 'reject', or"
@@ -146,6 +157,40 @@ def parse_decisions(
         if answer is not None:
             answers[key] = answer
     return answers, problems
+
+
+def _listed_decisions(reply: Any, steps: Mapping[str, Any]) -> list[Any] | None:
+    """Return the decisions of a reply from LangChain or Agent Inbox; ``None`` for other replies."""
+    if isinstance(reply, Mapping) and [*reply] == ["decisions"] and "decisions" not in steps:
+        reply = reply["decisions"]
+    is_list = isinstance(reply, list) and bool(reply)
+    has_types = is_list and all(isinstance(one, Mapping) and "type" in one for one in reply)
+    return reply if has_types else None
+
+
+def _from_langchain(decision: Mapping[str, Any], step: Mapping[str, Any]) -> Any:
+    """Convert a decision of LangChain or Agent Inbox."""
+    fields = dict(decision)
+    word = _INBOX_DECISIONS.get(fields["type"], fields["type"])
+    converted: dict[str, Any] = {"decision": word}
+    del fields["type"]
+    if word == "edit":
+        # LangChain has {"edited_action": {"name": …}}, Agent Inbox {"args": {"action": …}}.
+        action = fields.pop("edited_action", None) or fields.pop("args", None)
+        if isinstance(action, Mapping):
+            action = dict(action)
+            name = action.pop("name", action.pop("action", None))
+            converted["parameters"] = action.pop("args", None)
+            fields |= action
+            if name != step["capability"]:
+                fields["name"] = name  # an edit cannot choose another capability
+    elif word == "respond" and "args" in fields:
+        converted["message"] = fields.pop("args")
+    elif word == "reject" and isinstance(fields.get("message"), str):
+        converted["reason"] = fields.pop("message")
+    if fields.get("args", ...) is None:
+        del fields["args"]
+    return {**fields, **converted}
 
 
 def _parse_decision(

@@ -42,6 +42,10 @@ TEXT = "words"
 UNKNOWN_OUTCOME = "unknown_outcome"
 ACTED_BEFORE = "acted_before"
 MISSING_CAPABILITY = "missing_capability"
+_MAX_DESCRIPTION_CHARS = 20_000
+"""Maximum length of an action's description."""
+_HITL_DECISIONS = ("approve", "edit", "reject", "respond")
+"""Decisions that LangChain's ``HITLRequest`` has."""
 _DECISIONS = {
     STEP: ["approve", "edit", "reject", "respond"],
     PLAN: ["approve", "edit", "reject", "respond"],
@@ -412,10 +416,28 @@ def _duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Registry) -
 
 
 def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an approval request with its entries."""
+    """Return an approval request with its entries, also in the form of LangChain's ``HITLRequest``."""
     return {
         "type": "approval",
         "version": REQUEST_VERSION,
         "plan": (plan.get("stamp") or {}).get("id"),
         "steps": entries,
+        **_langchain_request(entries),
     }
+
+
+def _langchain_request(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the entries as actions, and the decisions that each kind of action allows."""
+    actions, allowed = [], {}
+    for entry in entries:
+        name, text = entry["capability"], _step_text(entry)
+        decisions = [one for one in _HITL_DECISIONS if one in entry["decisions"]]
+        if len(text) > _MAX_DESCRIPTION_CHARS:
+            # Clients of this form show nothing else, and nobody approves what is not shown.
+            text = f"{text[:_MAX_DESCRIPTION_CHARS]}… [cut: {len(text):,} characters]"
+            decisions = [one for one in decisions if one not in {"approve", "edit"}]
+        actions.append({"name": name, "args": entry["parameters"], "description": text})
+        known = allowed.get(name, decisions)
+        allowed[name] = [one for one in known if one in decisions]
+    configs = [{"action_name": name, "allowed_decisions": allowed[name]} for name in allowed]
+    return {"action_requests": actions, "review_configs": configs}
