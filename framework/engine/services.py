@@ -33,7 +33,6 @@ from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import SecretMasker
-from capgraph.configs.run_context import run_context
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.governance.budget_enforcement import BudgetPolicy, TurnSpending, current_spending
 from capgraph.helpers.argument_validation import matches_annotation
@@ -337,7 +336,6 @@ class Services:
             caller=current_caller(),
             sender=current_sender(),
             default_owner=enclosing_billing_subject(),
-            current_roles=run_context().current_roles,
         )
 
     def spending(

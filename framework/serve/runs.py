@@ -244,6 +244,7 @@ class Runs:
             validate_input(
                 graph_input(request), thread_config(storage_id), graph.services, has_saver=True
             )
+        await self._persistence.roles.record(caller)
         return await self._start(caller, storage_id, request)
 
     async def _start(
@@ -256,7 +257,6 @@ class Runs:
         if self.is_draining:
             raise PersistenceError("The server is shutting down.", fix="Try again in a moment.")
         owner = self._threads.prefix_of(storage_id)
-        await self._persistence.roles.record(caller)
         if "message" not in request and "plan" not in request:
             await self._record_current_roles(storage_id)
         run = LoggedRun(
@@ -609,6 +609,7 @@ class Runs:
         ]
         if problems:
             raise AnswerRefusedError([one._asdict() for one in problems])
+        await self._persistence.roles.record(caller)
         answers_by_interrupt = {
             question["interrupt_id"]: answers[name] for name, (_, question) in questions.items()
         }

@@ -10,6 +10,7 @@ from langchain_core.messages import AnyMessage, HumanMessage
 
 from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key
 from capgraph.base.ports import Attempt, Caller
+from capgraph.configs.run_context import run_context
 
 _ANONYMOUS = Caller()
 
@@ -31,7 +32,6 @@ class TurnView:
         sender: Sender of the run's input, if it is another user, such as an approver.
         opener_id: ID of the message or plan that opened the turn, if state does not contain it.
         default_owner: Owner of the enclosing turn, if state does not contain one.
-        current_roles: Caller of the turn with the role that a server found when it was resumed.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -48,7 +48,6 @@ class TurnView:
         sender: Caller | None = None,
         opener_id: str | None = None,
         default_owner: Caller | None = None,
-        current_roles: Caller | None = None,
     ) -> None:
         self.state = state
         self._opened_by = opener_id
@@ -60,6 +59,8 @@ class TurnView:
         identities = [self.caller]
         if opener is not None and self.caller == self.sender:
             identities.append(opener)
+        # A server looked up the role of the caller when it resumed the turn.
+        current_roles = run_context().current_roles
         if current_roles is not None and _is_same_user(current_roles, self.caller):
             identities.append(current_roles)
         self.callers: tuple[Caller, ...] = tuple(dict.fromkeys(identities))

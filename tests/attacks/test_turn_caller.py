@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
@@ -13,10 +18,17 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
 from capgraph import CapabilityContext, bind, build_graph, capability_node
+from capgraph.base.ports import Caller
 from capgraph.capabilities.memory import MemoryCapability
 from capgraph.configs.settings import PermissionSettings, RoleSettings, Settings
+from capgraph.governance import ApprovalPolicy
 from capgraph.pipeline.run_config import current_caller, current_configurable
+from capgraph.scale.schedules import Schedule, Schedules
+from capgraph.serve.app import create_app
+from capgraph.serve.tokens import issue_token
 from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from tests.support.served import asked, ended, served
 
 
 class Note(CapabilityContext):
@@ -187,3 +199,91 @@ async def test_nodes_of_a_custom_graph_act_as_the_caller_of_the_first_run() -> N
     out = await graph.ainvoke(Command(resume="approve"), config("bob"))
     (text,) = {one["text"] for one in out["capability_context_data"]["NOTE"].values()} - {"booked"}
     assert text == "ann"
+
+
+@capability_node(requires_approval=ApprovalPolicy(not_requester=True))
+async def book_for_others() -> Note:
+    """Book a room for other people."""
+    return Note(text="booked")
+
+
+SERVED_PLAN: dict[str, Any] = {
+    "steps": [
+        {"context_key": "book", "capability": "book_for_others"},
+        {"context_key": "direct", "capability": "direct", "inputs": [{"NOTE": "book"}]},
+    ]
+}
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_server_looks_up_the_role_of_the_turns_caller(lost: bool) -> None:
+    """A variant: the role is lost while the turn waits for another person, who has it."""
+    options: dict[str, Any] = {"settings": permissions("direct")}
+    async with served(book_for_others, direct, **options) as client:
+        ann, bob = await client("ann", "director"), await client("bob", "director")
+        thread, run = await asked(ann, SERVED_PLAN)
+        assert await ended(ann, run) == "waiting"
+        if lost:
+            demoted = await client("ann", "visitor")
+            await ended(demoted, (await asked(demoted, {"steps": []}))[1])
+        (question,) = (await bob.get("/api/questions")).json()["items"]
+        path = f"/api/questions/{question['question_id']}"
+        assert (await bob.post(path, json={"answer": "approve"})).status_code == 202
+        while (found := (await ann.get(f"/api/threads/{thread}")).json())["runs"][0]["status"] in {
+            "queued",
+            "running",
+        }:
+            await asyncio.sleep(0.01)
+        assert found["results"].get("direct", {}).get("success", False) is not lost
+
+
+@pytest.mark.parametrize("role", ["visitor", None, "director"])
+async def test_a_server_reads_the_token_file_when_a_turn_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str | None
+) -> None:
+    """A variant: the person whose role was taken away sends no further request."""
+    monkeypatch.setattr("capgraph.serve.tokens._REFRESH_SECONDS", 0.0)
+    path = tmp_path / "tokens.json"
+    issue = partial(asyncio.to_thread, issue_token, path)
+    tokens = {user: await issue(user, role="director") for user in ("ann", "bob")}
+    graph = build_graph(
+        [book_for_others, direct], checkpointer=InMemorySaver(), settings=permissions("direct")
+    )
+    app = await asyncio.to_thread(create_app, graph, auth=path)
+    async with app.router.lifespan_context(app), AsyncExitStack() as stack:
+        ann, bob = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(
+                    transport=httpx.ASGITransport(app),
+                    base_url="http://127.0.0.1",
+                    headers={"authorization": f"Bearer {tokens[user]}"},
+                )
+            )
+            for user in ("ann", "bob")
+        ]
+        thread, run = await asked(ann, SERVED_PLAN)
+        assert await ended(ann, run) == "waiting"
+        await issue("ann", role=role)
+        (question,) = (await bob.get("/api/questions")).json()["items"]
+        answer = {"answer": "approve"}
+        await bob.post(f"/api/questions/{question['question_id']}", json=answer)
+        config: Any = {"configurable": {"thread_id": f"@ann/{thread}"}}
+        while (await graph.aget_state(config)).interrupts or app.state.runs.active_count:
+            await asyncio.sleep(0.01)
+        results = (await graph.aget_state(config)).values["execution_step_results"]
+    assert results.get("direct", {}).get("success", False) is (role == "director")
+
+
+async def test_a_schedule_stores_its_creator() -> None:
+    class Clockwork:
+        async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+            """Enqueue nothing."""
+
+    async with open_saver("sqlite://:memory:") as saver:
+        schedules = Schedules(saver)
+        creator = Caller("ann", "director", "north")
+        engine: Any = Clockwork()
+        await schedules.add(Schedule("s", "0 7 * * *", "Report", caller=creator), engine)
+        found = await schedules.get("s")
+    assert found is not None
+    assert found.caller == creator
