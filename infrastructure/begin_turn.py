@@ -24,6 +24,7 @@ from capgraph.engine.turn_suspension import clear_wait, pending_waits
 from capgraph.langgraph_compat import outer_task_namespace
 from capgraph.pipeline.failures import failure_update, refusal_failure
 from capgraph.pipeline.run_config import billing_subject
+from capgraph.pipeline.step_execution import LABELS_KEY
 from capgraph.planning.strategies import attachments, last_request, system_text
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import QuestionDropped, emit
@@ -68,6 +69,8 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
+        if services.flow is not None and (labels := _message_labels(view.messages)):
+            update["control_labels"] = labels
         if services.requires_other_approver:
             opened = services.view({**state, **update})
             await services.ledger(opened).approvals.record_requester(opened.caller)
@@ -118,6 +121,15 @@ def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
         turn["question"] = {"status": "dropped", **asdict(dropped)}
         emit(QuestionDropped(**asdict(dropped)))
     return turn
+
+
+def _message_labels(messages: Sequence[AnyMessage]) -> dict[str, str]:
+    """Return the labels of messages that were written elsewhere, with their sources."""
+    return {
+        label: source
+        for message in messages
+        for label, source in (message.response_metadata.get(LABELS_KEY) or {}).items()
+    }
 
 
 def _recent_outputs(view: TurnView) -> list[list[str]]:

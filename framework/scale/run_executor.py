@@ -31,6 +31,7 @@ from capgraph.graph.turn_runner import (
     step_states,
 )
 from capgraph.helpers.plain_data import to_plain
+from capgraph.langgraph_compat import plain_values
 from capgraph.pipeline.run_config import configurable_for
 from capgraph.scale.agui_events import EventTranslator
 from capgraph.scale.client_tools import ClientToolGraphs
@@ -379,6 +380,8 @@ class RunExecutor:
         questions = [
             identify_question(run.thread_id, key, value) for key, value in end.questions.items()
         ]
+        if end.answer and self._graph.services.flow is not None:
+            await self._record_answer_labels(run, end.answer)
         result = {**end.to_dict(), "thread_id": translator.thread_id}
         result.pop("questions", None)
         # Clients must not see paths on the server.
@@ -389,6 +392,13 @@ class RunExecutor:
         await self._log.finish(run.run_id, end.status)
         self.ended_counts[end.status] += 1
         return end.status
+
+    async def _record_answer_labels(self, run: LoggedRun, answer: str) -> None:
+        """Record the labels of an answer, which clients may send back as history."""
+        saved = await self._saver.aget_tuple(thread_config(run.thread_id))
+        labels = TurnView(plain_values(saved)).thread_labels if saved is not None else {}
+        keep_days = self._graph.services.settings.serve.keep_runs_days
+        await self._persistence.answer_labels.record(run.owner, answer, labels, keep_days * 86_400)
 
 
 async def mark_stopped(graph: Any, thread: str) -> TurnResult:

@@ -38,9 +38,11 @@ from capgraph.base.ports import Caller, normalize_user_id
 from capgraph.configs.logger import get_logger
 from capgraph.engine.graph_input import validate_input
 from capgraph.engine.thread_lease import share_lease
+from capgraph.governance.information_flow import UNTRUSTED
 from capgraph.graph.signals import signal as send_signal
 from capgraph.graph.turn_runner import DRAIN_SECONDS
 from capgraph.pipeline.run_config import configurable_for
+from capgraph.pipeline.step_execution import LABELS_KEY
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import (
     QUESTION_HASH_LENGTH,
@@ -66,6 +68,8 @@ _RECOVER_SECONDS = 5.0
 _PRUNE_SECONDS = 3600.0
 _MAX_LISTED_RUNS = 500
 """Maximum number of runs that are searched for those of a turn."""
+_OWN_ROLES = frozenset({"user", "system", "developer"})
+"""Roles of messages that the client's user wrote."""
 _MAX_UNLOGGED_THREADS = 50
 """Maximum number of threads checked for questions without a logged run, for example in forks."""
 
@@ -223,12 +227,13 @@ class Runs:
             )
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Send a non-empty message.")
+        history = await self._with_labels(caller, history or ())
         fields: dict[str, Any] = {
             "message": message,
             "plan": plan,
             "answers": answers,
             "context": context,
-            "history": list(history) if history else None,
+            "history": history or None,
             "message_id": message_id,
             "state": dict(state) if state else None,
             "client_tools": list(client_tools) if client_tools else None,
@@ -283,6 +288,31 @@ class Runs:
             raise
         self._start_task(run, self._executor.run(run, lease))
         return self._public_run(caller, run)
+
+    async def _with_labels(
+        self, caller: Caller, history: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Return a client's history with the labels that its messages had on this server.
+
+        Answers that the server did not send to this user, and results of tools, are untrusted.
+        """
+        if self._graph.services.flow is None:
+            return list(history)
+        owner, labeled = self._threads.owner_prefix(caller), []
+        for message in history:
+            labels: Mapping[str, str] | None = {}
+            if message.get("role") not in _OWN_ROLES:
+                labels = await self._persistence.answer_labels.find(
+                    owner, str(message.get("content"))
+                )
+            if labels is None:
+                labels = {UNTRUSTED: "a message of the request that this server did not write"}
+            # A client's own metadata must not replace the labels.
+            others = {k: v for k, v in message.items() if k != "response_metadata"}
+            labeled.append(
+                {**others, **({"response_metadata": {LABELS_KEY: labels}} if labels else {})}
+            )
+        return labeled
 
     async def _record_current_roles(self, storage_id: str) -> None:
         """Record the current roles of the people for whom a turn continues."""

@@ -14,6 +14,7 @@ from langgraph.config import get_config
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.run_context import run_context
 from capgraph.langgraph_compat import inherited_saver, is_same_saver
+from capgraph.stores.answer_labels import AnswerLabels
 from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues, TableValues
 from capgraph.stores.channel_listener import ChannelListener
 from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables, tables_of
@@ -56,6 +57,7 @@ class Persistence:
         stops: Stop requests.
         waits: Suspended threads.
         roles: Current roles of users.
+        answer_labels: Labels of the answers that a server sent.
         listener: Listener for notifications from other processes.
         history_cache: Cache of the delta channels of long threads.
         channels: Delta channels of the graphs that use this saver; ``None`` for a channel that two
@@ -72,6 +74,7 @@ class Persistence:
         self.stops: StopRequests = StopRequests(self.values)
         self.waits: SuspendedThreads = SuspendedThreads(self.values)
         self.roles: CurrentRoles = CurrentRoles(self.values)
+        self.answer_labels: AnswerLabels = AnswerLabels(self.values)
         self.listener: ChannelListener = ChannelListener(self.tables)
         self.history_cache: HistoryCache = HistoryCache()
         self.channels: dict[str, DeltaChannel[Any] | None] = {}
