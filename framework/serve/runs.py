@@ -298,7 +298,8 @@ class Runs:
         """
         if self._graph.services.flow is None:
             return list(history)
-        owner, labeled = self._threads.owner_prefix(caller), []
+        owner = self._threads.owner_prefix(caller)
+        labeled: list[Mapping[str, Any]] = []
         for message in history:
             labels: Mapping[str, str] | None = {}
             if message.get("role") not in _OWN_ROLES:
