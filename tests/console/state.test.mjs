@@ -7,7 +7,7 @@ const at = new URL("../../framework/serve/console/", import.meta.url);
 const { empty, fromThread, runsOfTurn, turnOutcomes } = await import(new URL("state.js", at));
 const { reduce } = await import(new URL("reduce.js", at));
 const { figuresOf, numbersIn } = await import(new URL("figures.js", at));
-const { arrange, criticalPath, needs } = await import(new URL("layout.js", at));
+const { SIZE, arrange, criticalPath, needs } = await import(new URL("layout.js", at));
 const { frames } = await import(new URL("follow.js", at));
 const { differences } = await import(new URL("history.js", at));
 
@@ -242,4 +242,28 @@ test("a figure is a whole number with the value and the unit of a result", () =>
   assert.deepEqual(linked("36.4 litres, 36 l, 36 stations, 36.4 km"), ["36.4", "36"]);
   assert.deepEqual(linked("3 remarks, count 3, 17 chairs"), []);
   assert.deepEqual([...numbersIn("1,234.5 and -2")].filter((one) => one.text).map((one) => one.text), ["1,234.5", "-2"]);
+});
+
+test("no edge passes under a step", () => {
+  let seed = 7;
+  const random = (n) => { seed = (seed * 1103515245 + 12345) % 2147483648; return seed % n; };
+  for (let round = 0; round < 60; round += 1) {
+    const steps = Array.from({ length: 3 + random(40) }, (_, n) => step(`s${n}`, "look", { inputs: n ? Array.from({ length: random(4) }, () => ({ X: `s${random(n)}` })) : [] }));
+    for (const room of [Infinity, 380, 180]) {
+      const { before, spots, width, height, route } = arrange(steps, room);
+      const places = new Set(spots.map(({ x, y }) => `${x} ${y}`));
+      assert.equal(places.size, steps.length);
+      before.forEach((froms, to) => froms.forEach((from) => {
+        const points = route(from, to);
+        points.slice(1).forEach(([x, y], n) => {
+          const [u, v] = points[n];
+          assert.ok(x >= 0 && y >= 0 && x <= width && y <= height);
+          for (const spot of spots) {
+            const isUnder = Math.max(x, u) > spot.x && Math.min(x, u) < spot.x + SIZE.width && Math.max(y, v) > spot.y && Math.min(y, v) < spot.y + SIZE.height;
+            assert.ok(!isUnder, `${from} to ${to} passes under a step`);
+          }
+        });
+      }));
+    }
+  }
 });

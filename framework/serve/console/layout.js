@@ -2,8 +2,13 @@
 
 import { CLOSING } from "./state.js";
 
-const WIDTH = 156, HEIGHT = 58, GAP_X = 46, GAP_Y = 14;
+const WIDTH = 156, HEIGHT = 58;
 export const SIZE = { width: WIDTH, height: HEIGHT };
+// The gaps between layers and between the steps of a layer contain the edges.
+const LAYER_GAP = 48, GAP = 20, CORNER = 6;
+const LANES = 4, LANE = 4;
+// Width in pixels below which layers are rows.
+const NARROW = 420;
 
 // Return the indexes of the steps that each step depends on: inputs, conditions, and references.
 export function needs(steps) {
@@ -41,7 +46,7 @@ function references(value, name, add) {
 }
 
 // Arrange steps in layers by dependency depth: columns, or rows if `room` (in pixels) is narrow.
-// Long layers are wrapped.
+// Long layers are wrapped. All layers share one grid, so edges run between the steps.
 export function arrange(steps, room = Infinity) {
   const before = needs(steps);
   const layer = [];
@@ -49,42 +54,68 @@ export function arrange(steps, room = Infinity) {
   for (const index of order) layer[index] = Math.max(-1, ...before[index].map((one) => layer[one] ?? -1)) + 1;
   const layers = [];
   for (const index of order) (layers[layer[index]] ??= []).push(index);
-  const rank = [];
-  const tall = Math.max(10, Math.ceil(Math.sqrt(steps.length * 1.3)));
-  const spots = [];
-  const down = room < 420;
-  if (down) return { ...rows(layers, Math.max(1, Math.floor((room + GAP_Y) / (WIDTH + GAP_Y)))), before, down };
-  let x = 0;
+  const down = room < NARROW;
+  const longest = down ? Math.max(1, Math.floor(room / (WIDTH + GAP))) : Math.max(10, Math.ceil(Math.sqrt(steps.length * 1.3)));
+  const lines = Math.min(longest, Math.max(1, ...layers.map((members) => members.length)));
+  const cells = [];
+  let column = 0;
   for (const members of layers) {
     const wish = (index) => (before[index].length
-      ? before[index].reduce((sum, one) => sum + (rank[one] ?? 0), 0) / before[index].length : index / steps.length);
+      ? before[index].reduce((sum, one) => sum + (cells[one]?.line ?? 0), 0) / before[index].length : index / steps.length);
     members.sort((a, b) => wish(a) - wish(b) || a - b);
-    const high = Math.min(tall, members.length);
-    members.forEach((index, n) => {
-      rank[index] = n / members.length;
-      spots[index] = { x: x + Math.floor(n / high) * (WIDTH + GAP_Y), y: (n % high) * (HEIGHT + GAP_Y), high };
-    });
-    x += Math.ceil(members.length / high) * (WIDTH + GAP_Y) - GAP_Y + GAP_X;
+    for (let start = 0; start < members.length; start += lines, column += 1) {
+      const part = members.slice(start, start + lines);
+      place(part.map(wish), lines).forEach((line, n) => { cells[part[n]] = { column, line }; });
+    }
   }
-  const tallest = Math.max(1, ...spots.map((spot) => spot.high));
-  for (const spot of spots) spot.y += ((tallest - spot.high) * (HEIGHT + GAP_Y)) / 2;
+  const [along, across] = down ? [HEIGHT, WIDTH] : [WIDTH, HEIGHT];
+  const at = ({ column: n, line }) => ({ along: n * (along + LAYER_GAP), across: GAP + line * (across + GAP) });
+  const spots = cells.map((cell) => { const spot = at(cell); return down ? { x: spot.across, y: spot.along } : { x: spot.along, y: spot.across }; });
+  const [length, breadth] = [Math.max(along, column * (along + LAYER_GAP) - LAYER_GAP), GAP + lines * (across + GAP)];
+  const turned = (points) => (down ? points.map(([x, y]) => [y, x]) : points);
   return {
-    before, spots, width: Math.max(WIDTH, x - GAP_X), height: tallest * (HEIGHT + GAP_Y) - GAP_Y,
+    before, spots, down, width: down ? breadth : length, height: down ? length : breadth,
+    route: (from, to) => turned(route(cells[from], cells[to], at, along, across)),
   };
 }
 
-function rows(layers, across) {
-  const spots = [];
-  let y = 0;
-  for (const members of layers) {
-    members.forEach((index, n) => {
-      const inRow = Math.min(across, members.length - Math.floor(n / across) * across);
-      const left = ((across - inRow) * (WIDTH + GAP_Y)) / 2;
-      spots[index] = { x: left + (n % across) * (WIDTH + GAP_Y), y: y + Math.floor(n / across) * (HEIGHT + GAP_Y) };
-    });
-    y += Math.ceil(members.length / across) * (HEIGHT + GAP_Y) - GAP_Y + 30;
+// Return increasing lines near the wished ones.
+function place(wishes, lines) {
+  const found = [];
+  wishes.forEach((wish, n) => found.push(Math.max(n ? found[n - 1] + 1 : 0, Math.round(wish))));
+  return found.map((line, n) => Math.min(line, lines - wishes.length + n));
+}
+
+// Return the corners of an edge: from gap to gap between layers, and past other layers in a lane
+// between their steps.
+function route(from, to, at, along, across) {
+  const [a, b] = [at(from), at(to)];
+  const start = [a.along + along, a.across + across / 2];
+  const end = [b.along, b.across + across / 2];
+  const shift = (((from.line + from.column) % LANES) - (LANES - 1) / 2) * LANE;
+  const turn = start[0] + LAYER_GAP / 2 + shift;
+  if (to.column === from.column + 1) return start[1] === end[1] ? [start, end] : [start, [turn, start[1]], [turn, end[1]], end];
+  const lane = a.across + (to.line < from.line ? -GAP / 2 : across + GAP / 2) + shift;
+  const last = end[0] - LAYER_GAP / 2 + shift;
+  return [start, [turn, start[1]], [turn, lane], [last, lane], [last, end[1]], end];
+}
+
+// Return SVG path data of an edge with rounded corners, and of its arrowhead.
+export function edgePath(points) {
+  let line = `M${points[0]}`;
+  for (let n = 1; n < points.length - 1; n += 1) {
+    const [before, corner, after] = [points[n - 1], points[n], points[n + 1]];
+    line += `L${near(corner, before)}Q${corner} ${near(corner, after)}`;
   }
-  return { spots, width: across * (WIDTH + GAP_Y) - GAP_Y, height: y - 30 };
+  const [x, y] = points.at(-1);
+  const isDown = points.at(-2)[0] === x && points.length > 1;
+  return { line: `${line}L${x} ${y}`, head: isDown ? `M${x} ${y}l-4 -8h8z` : `M${x} ${y}l-8 -4v8z` };
+}
+
+function near([x, y], [u, v]) {
+  const length = Math.hypot(u - x, v - y);
+  const part = length ? Math.min(CORNER, length / 2) / length : 0;
+  return [x + (u - x) * part, y + (v - y) * part];
 }
 
 function topological(before) {

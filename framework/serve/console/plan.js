@@ -2,7 +2,7 @@
 
 import { get, query, threadPath } from "./api.js";
 import { attr, button, h, keyed, pre, put, s, visible, when } from "./dom.js";
-import { SIZE, arrange, criticalPath } from "./layout.js";
+import { arrange, criticalPath, edgePath } from "./layout.js";
 import { WAITS } from "./state.js";
 import { T } from "./text.js";
 
@@ -98,11 +98,11 @@ export function planView(app) {
 
 // The graph of one plan version. Nodes are created in batches and updated only if a step has changed.
 function boardOf(plan, live, select, room) {
-  const { before, spots, width, height, down } = arrange(plan.steps, room);
+  const { before, spots, width, height, route } = arrange(plan.steps, room);
   const ground = s("svg", { width, height, "aria-hidden": "true" });
-  const lines = s("path", { class: "line" });
-  const critical = s("path", { class: "line critical" });
-  ground.append(lines, critical);
+  const lines = [s("path", { class: "line" }), s("path", { class: "head" })];
+  const critical = [s("path", { class: "line critical" }), s("path", { class: "head critical" })];
+  ground.append(...lines, ...critical);
   const sheet = h("div", { class: "sheet" }, ground);
   const node = h("div", { class: "board", role: "group", "aria-label": T.version(plan.version) }, h("div", { class: "frame" }, sheet));
   const nodes = [];
@@ -124,19 +124,13 @@ function boardOf(plan, live, select, room) {
   });
 
   function edges(of) {
-    let found = "";
-    spots.forEach((spot, index) => {
+    const found = { line: "", head: "" };
+    spots.forEach((_, index) => {
       for (const one of before[index]) {
         if ((path.has(index) && path.has(one)) !== of) continue;
-        const from = spots[one];
-        if (down) {
-          const x = from.x + SIZE.width / 2, y = from.y + SIZE.height, to = spot.x + SIZE.width / 2;
-          found += `M${x} ${y}C${x} ${y + 18} ${to} ${spot.y - 18} ${to} ${spot.y}`;
-          continue;
-        }
-        const x = from.x + SIZE.width, y = from.y + SIZE.height / 2, to = spot.y + SIZE.height / 2;
-        const bend = Math.max(18, (spot.x - x) / 2);
-        found += `M${x} ${y}C${x + bend} ${y} ${spot.x - bend} ${to} ${spot.x} ${to}`;
+        const { line, head } = edgePath(route(one, index));
+        found.line += line;
+        found.head += head;
       }
     });
     return found;
@@ -196,8 +190,11 @@ function boardOf(plan, live, select, room) {
       looked = now;
       this.at = performance.now();
       path = criticalPath(other.steps, before);
-      lines.setAttribute("d", edges(false));
-      critical.setAttribute("d", edges(true));
+      for (const [paths, of] of [[lines, false], [critical, true]]) {
+        const { line, head } = edges(of);
+        paths[0].setAttribute("d", line);
+        paths[1].setAttribute("d", head);
+      }
       nodes.forEach((one, index) => one.classList.toggle("critical", path.has(index)));
     },
   };

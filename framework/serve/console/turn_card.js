@@ -7,6 +7,7 @@ import { CLOSING, OVER, RUNS } from "./state.js";
 import { T } from "./text.js";
 
 const MAX_LINES = 12;
+const MAX_REASON = 400;
 const TICK = 500;
 const ENDED = new Set([...OVER, "cancelled"]);
 const ORDER = ["asks", "retrying", "running", "failed", "waits", "pending", "skipped", "done"];
@@ -51,8 +52,8 @@ export function turnCard(app) {
     put(facts, [work.length ? T.counts(done, work.length) : "", spent > 0 ? (isRunning ? T.clock(spent) : T.seconds(spent)) : ""].filter(Boolean).join(" · "));
     trace.hidden = !work.some((step) => step.tries.length);
     fillFailures(isRunning ? [] : notDone(app, work));
-    reason.hidden = isRunning || turn.status === "completed" || failures.childElementCount > 0 || !(turn.outcome?.reason ?? turn.error);
-    put(reason, visible(turn.outcome?.reason ?? turn.error ?? ""));
+    reason.hidden = isRunning || turn.status === "completed" || failures.childElementCount > 0 || isAnswered(turn);
+    put(reason, visible((turn.outcome?.reason ?? turn.error ?? "").slice(0, MAX_REASON)));
     keyed(decisions, turn.decisions, (one) => `${one.key} ${one.at} ${one.by} ${one.decision}`, () => h("li"), (item, one) => put(item, decisionText(app, one)));
     fillSteps(work);
     if (wasRunning !== isRunning) { wasRunning = isRunning; details.open = isRunning; }
@@ -100,6 +101,12 @@ function fillLine(line, step) {
   if (!bar.hidden) bar.value = part;
   const seconds = isRunning ? (Date.now() - step.tries.at(-1).from) / 1000 : step.duration;
   put(time, typeof seconds === "number" && seconds >= 0 ? (isRunning ? T.clock(seconds) : T.seconds(seconds)) : "");
+}
+
+// Return whether the last message gives the reason for which the turn ended.
+function isAnswered({ messages, outcome, error }) {
+  const reason = outcome?.reason ?? error ?? "";
+  return !reason || messages.at(-1)?.content.includes(reason.slice(0, 80));
 }
 
 // A finished for_each step with failed elements is partly done.
