@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from capgraph.serve.threads import Threads
 
 _MAX_EVALUATIONS = 50
+_MAX_EXAMPLES = 6
 _MAX_FILE_BYTES = 5_000_000
 
 
@@ -107,6 +109,22 @@ class StatusReader:
             }
             for spec in known.capabilities.values()
         ]
+
+    def describe_agent(self, caller: Caller) -> dict[str, Any]:
+        """Return the agent's name, description, and example requests.
+
+        The examples are those of the capabilities that the caller may use, the first of each first.
+        """
+        visible = self.list_capabilities(caller)
+        declared = [self._services.registry.capabilities[one["name"]].cls for one in visible]
+        by_place = zip_longest(*(cls.examples for cls in declared))
+        examples = [text for texts in by_place for text in texts if text is not None]
+        settings = self._services.settings
+        return {
+            "name": settings.name,
+            "description": settings.description,
+            "examples": list(dict.fromkeys(examples))[:_MAX_EXAMPLES],
+        }
 
     def describe_graph(self) -> dict[str, Any]:
         """Return the nodes and edges of the graph."""

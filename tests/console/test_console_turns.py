@@ -202,3 +202,51 @@ def test_message_cancels_an_open_request_only_after_a_confirmation(
 def test_used_login_link_opens_the_console_for_a_logged_in_user(page: Any, served: Served) -> None:
     page.goto(f"{served.url}/login?link=used")
     page.get_by_test_id("message-input").wait_for()
+
+
+def test_new_thread_shows_the_agent_and_clickable_examples(page: Any, served: Served) -> None:
+    page.get_by_role("heading", name="stations", exact=True).wait_for()
+    page.get_by_text("Reads weather stations").wait_for()
+    examples = page.get_by_test_id("examples").get_by_role("button")
+    assert "What does a sensor cost?" in examples.all_inner_texts()
+    examples.filter(has_text="Fetch the exchange rates").click()
+    page.get_by_test_id("answer").get_by_role("button", name="17.25").wait_for()
+    assert page.get_by_test_id("answer").get_by_role("button", name="017", exact=True).count() == 0
+
+
+def test_approval_form_edits_dates_lists_and_rows(page: Any, served: Served) -> None:
+    thread = opened(page, served, ORDER)
+    question = page.get_by_test_id("question")
+    question.get_by_label("Deliver on").fill("2026-12-24")
+    assert question.get_by_label("Pickup at").get_attribute("type") == "datetime-local"
+    question.get_by_label("Tags").fill("north")
+    question.get_by_label("Tags").press("Enter")
+    question.get_by_role("button", name="Remove urgent").click()
+    assert question.get_by_test_id("chip").all_inner_texts() == ["roof×", "north×"]
+    question.get_by_role("button", name="Add a row").click()
+    question.get_by_test_id("row").nth(2).get_by_label("Part").fill("mast")
+    question.get_by_role("button", name="Remove row 2").click()
+    question.locator(".field[data-changed]").filter(has_text="was 2026-12-01").wait_for()
+    question.get_by_label("Quantity").first.fill("900")
+    question.get_by_test_id("approve").click()
+    problem = question.get_by_test_id("problem")
+    problem.wait_for()
+    assert problem.inner_text() == "At most 100."
+    question.get_by_label("Quantity").first.fill("4")
+    question.get_by_test_id("approve").click()
+    card(page, "completed")
+    [step] = [
+        one
+        for one in served.call(f"/api/threads/{thread}")["plan"]["steps"]
+        if one["context_key"] == "order"
+    ]
+    assert step["parameters"] == {
+        "quantity": 4,
+        "supplier": "Acme",
+        "deliver_on": "2026-12-24",
+        "pickup_at": None,
+        "tags": ["roof", "north"],
+        "positions": [{"part": "sensor", "quantity": 3}, {"part": "mast", "quantity": 1}],
+        "express": False,
+        "note": None,
+    }

@@ -76,6 +76,7 @@ class Station(BaseModel):
 class ReadStation(BaseCapability):
     name = "read_station"
     description = "Read the temperature at a station."
+    examples = ("Read station S003",)
     provides = ["READING"]
     Parameters = Station
 
@@ -98,6 +99,7 @@ class Rating(BaseModel):
 class FetchRates(BaseCapability):
     name = "fetch_rates"
     description = "Fetch the exchange rates."
+    examples = ("Fetch the exchange rates", "What does a sensor cost?")
     provides = ["RATES"]
     Parameters = Rating
 
@@ -154,6 +156,7 @@ class Order(BaseModel):
 class OrderSensors(BaseCapability):
     name = "order_sensors"
     description = "Order new sensors."
+    examples = ("Order new sensors",)
     effect = "once"
     requires_approval = True
     Parameters = Order

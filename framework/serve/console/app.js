@@ -31,7 +31,7 @@ const others = new BroadcastChannel("capgraph");
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
   questions: [], cards: null, figures: null, contexts: null, connection: "idle", stopping: false, problem: "",
-  tab: "conversation", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
+  tab: "conversation", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, agent: null, files: [], brought: [],
 
   address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["conversation", "threads"] : middle.matches ? ["conversation"] : []),
@@ -314,6 +314,10 @@ const app = {
     try { this.uploads = (await get("/api/files")).uploads; changed(); } catch (error) { this.fail(error); }
   },
 
+  async loadAgent() {
+    try { this.agent = await get("/api/agent"); changed(); } catch (error) { this.fail(error); }
+  },
+
   // --- questions ---
   async refreshQuestions() {
     try {
@@ -452,6 +456,7 @@ function render() {
 
 async function poll() {
   if (app.uploads === undefined) app.loadUploads();
+  if (!app.agent) app.loadAgent();
   if (document.hidden) { await app.refreshQuestions(); return; }
   await Promise.all([app.refreshThreads().catch(app.fail), app.refreshQuestions()]);
 }
@@ -498,6 +503,7 @@ function start() {
   let ticks = 0;
   setInterval(() => { ticks += 1; if (!document.hidden || ticks % (POLL_HIDDEN / POLL) === 0) poll(); }, POLL);
   app.loadUploads();
+  app.loadAgent();
   app.refreshThreads().catch(app.fail);
   if (asked() === null) { app.refreshQuestions(); changed(); } else app.open(asked(), { push: false });
 }

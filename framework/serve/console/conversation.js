@@ -10,7 +10,10 @@ const AT_ONCE = 60;
 
 export function conversationView(app) {
   const log = h("div", { class: "log", role: "log", "aria-label": T.conversation, tabindex: 0 });
-  const greeting = h("div", { class: "greeting" }, h("h2", null, T.greeting), h("p", { class: "quiet" }, T.greetingMore));
+  const heading = h("h2", null, T.greeting);
+  const purpose = h("p", null);
+  const examples = h("div", { class: "examples", testid: "examples", role: "group", "aria-label": T.examples });
+  const greeting = h("div", { class: "greeting" }, heading, purpose, examples, h("p", { class: "quiet" }, T.greetingMore));
   const messages = h("div", { class: "messages" });
   const earlier = button(T.earlier, () => {
     const height = log.scrollHeight;
@@ -96,6 +99,12 @@ export function conversationView(app) {
       const index = turn.messages.indexOf(one, from);
       fill(app, node, one, { index, isLast: one === lastAnswer, isAsked: one === lastAsked, runs, outcome: outcomeOf(turn, index, outcomes) });
     });
+    if (app.agent && !heading.dataset.agent) {
+      heading.dataset.agent = app.agent.name;
+      put(heading, visible(app.agent.name));
+      put(purpose, visible(app.agent.description || T.greeting));
+      examples.append(...app.agent.examples.map((text) => button(visible(text), () => app.send(text), { class: "chip" })));
+    }
     greeting.hidden = turn.messages.length > 0 || runs || turn.questions.length > 0;
     attr(log, "aria-busy", runs ? "true" : "false");
     error.hidden = !turn.error && !app.problem;

@@ -92,7 +92,7 @@ function cardNode(app, question) {
     question.requester ? h("p", { class: "quiet" }, T.requestedBy(visible(question.requester)))
       : h("div", { class: "whose" }, button(visible(thread?.title || T.untitled), () => app.open(question.thread_id), { class: "link", title: T.openThread })),
     ...(entries.length ? entries.map((entry) => entry.node) : [h("div", { class: "entry" }, pre(question.value ?? question))]),
-    alert, ...(canDecide ? [h("div", { class: "field" }, reason), buttons]
+    alert, ...(canDecide ? [h("div", { class: "decide" }, reason, buttons)]
       : [h("p", { class: "stated", testid: "cannot-decide" }, question.has_approved ? T.youApproved : T.youRequested)]));
   refresh();
   return node;

@@ -31,6 +31,7 @@ export const T = {
   sendAnyway: "Send and cancel the request",
   keepQuestion: "Keep the request",
   greeting: "How can I help?",
+  examples: "Example requests",
   greetingMore: "The plan appears next to the conversation before it runs. Actions that require approval wait for your decision.",
   you: "You",
   assistant: "Agent",
@@ -167,6 +168,21 @@ export const T = {
   openThread: "Open thread",
   answeredElsewhere: "This question has already been answered.",
   unset: "(not set)",
+  was: (value) => `was ${value}`,
+  addItem: "Add…",
+  addRow: "Add a row",
+  row: (n) => `Row ${n}`,
+  removeRow: (n) => `Remove row ${n}`,
+  invalidValue: {
+    missing: "A value is required.", number: "Must be a number.", integer: "Must be a whole number.",
+    atMost: (n) => `At most ${n}.`, atLeast: (n) => `At least ${n}.`, lessThan: (n) => `Less than ${n}.`, moreThan: (n) => `More than ${n}.`,
+    longest: (n) => `At most ${n} characters.`, shortest: (n) => `At least ${n} characters.`,
+    mostItems: (n) => `At most ${n} items.`, leastItems: (n) => `At least ${n} items.`,
+  },
+  fieldProblem: (message) => {
+    const text = message.replace(/^(Input|Value) should /, "Must ").replace(/^Must be a valid /, "Must be a ").replace(/^Value error, /, "");
+    return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+  },
 
   // activity, usage
   effects: "Effects",

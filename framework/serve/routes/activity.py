@@ -13,6 +13,7 @@ from capgraph.serve.openapi import (
     EFFECT,
     NAME,
     PAGE_QUERY,
+    TEXT,
     Operation,
     object_schema,
     page_schema,
@@ -82,6 +83,9 @@ def _status_routes(status: StatusReader) -> list[Operation]:
     async def capabilities(request: Request) -> Response:
         return page_response((status.list_capabilities(caller_of(request)), None))
 
+    async def agent(request: Request) -> Response:
+        return JSONResponse(status.describe_agent(caller_of(request)))
+
     async def graph(_: Request) -> Response:
         return JSONResponse(status.describe_graph())
 
@@ -103,6 +107,9 @@ def _status_routes(status: StatusReader) -> list[Operation]:
                   "List used slots and open circuit breakers", page_schema(ANY)),
         Operation("GET", "/api/capabilities", capabilities, "List the agent's capabilities",
                   page_schema(ANY)),
+        Operation("GET", "/api/agent", agent, "Get the agent's name, description, and examples",
+                  object_schema({"name": TEXT, "description": TEXT,
+                                 "examples": {"type": "array", "items": TEXT}})),
         Operation("GET", "/api/graph", graph, "Get the nodes and edges of the graph",
                   object_schema({"nodes": {"type": "array"}, "edges": {"type": "array"}})),
         Operation("GET", "/api/findings", findings,

@@ -20,7 +20,8 @@ from capgraph.serve.routes.api import read_json_body
 _STYLE = """
 :root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
 body{display:grid;min-height:100vh;margin:0;place-items:center}
-main{width:min(24rem,90vw)}
+main{width:min(26rem,90vw)}
+code{font-size:.9em;white-space:nowrap}
 label,input,button,a{display:block;width:100%;box-sizing:border-box;margin:.5rem 0}
 input,button{font:inherit;padding:.6rem;border-radius:.4rem;border:1px solid GrayText}
 [role=alert]{color:#b00020}
@@ -35,6 +36,9 @@ _PAGE = """<!doctype html>
 <style>{style}</style></head>
 <body><main><h1>Log in</h1>{alert}
 <form method="post" action="/login{thread}">
+<p>A token identifies you to this agent. Its operator creates it with
+<code>capgraph token NAME --auth FILE</code>; without <code>--auth</code>, <code>capgraph serve</code>
+prints a link that logs you in.</p>
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus
  data-testid="token-input">

@@ -94,6 +94,8 @@ async def test_only_admins_see_findings_and_evaluations(tmp_path: Path) -> None:
         assert odd["problem"].startswith("not an evaluation")
         assert first["figures"] == {"passed": 0.5, "seconds": "NaN"}
         assert first["cases"] == [{"name": "one", "passed": False, "problems": ["- step x"]}]
+        agent = (await ann.get("/api/agent")).json()
+        assert agent == {"name": "capgraph agent", "description": "", "examples": []}
         graph = (await ann.get("/api/graph")).json()
         assert {"classifier", "orchestrator", "router"} <= set(graph["nodes"])
         assert {"from", "to", "conditional"} == set(graph["edges"][0])
