@@ -42,9 +42,14 @@ THREAD_DATA = object_schema(
     last_message=TEXT,
     task=TEXT_OR_NULL,
     questions={"type": "integer"},
+    cost_usd={"type": ["number", "null"]},
 )
 QUESTION = object_schema(
     {"question_id": TEXT, "thread_id": TEXT},
+    can_decide={"type": "boolean", "description": "True if the caller may answer"},
+    has_approved={"type": "boolean", "description": "True if the caller has approved"},
+    approver_roles={"type": "array", "items": TEXT},
+    requester={**TEXT, "description": "Owner of the thread, if it is another user"},
     steps={
         "type": "array",
         "items": object_schema(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,13 @@ from capgraph.helpers.plain_data import to_plain
 from capgraph.serve.problems import NotFoundError
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import NEVER_PRUNED, read_record, thread_config, write_record
-from capgraph.stores.threads import fork_thread, iter_thread_ids, thread_summary
+from capgraph.stores.threads import (
+    fork_thread,
+    iter_thread_ids,
+    thread_messages,
+    thread_summary,
+)
+from capgraph.telemetry.usage_recorder import usage_totals
 
 if TYPE_CHECKING:
     from langchain_core.messages import AnyMessage
@@ -171,7 +177,7 @@ class Threads:
 
         Args:
             caller: Owner of the threads.
-            query: Words that must all occur in the title, task, last message, or thread ID.
+            query: Words that must all occur in the title, task, thread ID, or messages.
             outcome: Required outcome of the last turn; empty for any.
             limit: Maximum number of threads per page.
             after: Cursor that the previous page returned.
@@ -183,21 +189,38 @@ class Threads:
         after_id = None if after is None else await self.resolve(caller, after)
         words = query.casefold().split()
         items: list[dict[str, Any]] = []
+        costs = await self._thread_costs(caller)
         async for storage_id in iter_thread_ids(
             self._saver, after=after_id, prefix=self.owner_prefix(caller)
         ):
             item = await self._describe(caller, storage_id)
             if item is None or (outcome and item["outcome"] != outcome):
                 continue
-            searched = " ".join(
-                str(item[name] or "") for name in ("thread_id", "title", "task", "last_message")
-            ).casefold()
-            if not all(word in searched for word in words):
+            if words and not await self._matches(storage_id, item, words):
                 continue
             if len(items) == limit:
                 return items, str(items[-1]["thread_id"])
-            items.append(item)
+            items.append({**item, "cost_usd": costs.get(storage_id)})
         return items, None
+
+    async def _matches(
+        self, storage_id: str, item: Mapping[str, Any], words: Sequence[str]
+    ) -> bool:
+        messages = await thread_messages(self._saver, storage_id)
+        texts = [str(item[name] or "") for name in ("thread_id", "title", "task")]
+        searched = " ".join([*texts, *(one.text for one in messages)]).casefold()
+        return all(word in searched for word in words)
+
+    async def _thread_costs(self, caller: Caller) -> dict[str, float | None]:
+        """Return the cost of the caller's threads in US dollars, by storage ID."""
+        tables = self._persistence.tables
+        if tables is None:
+            return {}
+        user_id = None if self._is_shared else caller.user_id
+        totals = await usage_totals(
+            tables, group_by="thread", user_id=user_id, tenant=caller.tenant or ""
+        )
+        return {total.model: total.cost_usd for total in totals}
 
     async def get(self, caller: Caller, thread_id: str) -> dict[str, Any]:
         """Return a thread with its messages, plan, results, and runs.
@@ -356,7 +379,10 @@ class Threads:
         if summary is None:
             return None
         record = await read_record(self._saver, storage_id, _TITLE_RECORD)
-        return self._summary_fields(caller, summary, record)
+        fields = self._summary_fields(caller, summary, record)
+        if summary.status == "unfinished" and await self._log.open_runs(storage_id):
+            fields["outcome"] = "running"
+        return fields
 
     def _summary_fields(
         self, caller: Caller, summary: ThreadSummary, record: Mapping[str, Any]
@@ -367,7 +393,9 @@ class Threads:
         fields["updated_at"] = summary.updated_at.isoformat() if summary.updated_at else None
         fields["questions"] = len(summary.questions)
         fields["last_message"] = summary.last_message[:500]
-        fields["title"] = record.get("title") or (summary.task or summary.last_message)[:80]
+        # A title that does not change with each turn is found again.
+        text = fields.pop("first_message") or summary.task or summary.last_message
+        fields["title"] = record.get("title") or " ".join(text.split())[:80]
         return fields
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -40,6 +40,7 @@ class ThreadSummary:
         updated_at: Time of the last checkpoint.
         turns: Number of turns.
         messages: Number of messages.
+        first_message: Text of the first message of a person.
         last_message: Text of the newest message.
         task: Task of the last turn.
         done: Finished steps of the last turn.
@@ -54,6 +55,7 @@ class ThreadSummary:
     updated_at: datetime | None = None
     turns: int = 0
     messages: int = 0
+    first_message: str = ""
     last_message: str = ""
     task: str | None = None
     done: tuple[str, ...] = ()
@@ -168,6 +170,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
         updated_at=_saved_at(found),
         turns=int(info.get("turn", 0)),
         messages=len(messages),
+        first_message=next((one.text for one in messages if isinstance(one, HumanMessage)), ""),
         last_message=str(getattr(messages[-1], "content", "")) if messages else "",
         task=values.get("task_current_task"),
         done=done,

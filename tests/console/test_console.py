@@ -15,7 +15,7 @@ import pytest
 
 from capgraph.serve.tokens import issue_token
 from tests.support.console_agent import HOSTILE
-from tests.support.console_server import Served, axe
+from tests.support.console_server import Served, axe, open_view
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
@@ -76,13 +76,13 @@ def test_edit_is_rejected_then_accepted(page: Any, served: Any) -> None:
     page.get_by_test_id("answer").wait_for()
     status(page, "open_valve", "done")
     assert page.get_by_test_id("question").count() == 0
-    page.get_by_role("tab", name="Activity").click()
+    open_view(page, "Activity")
     page.get_by_test_id("activity").get_by_text("open_valve").first.wait_for()
     page.get_by_role("button", name="Verify").click()
     page.get_by_text("The audit log is valid.").wait_for()
-    page.get_by_role("tab", name="Usage").click()
+    open_view(page, "Usage")
     page.get_by_test_id("usage").wait_for()
-    page.get_by_role("tab", name="Timeline").click()
+    open_view(page, "Timeline")
     page.get_by_test_id("timeline").locator("rect.span").nth(2).wait_for()
 
 
@@ -235,7 +235,7 @@ def test_inbox_contains_questions_of_all_threads(page: Any, served: Any) -> None
         ]
     }
     threads = [served.run_plan(plan) for _ in range(2)]
-    page.get_by_role("tab", name="Inbox").click()
+    open_view(page, "Inbox")
     inbox = page.get_by_test_id("inbox")
     inbox.get_by_test_id("question").nth(len(threads) - 1).wait_for()
     for _ in threads:
@@ -261,7 +261,7 @@ def test_threads_are_created_renamed_forked_searched_and_deleted(page: Any, serv
     page.get_by_test_id("answer").wait_for()
     page.get_by_test_id("new-thread").click()
     page.get_by_text("The plan appears next to the conversation").wait_for()
-    page.get_by_label("Search").fill("November")
+    page.get_by_label("Search messages").fill("November")
     page.wait_for_function(
         "() => [...document.querySelectorAll('[data-testid=thread]')]"
         ".every(one => one.textContent.includes('November'))"
@@ -344,10 +344,10 @@ def test_layout_has_no_overflow_at_any_width(browser: Any, served: Any, width: i
     ask(page)
     page.get_by_test_id("question").wait_for()
     for part in ["Chat", "Threads", *PARTS]:
-        tab = page.get_by_role("tab", name=part)
-        if tab.is_visible():
-            tab.click()
-            page.wait_for_timeout(200)
+        if part in {"Chat", "Threads"} and not page.get_by_role("tab", name=part).is_visible():
+            continue
+        open_view(page, part)
+        page.wait_for_timeout(200)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         wide = page.evaluate(
             "() => [...document.querySelectorAll('main > :not([hidden])')]"
@@ -441,11 +441,11 @@ def test_axe_reports_no_serious_violation(browser: Any, served: Any, scheme: str
     page.get_by_test_id("approve").click()
     page.get_by_test_id("answer").wait_for()
     for part in PARTS:
-        page.get_by_role("tab", name=part).click()
+        open_view(page, part)
         look(part)
     page.set_viewport_size({"width": 360, "height": 740})
     for part in ["Chat", "Threads", *PARTS]:
-        page.get_by_role("tab", name=part).click()
+        open_view(page, part)
         look(f"narrow {part}")
     context.close()
     assert found == []
@@ -464,7 +464,7 @@ def test_short_file_becomes_text_without_uploads(page: Any) -> None:
 def test_activity_view_shows_budgets_and_limits(page: Any, served: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()
-    page.get_by_role("tab", name="Activity").click()
+    open_view(page, "Activity")
     budgets = page.get_by_test_id("budgets").get_by_role("row")
     row = budgets.filter(has_text="steps").filter(has_text="user")
     row.get_by_text("100,000").wait_for()
@@ -489,7 +489,7 @@ def test_last_of_overlapping_loads_is_shown(
     page.get_by_test_id("stop").wait_for(state="hidden")
     held: list[Any] = []
     page.route(path, lambda route: held.append(route))
-    page.get_by_role("tab", name=tab).click()
+    open_view(page, tab)
     while not held:
         page.wait_for_timeout(20)
     ask(page, "get the forecast: will it rain?")  # the part loads again when the run ends
@@ -519,7 +519,7 @@ def test_agent_view_shows_graph_findings_and_evaluations(page: Any, served: Any)
     folder.mkdir()
     (folder / "monday.json").write_text(evaluation("old", ["- step rain_forecast"]))
     (folder / "tuesday.json").write_text(evaluation("new", []))
-    page.get_by_role("tab", name="Agent").click()
+    open_view(page, "Agent")
     page.get_by_test_id("graph").get_by_text("orchestrator").wait_for()
     page.get_by_test_id("findings").get_by_text("has no examples").first.wait_for()
     runs = page.get_by_test_id("evaluations")
@@ -543,7 +543,7 @@ def test_timeline_is_saved_and_checkpoints_are_compared(page: Any, served: Any) 
         with page.expect_download() as download:
             page.get_by_role("button", name=f"Save as {name}").click()
         assert Path(download.value.path()).read_bytes().startswith(start)
-    page.get_by_role("tab", name="History").click()
+    open_view(page, "History")
     marks = page.get_by_test_id("history").get_by_role("checkbox")
     marks.nth(1).wait_for()
     marks.first.check()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.console_server import Served
+from tests.support.console_server import Served, open_view
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
@@ -162,7 +162,7 @@ def test_activity_tables_fit_their_view(page: Any, served: Served, width: int) -
     opened(page, served, ORDER)
     page.get_by_test_id("approve").click()
     card(page, "completed")
-    page.get_by_role("tab", name="Activity").click()
+    open_view(page, "Activity")
     page.get_by_test_id("activity").get_by_text("order_sensors").first.wait_for()
     for summary in page.get_by_test_id("activity").locator("summary").all():
         summary.click()
@@ -250,3 +250,34 @@ def test_approval_form_edits_dates_lists_and_rows(page: Any, served: Served) -> 
         "express": False,
         "note": None,
     }
+
+
+def test_threads_keep_their_title_and_are_found_by_any_message(page: Any, served: Served) -> None:
+    page.get_by_test_id("message-input").fill("Fetch the exchange rates of Zanzibar")
+    page.get_by_test_id("send").click()
+    card(page, "completed")
+    page.get_by_test_id("message-input").fill("List the stations of the network")
+    page.get_by_test_id("send").click()
+    page.get_by_test_id("answer").nth(1).wait_for()
+    card(page, "completed")
+    page.get_by_test_id("threads").get_by_text("Today").wait_for()
+    current = page.locator("[data-testid=thread][aria-current=page]")
+    current.get_by_text("Fetch the exchange rates of Zanzibar").wait_for()
+    page.get_by_label("Search messages").fill("stations network")
+    page.wait_for_timeout(600)
+    current.wait_for()
+    page.get_by_label("Search messages").fill("zanzibar unheard")
+    current.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_no_tab_is_cut(page: Any, served: Served, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.get_by_test_id("message-input").wait_for()
+    for name in ("Plan", "Timeline", "Inbox", "Activity", "Usage", "History", "Agent"):
+        open_view(page, name)
+        assert page.evaluate(
+            "() => [...document.querySelectorAll('.tabs')]"
+            ".every(one => one.scrollWidth <= one.clientWidth)"
+        )
+        assert page.locator(".tabbar [aria-selected=true]").get_attribute("data-part")

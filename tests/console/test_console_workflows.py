@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from capgraph.serve.tokens import issue_token
-from tests.support.console_server import Served
+from tests.support.console_server import Served, open_view
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
@@ -231,7 +231,7 @@ def test_two_approvers_are_notified(browser: Any, tmp_path: Path) -> None:
         ann.get_by_test_id("question").get_by_text(
             "2 approvals required; approved by: ann."
         ).wait_for()
-        bob.get_by_role("tab", name="Inbox").click()
+        open_view(bob, "Inbox")
         question = bob.get_by_test_id("inbox").get_by_test_id("question")
         question.get_by_text("2 approvals required; approved by: ann.").wait_for()
         assert bob.title().startswith("(1)")
@@ -270,7 +270,7 @@ def test_two_approvers_decide_without_permissions(browser: Any, tmp_path: Path) 
         assert text.count("2 approvals required") == 1
         assert not re.search(r"\d{4}-\d\d-\d\dT|[0-9a-f]{20}", text)
         for user in (bob, carol):
-            user.get_by_role("tab", name="Inbox").click()
+            open_view(user, "Inbox")
             question = user.get_by_test_id("inbox").get_by_test_id("question")
             question.get_by_text("Requested by ann").wait_for()
             question.get_by_test_id("approve").click()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.console_server import Served
+from tests.support.console_server import Served, open_view
 
 pytestmark = pytest.mark.may_block
 ASK = "measure the soil, estimate the need of the garden, read the level of the tank and open the valve"
@@ -49,7 +49,7 @@ def sourced(page: Any) -> None:
 def part(name: str, testid: str = "") -> Callable[[Any], None]:
     def show(page: Any) -> None:
         answered(page)
-        page.get_by_role("tab", name=name).click()
+        open_view(page, name)
         page.get_by_test_id(testid or name.lower()).wait_for()
 
     return show
@@ -57,12 +57,12 @@ def part(name: str, testid: str = "") -> Callable[[Any], None]:
 
 def inbox(page: Any) -> None:
     question(page)
-    page.get_by_role("tab", name="Inbox").click()
+    open_view(page, "Inbox")
 
 
 def plan(page: Any) -> None:
     question(page)
-    page.get_by_role("tab", name="Plan").click()
+    open_view(page, "Plan")
 
 
 STATES: dict[str, tuple[Callable[[Any], None], dict[str, int], str]] = {

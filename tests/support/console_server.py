@@ -43,6 +43,14 @@ def axe() -> str:
     return str(Path(found.origin).with_name("axe.min.js"))
 
 
+def open_view(page: Any, name: str) -> None:
+    """Open a view by its tab, which may be in the menu of tabs that do not fit."""
+    tab = page.get_by_role("tab", name=name)
+    if not tab.is_visible():
+        page.locator("details.more > summary").click()
+    tab.click()
+
+
 class Served:
     """A server of its own, which can be ended and begun again at the same place."""
 

@@ -1,7 +1,7 @@
 // Entry point of the console: URL, views, the open thread, its runs, and the API for the views.
 
 import { Problem, call, get, post, query, threadPath } from "./api.js";
-import { attr, button, h, lazy, put, visible } from "./dom.js";
+import { attr, button, closesOutside, h, lazy, put, s, visible } from "./dom.js";
 import { planView } from "./plan.js";
 import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
 import { conversationView } from "./conversation.js";
@@ -11,6 +11,11 @@ import { threadBar, threadsView } from "./threads.js";
 const POLL = 5000;
 const POLL_HIDDEN = 30000;
 const PAGE = 15;
+// Icons of the tabs that a narrow window shows.
+const ICONS = {
+  conversation: "M4 5h16v11H9l-5 4z", threads: "M4 6h16M4 12h16M4 18h10", plan: "M3 5h7v5H3zM14 14h7v5h-7zM10 7.500h4.500v6.500",
+  inbox: "M4 5h16v14H4zM4 13h5l1.500 2.500h3L15 13h5", more: "M5 12h.01M12 12h.01M19 12h.01",
+};
 const UPLOAD = /^[0-9a-f]{32}$/;
 // Uploads are in the context data under the key "data", as "id/name".
 const uploadedFiles = (state) => Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((file) => ({ id: String(file).split("/")[0], name: String(file).split("/").at(-1) }));
@@ -361,6 +366,32 @@ async function loadCards() {
 const announce = announcer();
 const main = h("main");
 const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": T.partsLabel });
+// Tabs that do not fit are in a menu.
+const moreLabel = h("span", { class: "label" }, T.moreViews);
+const moreTabs = h("div", { class: "items", role: "tablist", "aria-label": T.moreViews });
+const more = h("details", { class: "menu more", hidden: true }, h("summary", null, icon("more"), moreLabel), moreTabs);
+const tabbar = h("div", { class: "tabbar" }, tabs, more);
+const allTabs = () => [...tabs.children, ...moreTabs.children];
+
+function icon(name) {
+  return ICONS[name] ? s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, s("path", { d: ICONS[name] })) : null;
+}
+
+function fitTabs() {
+  const all = allTabs().sort((a, b) => a.dataset.place - b.dataset.place);
+  tabs.append(...all);
+  more.hidden = true;
+  const shown = all.filter((tab) => !tab.hidden);
+  const isTooWide = () => tabs.scrollWidth > tabs.clientWidth;
+  const inBar = middle.matches ? shown : shown.filter((tab) => ICONS[tab.dataset.part]);
+  if (middle.matches && !isTooWide()) return;
+  more.hidden = false;
+  moreTabs.append(...shown.filter((tab) => !inBar.includes(tab)));
+  while (isTooWide() && inBar.length > 1) moreTabs.prepend(inBar.pop());
+  const active = moreTabs.querySelector("[aria-selected=true]");
+  put(moreLabel, active ? T.parts[active.dataset.part] : T.moreViews);
+  attr(more, "data-active", Boolean(active));
+}
 const state = h("span", { class: "connection", role: "status" });
 const login = loginForm();
 const bar = threadBar(app);
@@ -424,13 +455,14 @@ function arrangeParts() {
   }
   document.body.dataset.part = current;
   for (const [name, view] of Object.entries(views)) view.node.hidden = !app.shows(name);
-  for (const tab of tabs.children) {
+  more.open = false;
+  for (const tab of allTabs()) {
     tab.hidden = always.includes(tab.dataset.part);
-    const on = tab.dataset.part === current;
-    attr(tab, "aria-selected", String(on));
-    attr(tab, "tabindex", on ? "0" : "-1");
-    if (on && !middle.matches) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const isCurrent = tab.dataset.part === current;
+    attr(tab, "aria-selected", String(isCurrent));
+    attr(tab, "tabindex", isCurrent ? "0" : "-1");
   }
+  fitTabs();
   changed();
 }
 
@@ -466,21 +498,24 @@ function start() {
   views.threads = threadsView(app);
   views.conversation = conversationView(app);
   views.plan = planView(app);
-  for (const name of Object.keys(T.parts)) {
-    const tab = button(T.parts[name], () => app.show(name), { role: "tab", "data-part": name, "aria-controls": `part-${name}` });
+  for (const [place, name] of Object.keys(T.parts).entries()) {
+    const tab = button([icon(name), h("span", { class: "label" }, T.parts[name])], () => app.show(name), { role: "tab", "data-part": name, "data-place": place, "aria-controls": `part-${name}` });
     if (name === "inbox") tab.append(badge);
     tabs.append(tab);
   }
-  tabs.addEventListener("keydown", (event) => {
-    const shown = [...tabs.children].filter((tab) => !tab.hidden);
-    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!way) return;
+  closesOutside(more);
+  addEventListener("resize", fitTabs);
+  tabbar.addEventListener("keydown", (event) => {
+    const shown = allTabs().filter((tab) => !tab.hidden && (more.open || tab.parentNode === tabs));
+    const way = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!way || event.target.role !== "tab") return;
+    event.preventDefault();
     const next = shown[(shown.indexOf(document.activeElement) + way + shown.length) % shown.length];
     next.focus();
     next.click();
   });
   for (const [name, view] of Object.entries(views)) { view.node.id = `part-${name}`; main.append(view.node); }
-  main.prepend(tabs);
+  main.prepend(tabbar);
   document.body.replaceChildren(h("a", { class: "skip", href: "#message", onclick: (event) => { event.preventDefault(); app.show("conversation"); document.getElementById("message").focus(); } }, T.skip),
     header, login, main, announce.node);
   const named = location.hash.slice(1);

@@ -99,6 +99,13 @@ function shown(value) {
   return json(value, 400);
 }
 
+// Close a menu, a details element, on a click or a focus elsewhere and on Escape.
+export function closesOutside(menu) {
+  document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
+  menu.addEventListener("focusout", (event) => { if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false; });
+  menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.firstChild.focus(); } });
+}
+
 export function save(name, blob) {
   const url = URL.createObjectURL(blob);
   const link = h("a", { href: url, download: name });

@@ -8,6 +8,7 @@ export const T = {
     activity: "Activity", usage: "Usage", history: "History", agent: "Agent",
   },
   partsLabel: "Views",
+  moreViews: "More",
   connection: {
     live: "live", idle: "ready", lost: "connection lost, reconnecting", login: "logged out",
   },
@@ -210,7 +211,9 @@ export const T = {
 
   // threads
   newThread: "New thread",
-  search: "Search",
+  search: "Search messages",
+  days: ["Today", "Yesterday"],
+  noDate: "Earlier",
   anyOutcome: "Any outcome",
   outcomeLabel: "Outcome",
   noThreads: "No threads.",

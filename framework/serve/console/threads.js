@@ -1,7 +1,7 @@
 // The list of the user's threads.
 
 import { get, threadPath } from "./api.js";
-import { attr, button, h, keyed, put, save, visible, when } from "./dom.js";
+import { attr, button, closesOutside, h, keyed, put, save, visible } from "./dom.js";
 import { T } from "./text.js";
 
 const OUTCOMES = ["completed", "partial", "failed", "stopped", "waiting", "cancelled", "new"];
@@ -24,17 +24,27 @@ export function threadsView(app) {
   function update() {
     none.hidden = app.threads.length > 0;
     more.hidden = !app.threadsNext;
-    keyed(list, app.threads, (one) => one.thread_id, (one) => threadNode(app, one), (item, one) => {
+    const days = app.threads.flatMap((one, n) => (n && dayOf(one) === dayOf(app.threads[n - 1]) ? [one] : [{ day: dayOf(one) }, one]));
+    keyed(list, days, (one) => one.thread_id ?? `day ${one.day}`, (one) => (one.thread_id ? threadNode(app, one) : h("li", { class: "day quiet" }, one.day)), (item, one) => {
+      if (!one.thread_id) return;
       const link = item.firstChild;
       attr(link, "aria-current", one.thread_id === app.threadId ? "page" : null);
       put(link.children[0], visible(one.title || T.untitled));
       const word = one.thread_id === app.threadId && app.turn.status !== "idle" ? app.turn.status : one.questions ? "asks" : one.outcome;
       attr(link.children[1], "data-outcome", word);
-      put(link.children[1], [T.outcome[word] ?? word ?? "", one.updated_at ? when(one.updated_at, true) : ""].filter(Boolean).join(" · "));
+      put(link.children[1], [`${T.marks[word] ?? ""} ${T.outcome[word] ?? word ?? ""}`.trim(), one.updated_at ? clock(one.updated_at) : "", one.cost_usd ? T.money(one.cost_usd) : ""].filter(Boolean).join(" · "));
     });
   }
   return { node, update };
 }
+
+function dayOf({ updated_at: time }) {
+  if (!time) return T.noDate;
+  const ago = Math.round((new Date().setHours(0, 0, 0, 0) - new Date(time).setHours(0, 0, 0, 0)) / 86400000);
+  return T.days[ago] ?? new Date(time).toLocaleDateString("en", { weekday: "short", month: "short", day: "numeric", year: ago > 300 ? "numeric" : undefined });
+}
+
+const clock = (time) => new Date(time).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false });
 
 function threadNode(app, one) {
   const link = h("a", { href: app.address(one.thread_id), testid: "thread", "data-thread": one.thread_id },
@@ -59,10 +69,8 @@ export function threadBar(app) {
     button(T.fork, () => { menu.open = false; app.fork(); }),
     button(T.exportThread, async () => { menu.open = false; save(`${app.threadId}.json`, new Blob([JSON.stringify(await get(threadPath(app.threadId)), null, 2)], { type: "application/json" })); }),
     button(T.remove, () => { sure.hidden = false; sure.focus(); }), sure));
-  document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
-  menu.addEventListener("focusout", (event) => { if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false; });
+  closesOutside(menu);
   menu.addEventListener("toggle", () => { if (!menu.open) sure.hidden = true; });
-  menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.firstChild.focus(); } });
   function edit(on) {
     editing.hidden = !on;
     title.hidden = on;
