@@ -136,7 +136,7 @@ def test_number_links_to_its_step(page: Any) -> None:
     page.get_by_test_id("answer").get_by_role("button", name="12.0").click()
     detail = page.get_by_test_id("plan").get_by_label(re.compile("Step forecast"))
     detail.get_by_text("rain_forecast", exact=True).wait_for()
-    detail.get_by_text('"rain_mm": 12').first.wait_for()
+    detail.get_by_text("rain_mm: 12").first.wait_for()
 
 
 def slow(count: int = 3, seconds: float = 1.5) -> dict[str, Any]:

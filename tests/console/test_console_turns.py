@@ -281,3 +281,31 @@ def test_no_tab_is_cut(page: Any, served: Served, width: int) -> None:
             ".every(one => one.scrollWidth <= one.clientWidth)"
         )
         assert page.locator(".tabbar [aria-selected=true]").get_attribute("data-part")
+
+
+def test_step_detail_has_tabs_cells_and_runs_again(page: Any, served: Served) -> None:
+    thread = opened(page, served, STATIONS, READINGS, RATES)
+    card(page, "partial")
+    page.locator('[data-testid=step][data-key="readings"]').click()
+    detail = page.get_by_test_id("plan").get_by_label("Step readings")
+    cells = detail.get_by_test_id("element")
+    assert cells.count() == 12
+    assert cells.first.get_attribute("aria-label") == "S007, failed"
+    detail.get_by_text("gives no signal").first.wait_for()
+    detail.get_by_role("tab", name="Input").click()
+    detail.get_by_text("of: stations.codes").wait_for()
+    detail.get_by_role("tab", name="Input").press("ArrowRight")
+    detail.get_by_text("code: S001").wait_for()
+    page.locator('[data-testid=step][data-key="rates"]').click()
+    detail = page.get_by_test_id("plan").get_by_label("Step rates")
+    detail.get_by_role("tab", name="Attempts").click()
+    assert detail.get_by_role("listitem").count() == 3
+    page.locator('[data-testid=step][data-key="stations"]').click()
+    detail = page.get_by_test_id("plan").get_by_label("Step stations")
+    detail.get_by_test_id("rerun").click()
+    detail.get_by_text("Confirm: run stations, readings again").click()
+    page.get_by_test_id("message").filter(has_text="Run again from stations").wait_for()
+    card(page, "partial")
+    results = served.call(f"/api/threads/{thread}")["results"]
+    assert "stations" in results
+    assert "rates" not in results

@@ -177,7 +177,7 @@ def test_earlier_message_is_retried_in_a_fork(page: Any) -> None:
     first.get_by_role("button", name="Sources").click()
     first.locator(".sources").get_by_role("button", name="report").click()
     plan = page.get_by_test_id("plan")
-    plan.get_by_text('"text": "first"').wait_for()
+    plan.get_by_text("text: first").wait_for()
     assert plan.get_by_test_id("step").first.inner_text().startswith("report")
     plan.get_by_role("button", name="Back to the current plan").click()
     plan.locator('[data-key^="weather"]').first.wait_for()

@@ -2,7 +2,6 @@
 
 import { Problem, call, get, post, query, threadPath } from "./api.js";
 import { attr, button, closesOutside, h, lazy, put, s, visible } from "./dom.js";
-import { planView } from "./plan.js";
 import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
 import { conversationView } from "./conversation.js";
 import { T } from "./text.js";
@@ -434,6 +433,27 @@ function loginForm() {
   return node;
 }
 
+// The plan view is loaded with the first thread.
+function planPlaceholder() {
+  const node = h("section", { class: "part side", testid: "plan", "aria-label": T.parts.plan }, h("h2", null, T.parts.plan), h("p", { class: "quiet" }, T.noPlan));
+  let wanted = null;
+  let isLoading = false;
+  function update() {
+    if (isLoading || app.threadId === null) return;
+    isLoading = true;
+    import("./plan.js").then(({ planView }) => {
+      const view = planView(app);
+      view.node.id = node.id;
+      view.node.hidden = node.hidden;
+      node.replaceWith(view.node);
+      views.plan = view;
+      if (wanted !== null) view.select(wanted);
+      changed();
+    });
+  }
+  return { node, update, select: (key) => { wanted = key; update(); } };
+}
+
 function theme(next) {
   const key = "theme";
   let word = null;
@@ -497,7 +517,7 @@ function start() {
   theme(false);
   views.threads = threadsView(app);
   views.conversation = conversationView(app);
-  views.plan = planView(app);
+  views.plan = planPlaceholder();
   for (const [place, name] of Object.keys(T.parts).entries()) {
     const tab = button([icon(name), h("span", { class: "label" }, T.parts[name])], () => app.show(name), { role: "tab", "data-part": name, "data-place": place, "aria-controls": `part-${name}` });
     if (name === "inbox") tab.append(badge);

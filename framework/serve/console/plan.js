@@ -1,7 +1,6 @@
 // The plan view: a live graph of the steps with the critical path and earlier plan versions.
 
-import { get, query, threadPath } from "./api.js";
-import { attr, button, h, keyed, pre, put, s, visible, when } from "./dom.js";
+import { attr, button, h, keyed, lazy, put, s, visible } from "./dom.js";
 import { arrange, criticalPath, edgePath } from "./layout.js";
 import { WAITS } from "./state.js";
 import { T } from "./text.js";
@@ -91,7 +90,10 @@ export function planView(app) {
     }
     const step = plan?.steps.find((one) => one.context_key === selected);
     detail.hidden = !step;
-    if (step && ofDetail !== step) { ofDetail = step; fillDetail(app, detail, step, () => select(null)); }
+    if (step && ofDetail !== step) {
+      ofDetail = step;
+      lazy(() => import("./step.js")).then(({ fillDetail }) => { if (ofDetail === step) fillDetail(app, detail, step, () => select(null)); });
+    }
   }
   return { node, update, select };
 }
@@ -210,43 +212,4 @@ function stateOf(step) {
   const tries = step.tries.filter((one) => !WAITS.has(one.status)).length;
   if (tries > 1) words.push(`×${tries}`);
   return words.join(" · ");
-}
-
-function fillDetail(app, node, step, close) {
-  const facts = [];
-  const add = (name, value) => {
-    if (value === null || value === undefined || value === "" || (typeof value === "object" && !Object.keys(value).length)) return;
-    facts.push(h("dt", null, T.step[name] ?? name), h("dd", null, typeof value === "object" ? pre(value) : visible(String(value))));
-  };
-  add("status", T.status[step.status] ?? step.status);
-  add("capability", step.capability);
-  for (const name of ["task_objective", "message", "reason", "severity"]) add(name, step[name]);
-  add("duration", typeof step.duration === "number" ? T.seconds(step.duration) : null);
-  add("attempt", step.attempt);
-  if (step.wait) for (const name of ["for", "until"]) add(name, step.wait[name]);
-  if (step.tokens) add("cost", T.tokens(step.tokens.input, step.tokens.output));
-  const earlier = app.earlier?.shown ? app.earlier.state : null;
-  if (step.started) { add("trace", step.trace_id); add("run", earlier ? null : app.turn.run); }
-  if (step.elements) add("elements", T.elements(step.elements));
-  for (const name of ["when", "for_each", "wait_until", "wait_for", "parameters", "inputs", "outputs"]) add(name, step[name]);
-  if (step.look_again) add("look_again", "✓");
-  const later = h("div");
-  const list = h("dl", null, facts);
-  node.setAttribute("aria-label", T.step.title(step.context_key));
-  node.replaceChildren(
-    h("div", { class: "bar" }, h("h3", null, visible(step.context_key)), button("×", close, { "aria-label": T.close, class: "small" })),
-    list, later,
-    step.tries.length > 1 ? h("details", null, h("summary", null, T.step.tries), h("ol", null, step.tries.map((one) => h("li", null,
-      [when(one.from), T.status[one.status] ?? one.status, one.to ? T.seconds((one.to - one.from) / 1000) : "", visible(one.message ?? "")].filter(Boolean).join(" · "))))) : []);
-  if (!["done", "failed"].includes(step.status) || !app.threadId) return;
-  Promise.all(earlier ? [earlier, { items: [] }] : [get(`${threadPath(app.threadId)}/state`), get(query("/api/usage", { by: "step", thread_id: app.threadId }))]).then(([state, used]) => {
-    const mine = used.items.filter((one) => one.step === step.context_key || one.step.startsWith(`${step.context_key}[`));
-    const money = mine.some((one) => one.cost_usd === null) ? null : mine.reduce((sum, one) => sum + one.cost_usd, 0);
-    if (mine.length) list.append(h("dt", null, T.step.money), h("dd", null, T.money(money)));
-    const record = state.execution_step_results?.[step.context_key];
-    const values = Object.entries(record?.outputs ?? {}).map(([kind, key]) => [kind, state.capability_context_data?.[kind]?.[key]]);
-    later.replaceChildren(...values.filter(([, value]) => value !== undefined)
-      .map(([kind, value]) => h("details", { open: true }, h("summary", null, `${T.step.value}: ${visible(kind)}`), pre(value))),
-    record ? h("details", null, h("summary", null, T.step.record), pre(record)) : "");
-  }).catch(() => later.replaceChildren());
 }

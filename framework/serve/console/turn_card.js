@@ -2,7 +2,7 @@
 
 import { attr, button, h, keyed, put, visible, when } from "./dom.js";
 import { differences } from "./history.js";
-import { needs } from "./layout.js";
+import { elementName, elementPlan, rerunPlan } from "./rerun.js";
 import { CLOSING, OVER, RUNS } from "./state.js";
 import { T } from "./text.js";
 
@@ -11,8 +11,6 @@ const MAX_REASON = 400;
 const TICK = 500;
 const ENDED = new Set([...OVER, "cancelled"]);
 const ORDER = ["asks", "retrying", "running", "failed", "waits", "pending", "skipped", "done"];
-const PLAN_FIELDS = ["context_key", "capability", "task_objective", "success_criteria", "expected_output",
-  "parameters", "inputs", "when", "for_each", "look_again", "wait_until", "wait_for"];
 
 export function turnCard(app) {
   const mark = h("span", { class: "mark", "aria-hidden": "true" });
@@ -117,67 +115,19 @@ export function statusOf(step) {
 // Return what a turn did not do: steps and elements with a cause and the plan that retries them.
 function notDone(app, work) {
   const planned = app.thread?.plan?.steps ?? [];
-  const isDone = (key) => work.some((step) => step.context_key === key && step.status === "done");
+  const isUnfinished = (key) => work.some((step) => step.context_key === key && step.status !== "done");
   return work.flatMap((step) => {
     if (step.elements?.failed) {
       return Object.keys(step.elements.states).filter((n) => step.elements.states[n] === "failed").map((n) => ({
-        key: step.context_key, status: "failed", name: `${step.context_key}: ${elementName(app, step, Number(n))}`,
-        text: step.elements.messages?.[n] ?? T.status.failed, plan: retryElement(planned, step.context_key, Number(n)),
+        key: step.context_key, status: "failed", name: `${step.context_key}: ${elementName(app.contexts, step, Number(n)) ?? T.turn.element(Number(n) + 1)}`,
+        text: step.elements.messages?.[n] ?? T.status.failed, plan: elementPlan(planned, step.context_key, Number(n)),
       }));
     }
     if (step.status === "done" || step.status === "skipped") return [];
     const wasStopped = step.status === "pending" && step.tries.length > 0;
     const text = step.status === "failed" ? step.message ?? T.status.failed : wasStopped ? T.turn.interrupted : "";
-    return [{ key: step.context_key, status: step.status, name: step.context_key, text, plan: text ? retryPlan(planned, isDone, step.context_key) : null }];
+    return [{ key: step.context_key, status: step.status, name: step.context_key, text, plan: text ? rerunPlan(planned, step.context_key, { before: isUnfinished, after: isUnfinished }) : null }];
   });
-}
-
-// Return the value of an element in the state of the thread, or its position.
-function elementName(app, step, number) {
-  const [key, ...path] = String(step.for_each?.of ?? "").split(".");
-  for (const contexts of Object.values(app.contexts ?? {})) {
-    const list = path.reduce((at, name) => at?.[name], contexts?.[key]);
-    const value = Array.isArray(list) ? list[number] : undefined;
-    const word = value && typeof value === "object" ? value.name ?? value.id ?? value.key : value;
-    if (word !== undefined && typeof word !== "object") return String(word);
-  }
-  return T.turn.element(number + 1);
-}
-
-// Return the plan that runs a step again with the unfinished steps before and after it. Results of
-// finished steps are still in the thread, and the server adds the step that answers.
-function retryPlan(steps, isDone, key) {
-  const index = steps.findIndex((step) => step.context_key === key);
-  if (index < 0) return null;
-  const before = needs(steps);
-  const chosen = new Set([index]);
-  for (let size = 0; size !== chosen.size;) {
-    size = chosen.size;
-    steps.forEach((step, n) => {
-      const isLinked = before[n].some((one) => chosen.has(one)) || [...chosen].some((one) => before[one].includes(n));
-      if (isLinked && !isDone(step.context_key) && !CLOSING.has(step.capability)) chosen.add(n);
-    });
-  }
-  return { steps: [...chosen].sort((a, b) => a - b).map((n) => planFields(steps[n])) };
-}
-
-// Return the plan that runs one element of a for_each step; null if the step has it as an input.
-function retryElement(steps, key, number) {
-  const step = steps.find((one) => one.context_key === key);
-  const { of, as: name = "item" } = step?.for_each ?? {};
-  if (typeof of !== "string" || JSON.stringify(step.inputs ?? []).includes(`"${name}"`)) return null;
-  const refer = (value) => {
-    if (Array.isArray(value)) return value.map(refer);
-    if (!value || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([field, inner]) => [field,
-      field === "$from" && (inner === name || inner.startsWith?.(`${name}.`)) ? `${of}.${number}${inner.slice(name.length)}` : refer(inner)]));
-  };
-  const { for_each: _, ...rest } = planFields(step);
-  return { steps: [{ ...rest, context_key: `${key}_${number + 1}`, parameters: refer(step.parameters ?? {}) }] };
-}
-
-function planFields(step) {
-  return Object.fromEntries(PLAN_FIELDS.filter((name) => step[name] !== undefined && step[name] !== null).map((name) => [name, step[name]]));
 }
 
 function decisionText(app, one) {
