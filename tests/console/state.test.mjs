@@ -6,6 +6,7 @@ import { test } from "node:test";
 const at = new URL("../../framework/serve/console/", import.meta.url);
 const { empty, fromThread, runsOfTurn, turnOutcomes } = await import(new URL("state.js", at));
 const { reduce } = await import(new URL("reduce.js", at));
+const { timeScale } = await import(new URL("timeline.js", at));
 const { figuresOf, numbersIn } = await import(new URL("figures.js", at));
 const { SIZE, arrange, criticalPath, needs } = await import(new URL("layout.js", at));
 const { frames } = await import(new URL("follow.js", at));
@@ -266,4 +267,15 @@ test("no edge passes under a step", () => {
       }));
     }
   }
+});
+
+test("the axis of the timeline is round, and long waits are compressed", () => {
+  const plain = timeScale([{ from: 1000, to: 3434, isWait: false }], 130, 700);
+  assert.deepEqual(plain.ticks.map((at) => at - 1000), [0, 500, 1000, 1500, 2000]);
+  assert.deepEqual([plain.x(1000), Math.round(plain.x(3434)), plain.breaks], [130, 700, []]);
+  const waits = timeScale([{ from: 0, to: 1000 }, { from: 1000, to: 600000, isWait: true }, { from: 600000, to: 601000 }], 130, 700);
+  assert.equal(waits.breaks.length, 1);
+  assert.ok(waits.x(600000) - waits.x(1000) < 50);
+  assert.equal(Math.round(waits.x(601000)), 700);
+  assert.ok(waits.ticks.every((at) => at <= 1000 || at >= 600000));
 });

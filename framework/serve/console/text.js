@@ -131,7 +131,10 @@ export const T = {
   saveSvg: "Save as SVG",
   savePng: "Save as PNG",
   models: "models",
-  legend: { done: "completed", failed: "failed", asks: "waited for a person", waits: "waited for a time or an event", model: "model call" },
+  legend: { done: "completed", failed: "failed", asks: "waited for a person", waits: "waited for a time or an event", model: "model call", critical: "critical path" },
+  tick: (n) => (n >= 60 ? `${Math.floor(n / 60)}:${String(Math.round(n % 60)).padStart(2, "0")}` : `${+n.toFixed(3)} s`),
+  startsAt: (time) => `starts at ${time}`,
+  compressed: (time) => `${time} of waiting, compressed`,
 
   // inbox
   noQuestions: "No open questions.",
