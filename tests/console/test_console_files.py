@@ -68,7 +68,7 @@ def test_attached_file_and_artifacts_are_shown(page: Any) -> None:
         assert Path(download.value.path()).read_bytes().startswith(start)
     page.get_by_test_id("plot").get_by_test_id("came-from").click()
     detail = page.get_by_test_id("plan").locator("section.detail")
-    detail.get_by_text("plotting", exact=True).wait_for()
+    detail.get_by_text("plotting", exact=True).first.wait_for()
     page.reload()
     page.get_by_test_id("plot").wait_for()
     page.get_by_text("Attached: load.csv").wait_for()

@@ -78,7 +78,7 @@ def test_wait_is_shown_and_resumed(page: Any, served: Served) -> None:
         status(page, "first", "waits").click()
         page.get_by_test_id("plan").locator("section.detail").get_by_text(
             "go", exact=True
-        ).wait_for()
+        ).first.wait_for()
         page.reload()
     served.call(f"/api/threads/{thread}/signals/go", {"value": 1})
     status(page, "first", "done")
