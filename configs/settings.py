@@ -531,6 +531,8 @@ class ScaleSettings(SettingsModel):
             as dead.
         heartbeat_seconds: Time between heartbeats. Defaults to a third of ``lease_seconds``.
         queues: Queues that ``capgraph worker`` serves without ``--queues``.
+        max_losses: Number of processes that may end while they run the same turn or step. After that,
+            it fails.
 
     >>> ScaleSettings(lease_seconds=6).heartbeat_interval
     2.0
@@ -541,6 +543,7 @@ class ScaleSettings(SettingsModel):
     lease_seconds: float = Field(30.0, gt=0)
     heartbeat_seconds: float | None = Field(None, gt=0)
     queues: list[str] = Field(default_factory=lambda: ["turns"], min_length=1)
+    max_losses: int = Field(10, ge=1)
 
     @property
     def heartbeat_interval(self) -> float:

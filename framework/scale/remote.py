@@ -39,7 +39,6 @@ database sends notifications.
 """
 _RETRY_SECONDS = 1.0
 """Delay in seconds after an error of the database or the engine."""
-_MAX_ATTEMPTS = 10
 _TELL_SECONDS, _CANCEL_EVERY = 0.2, 4
 
 
@@ -172,7 +171,7 @@ class RemoteSteps:
         is_lost = status.attempts > pending.attempts
         if not pending.is_due(_RETRY_SECONDS if is_lost else 2 * self._leases.ttl_seconds):
             return
-        if status.attempts >= _MAX_ATTEMPTS:
+        if status.attempts >= self._graph.services.settings.scale.max_losses:
             raise CapabilityError(
                 f"The step {pending.order.id} was started {status.attempts} times and never finished.",
                 fix="Check the workers' logs; the step may crash its worker.",

@@ -51,6 +51,8 @@ it.
 """
 _MAX_TURN_RUNS = 100
 """Maximum number of runs that are searched for the client tools of a turn."""
+_HAND_OVER_SECONDS = 2.0
+"""Maximum seconds that recording a handover may take, for example while the database is unavailable."""
 QUESTION_HASH_LENGTH = 24
 """Length of the hash that distinguishes the questions of a thread."""
 
@@ -307,7 +309,26 @@ class RunExecutor:
     ) -> TurnResult | None:
         if self.is_draining:
             return None
-        recorded, may_continue = await self._log.claim(run)
+        events, may_continue = await self._log.claim(run)
+        end = None
+        try:
+            end = await self._run_claimed(run, turn, translator, events, may_continue)
+        finally:
+            if end is None:
+                # This process survives, so the run is not to blame.
+                with suppress(PersistenceError, TimeoutError):
+                    async with asyncio.timeout(_HAND_OVER_SECONDS):
+                        await self._log.hand_over(run.run_id)
+        return end
+
+    async def _run_claimed(
+        self,
+        run: LoggedRun,
+        turn: TurnRunner,
+        translator: EventTranslator,
+        recorded: list[dict[str, Any]],
+        may_continue: bool,
+    ) -> TurnResult | None:
         if recorded and recorded[-1]["type"] in TERMINAL_EVENTS:
             # A process died after writing the last event but before recording the outcome.
             status = (recorded[-1].get("result") or {}).get("status", "failed")
@@ -315,6 +336,8 @@ class RunExecutor:
             return None
         if reason := run.request.get("unreadable"):
             raise PersistenceError(reason[0], fix=reason[1], is_unreadable=True)
+        if run.starts >= self._graph.services.settings.scale.max_losses:
+            return await self._end_poison_run(run, translator, recorded)
         values = {} if run.is_new_turn else await load_thread_values(self._graph, run.thread_id)
         first_events = (
             translator.takeover_events(recorded)
@@ -347,6 +370,25 @@ class RunExecutor:
         if run.run_id in self._stopped and end.status == "cancelled":
             return await mark_stopped(self._graph, run.thread_id)
         return None if end.status == "drained" else end
+
+    async def _end_poison_run(
+        self, run: LoggedRun, translator: EventTranslator, recorded: list[dict[str, Any]]
+    ) -> TurnResult:
+        """End a run as failed because the processes that ran it ended before it did."""
+        max_losses = self._graph.services.settings.scale.max_losses
+        error = InfrastructureError(
+            f"The turn was started {run.starts} times, and each time its process ended first.",
+            fix="Find the cause in the logs of the workers, then send the request again.",
+            facts={"run_id": run.run_id, "starts": run.starts},
+        )
+        first_events = (
+            translator.takeover_events(recorded) if recorded else translator.start_events({}, {})
+        )
+        self._log.append_events(run.run_id, first_events, translator.shorten)
+        outcome = {"status": "failed", "reason": str(error), "code": error.code}
+        if run.starts == max_losses:  # later, reading the thread may be what ends the process
+            await _end_turn(self._graph, run.thread_id, outcome)
+        return TurnResult(run.thread_id, outcome=outcome, error=error)
 
     async def _next_input(self, run: LoggedRun, *, is_resumed: bool) -> tuple[Any, bool]:
         """Return the input of the graph, and whether the run has nothing left to do."""
@@ -408,13 +450,17 @@ async def mark_stopped(graph: Any, thread: str) -> TurnResult:
         graph: Graph made by ``build_graph``, with a checkpointer.
         thread: Storage ID of the thread.
     """
-    # Written as a terminal node, so that no question and no task remains.
     outcome = {"status": "stopped", "cancelled": True}
+    await _end_turn(graph, thread, outcome)
+    return TurnResult(thread, status="stopped", outcome=outcome)
+
+
+async def _end_turn(graph: Any, thread: str, outcome: Mapping[str, Any]) -> None:
+    # Written as a terminal node, so that no question and no task remains.
     await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
     waits = graph.persistence.waits
     if (wait := await waits.get(thread)) is not None:
         await waits.drop(wait)
-    return TurnResult(thread, status="stopped", outcome=outcome)
 
 
 def identify_question(thread: str, interrupt_id: str, value: Any) -> dict[str, Any]:

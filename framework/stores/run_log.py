@@ -38,7 +38,7 @@ _INSERT_EVENTS = (
     " AND p.teller <> column4) ON CONFLICT DO NOTHING RETURNING run_id"
 )
 _SET_RUNNING = (
-    "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ?"
+    "UPDATE capgraph_runs SET status = 'running', starts = starts + 1 WHERE run_id = ?"
     " AND status IN ('queued', 'running') AND {held} RETURNING run_id"
 )
 _FINISH = (
@@ -62,7 +62,10 @@ _THREAD_EVENTS = (
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
 )
 _OPEN_COUNT = "SELECT count(*) FROM capgraph_runs WHERE owner = ? AND ended = 0"
-_COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
+_RELEASE = (
+    "UPDATE capgraph_runs SET starts = starts - 1 WHERE run_id = ? AND starts > 0 RETURNING run_id"
+)
+_COLUMNS = "run_id, thread_id, owner, status, opened, ended, request, starts"
 Statement = tuple[str, tuple[Any, ...]]
 _PAGE = 200
 _MAX_RUNS = 10_000
@@ -98,6 +101,7 @@ class LoggedRun:
         created_at: Time of the request, in seconds since the epoch.
         ended_at: Time of its end; 0 while the run is open.
         request: Input and caller of the run. They suffice to start it again.
+        starts: Number of processes that started the run and did not hand it over.
     """
 
     run_id: str
@@ -107,6 +111,7 @@ class LoggedRun:
     created_at: float = field(default_factory=time.time)
     ended_at: float = 0.0
     request: Mapping[str, Any] = field(default_factory=dict)
+    starts: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -207,8 +212,8 @@ class RunLog:
             LimitError: The owner has too many open runs.
         """
         values: tuple[Any, ...] = (run.run_id, run.thread_id, run.owner, run.status)
-        values += (run.created_at, run.ended_at, self._pack(dict(run.request)))
-        insert = f"INSERT INTO capgraph_runs ({_COLUMNS}) SELECT ?, ?, ?, ?, ?, ?, ? WHERE "
+        values += (run.created_at, run.ended_at, self._pack(dict(run.request)), 0)
+        insert = f"INSERT INTO capgraph_runs ({_COLUMNS}) SELECT ?, ?, ?, ?, ?, ?, ?, ? WHERE "
         end = " ON CONFLICT (run_id) DO NOTHING RETURNING run_id"
         if max_open is None:
             added = await self._run(f"{insert} true{end}", values)
@@ -279,6 +284,14 @@ class RunLog:
                 fix="This run has stopped; follow the thread to see how it continues.",
             )
         return writer_id, may_run
+
+    async def hand_over(self, run_id: str) -> None:
+        """Record that this process leaves a claimed run to another one and is not lost with it."""
+        await self._run(_RELEASE, (run_id,))
+
+    async def poison_runs(self, max_losses: int) -> list[LoggedRun]:
+        """Return the failed runs that lost more processes than allowed, newest first."""
+        return await self._select("status = 'failed' AND starts > ?", max_losses)
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run, or ``None`` if it does not exist."""
@@ -603,7 +616,7 @@ class RunLog:
         await self._run(f"DELETE FROM capgraph_runs WHERE {condition}", values)
 
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:
-        run_id, thread_id, owner, status, opened, ended, request = row
+        run_id, thread_id, owner, status, opened, ended, request, starts = row
         try:
             request_data = self._unpack(request)
         except PersistenceError as exc:
@@ -611,7 +624,7 @@ class RunLog:
                 "caller": {},
                 "unreadable": [exc.message, exc.fix],
             }  # must not hide other runs
-        return LoggedRun(run_id, thread_id, owner, status, opened, ended, request_data)
+        return LoggedRun(run_id, thread_id, owner, status, opened, ended, request_data, starts)
 
     def _events(self, text: str) -> list[str]:
         try:

@@ -105,7 +105,8 @@ _FIRST = (
         at DOUBLE PRECISION NOT NULL
     )""",
 )
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_RUN_STARTS = ("ALTER TABLE capgraph_runs ADD COLUMN starts INTEGER NOT NULL DEFAULT 0",)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RUN_STARTS)
 """Statements by version, starting with version 1, which includes the tables of earlier releases."""
 
 _TABLE = (

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from capgraph.configs.settings import Settings
     from capgraph.scale import Worker
+    from capgraph.stores.run_log import LoggedRun
 
 app: typer.Typer = typer.Typer()
 _GRACE_SECONDS = 5.0
@@ -145,10 +147,22 @@ def _drain_when_stdin_closes() -> None:
 
 @app.command("workers")
 @with_shared_options("config", "db", "engine", "temporal", "as_json")
-def workers(shared: SharedOptions) -> None:
+def workers(
+    shared: SharedOptions,
+    poison: Annotated[
+        bool,
+        typer.Option(
+            "--poison", help="List the turns that failed because they ended their workers."
+        ),
+    ] = False,
+) -> None:
     """List the live workers, their jobs, and the waiting jobs."""
     from capgraph.scale import list_workers
     from capgraph.stores import Persistence
+
+    if poison:
+        _print_poison_runs(shared)
+        return
 
     async def read(engine: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
         rows = Persistence.of(saver).tables
@@ -161,3 +175,32 @@ def workers(shared: SharedOptions) -> None:
     print_rows(("worker", "queues", "running"), rows, empty_message="No live workers.", data=data)
     for queue, number in waiting.items() if data is None else ():
         print_text(f"{number} waiting for {queue}")
+
+
+def _print_poison_runs(shared: SharedOptions) -> None:
+    from capgraph.stores import Persistence
+
+    max_losses = shared.settings().scale.max_losses
+
+    async def read(_: Any, saver: Any) -> list[LoggedRun]:
+        log = Persistence.of(saver).open_run_log()
+        try:
+            return await log.poison_runs(max_losses)
+        finally:
+            log.close()
+
+    runs = shared.run_with_engine(read)
+    rows = [
+        (
+            run.run_id,
+            run.thread_id,
+            run.starts - 1,
+            datetime.fromtimestamp(run.ended_at, UTC).isoformat(),
+        )
+        for run in runs
+    ]
+    names = ("run", "thread", "losses", "ended")
+    data = (
+        {"runs": [dict(zip(names, row, strict=True)) for row in rows]} if shared.as_json else None
+    )
+    print_rows(names, rows, empty_message="No turn ended its workers.", data=data)
