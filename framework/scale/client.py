@@ -27,6 +27,7 @@ from capgraph.engine.thread_lease import share_lease
 from capgraph.graph.signals import signal as send_signal
 from capgraph.langgraph_compat import count_resume_values
 from capgraph.pipeline.run_config import configurable_for
+from capgraph.scale.agent_rules import describe_agent
 from capgraph.scale.engine import Engine
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import RunExecutor, graph_input, mark_stopped
@@ -139,7 +140,9 @@ class Client:
         self, thread: str, run_id: str, request: Mapping[str, Any], caller: Caller
     ) -> bool:
         owner = thread.partition("/")[0] + "/" if thread.startswith("@") else ""
-        run = LoggedRun(run_id, thread, owner, request={**request, "caller": asdict(caller)})
+        own_agent = {"agent": describe_agent(self.graph.services, caller)}
+        request = {**own_agent, **request, "caller": asdict(caller)}
+        run = LoggedRun(run_id, thread, owner, request=request)
         is_new = await self.log.create(run, is_local=False)
         existing = None if is_new else await self.log.get(run_id)
         if existing is not None and existing.thread_id != thread:
@@ -205,8 +208,14 @@ class Client:
             await self.wake(wait)
         return True
 
-    async def wake(self, due: SuspendedThread) -> None:
-        """Check whether a thread that waits for a time or an event can continue."""
+    async def wake(self, due: SuspendedThread, *, keeps_rules: bool = False) -> None:
+        """Check whether a thread that waits for a time or an event can continue.
+
+        Args:
+            due: The thread.
+            keeps_rules: True if the rules of the turn's last run apply instead of those of this
+                process, because a worker must not weaken them.
+        """
         runs = await self.log.thread_runs(due.thread_id)
         if any(run.is_open and not run.is_new_turn for run in runs):
             return
@@ -215,7 +224,9 @@ class Client:
         )
         # Processes that wake the same thread concurrently derive the same ID.
         run_id = _stable_id(due.thread_id, ["wake", last_run.run_id if last_run else ""])
-        await self._enqueue(due.thread_id, run_id, {}, due.caller)
+        agent = last_run.request.get("agent") if last_run is not None and keeps_rules else None
+        request = {"agent": agent} if agent is not None else {}
+        await self._enqueue(due.thread_id, run_id, request, due.caller)
 
     async def stop(self, thread: str) -> None:
         """Stop a thread: cancel its running and queued turns and close its questions and waits.

@@ -33,6 +33,7 @@ from capgraph.graph.turn_runner import (
 from capgraph.helpers.plain_data import to_plain
 from capgraph.langgraph_compat import plain_values
 from capgraph.pipeline.run_config import configurable_for
+from capgraph.scale.agent_rules import find_mismatch
 from capgraph.scale.agui_events import EventTranslator
 from capgraph.scale.client_tools import ClientToolGraphs
 from capgraph.scale.jobs import TurnJob
@@ -41,7 +42,7 @@ from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.leases import Lease
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
-from capgraph.stores.run_log import TERMINAL_EVENTS, LoggedRun, RunLog, starts_turn
+from capgraph.stores.run_log import STOPPING, TERMINAL_EVENTS, LoggedRun, RunLog, starts_turn
 from capgraph.stores.threads import open_questions
 from capgraph.stores.waits import open_waits
 
@@ -108,9 +109,14 @@ class RunExecutor:
         graph: Graph made by ``build_graph``, with a checkpointer.
         log: Log of the runs.
         max_concurrent: Maximum number of concurrent runs.
+        checks_rules: True to leave runs to other processes if the client that submitted them has
+            more capabilities or stricter rules.
     """
 
-    def __init__(self, graph: Any, log: RunLog, *, max_concurrent: int = 1000) -> None:
+    def __init__(
+        self, graph: Any, log: RunLog, *, max_concurrent: int = 1000, checks_rules: bool = False
+    ) -> None:
+        self._checks_rules = checks_rules
         self._graph, self._log = graph, log
         self._tool_graphs = ClientToolGraphs(graph)
         self._saver = graph.checkpointer
@@ -133,7 +139,8 @@ class RunExecutor:
 
         Raises:
             ThreadBusyError: Another process runs the thread.
-            PersistenceError: The database is unavailable or the lease was lost. No run was ended.
+            PersistenceError: The database is unavailable, the lease was lost, or another worker must
+                execute the run. No run was ended.
         """
         ended: dict[str, str] = {}
         while not self.is_draining:
@@ -145,7 +152,10 @@ class RunExecutor:
                 raise
             run, is_alone = None, True
             try:
-                run, is_alone = await self._next_run(job.thread)
+                next_run, is_alone = await self._next_run(job.thread)
+                if next_run is not None and self._checks_rules:
+                    self._check_rules(next_run)
+                run = next_run
             finally:
                 if run is None:
                     await self._persistence.leases.release(lease)
@@ -159,6 +169,21 @@ class RunExecutor:
                 break
         has_more = self.is_draining and bool(await self._log.open_runs(job.thread))
         return AdvanceResult(job.thread, ended, has_more)
+
+    def _check_rules(self, run: LoggedRun) -> None:
+        """Raise if the agent of this process may not execute a run."""
+        submitted = run.request.get("agent")
+        if submitted is None or run.status == STOPPING:
+            return
+        caller, services = Caller(**run.request["caller"]), self._graph.services
+        is_decision = "answers" in run.request
+        reason = find_mismatch(submitted, services, caller, is_decision=is_decision)
+        if reason is not None:
+            raise PersistenceError(
+                f"This worker does not execute the run {run.run_id!r}: {reason}.",
+                fix="Start all workers with the configuration of the client that submits turns.",
+                facts={"run_id": run.run_id, "reason": reason},
+            )
 
     async def _next_run(self, thread: str) -> tuple[LoggedRun | None, bool]:
         """Return the run to execute next, and whether it is the only one."""

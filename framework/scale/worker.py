@@ -83,7 +83,7 @@ class Worker:
         self.id: str = new_worker_id()
         self.ready: asyncio.Event = asyncio.Event()
         self._client, self._queues, self._concurrency = client, tuple(queues), concurrency
-        self._executor = RunExecutor(client.graph, client.log)
+        self._executor = RunExecutor(client.graph, client.log, checks_rules=True)
         self._scale = client.graph.services.settings.scale
         self._tables = client.graph.persistence.tables
         self._draining = asyncio.Event()
@@ -215,7 +215,7 @@ class Worker:
         """Wake threads whose wait is over, and resubmit jobs that the engine has lost."""
         client, now = self._client, time.monotonic()
         for wait in await list_suspended_threads(client.graph.checkpointer, now=time.time()):
-            await client.wake(wait)
+            await client.wake(wait, keeps_rules=True)
         if now >= self._next_recovery:
             self._next_recovery = now + self._scale.lease_seconds
             # Resubmitting a job that is still queued has no effect.

@@ -43,6 +43,7 @@ from capgraph.graph.signals import signal as send_signal
 from capgraph.graph.turn_runner import DRAIN_SECONDS
 from capgraph.pipeline.run_config import configurable_for
 from capgraph.pipeline.step_execution import LABELS_KEY
+from capgraph.scale.agent_rules import describe_agent
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import (
     QUESTION_HASH_LENGTH,
@@ -264,9 +265,10 @@ class Runs:
         owner = self._threads.prefix_of(storage_id)
         if "message" not in request and "plan" not in request:
             await self._record_current_roles(storage_id)
-        run = LoggedRun(
-            str(uuid.uuid4()), storage_id, owner, request={**request, "caller": asdict(caller)}
-        )
+        request = {**request, "caller": asdict(caller)}
+        if self._engine is not None:
+            request["agent"] = describe_agent(self._graph.services, caller)
+        run = LoggedRun(str(uuid.uuid4()), storage_id, owner, request=request)
         limit = self._settings.max_active_runs_per_user
         if self._engine is not None:
             if await self._log.open_runs(storage_id):

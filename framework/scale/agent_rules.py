@@ -1,0 +1,90 @@
+"""Comparison of a worker's agent with the agent of the client that submitted a run.
+
+The request of a run contains the capabilities of the client's agent and the rules that apply to
+the caller. A worker leaves a run to other workers if it has fewer capabilities or weaker rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from capgraph.base.ports import Caller
+from capgraph.base.spec import CapabilitySpec
+from capgraph.engine.services import Services
+from capgraph.pipeline.effect_ledger import compute_digest
+
+
+def describe_agent(services: Services, caller: Caller) -> dict[str, Any]:
+    """Return the capabilities and rules of an agent as plain data.
+
+    Args:
+        services: Services of the agent's graph.
+        caller: The caller of the run.
+    """
+    specs, permissions = services.registry.capabilities, services.permissions
+    return {
+        "capabilities": {name: _spec_digest(spec) for name, spec in specs.items()},
+        "allowed": sorted(
+            name
+            for name in specs
+            if permissions is None or permissions.outcome(name, caller).allowed
+        ),
+        "limits": services.limits.model_dump(),
+        "rules": _rule_digests(services),
+    }
+
+
+def find_mismatch(
+    submitted: Mapping[str, Any], services: Services, caller: Caller, *, is_decision: bool
+) -> str | None:
+    """Return why a worker must not execute a run; ``None`` if it may.
+
+    Args:
+        submitted: Description of the client's agent, from :func:`describe_agent`.
+        services: Services of the worker's graph.
+        caller: The caller of the run.
+        is_decision: True if the run continues with a person's decision, which applies to
+            capabilities with the same declarations only.
+    """
+    own, expected = describe_agent(services, caller), submitted["capabilities"]
+    if missing := expected.keys() - own["capabilities"].keys():
+        return f"it has no capability {min(missing)!r}"
+    changed = [name for name, digest in expected.items() if own["capabilities"][name] != digest]
+    if is_decision and changed:
+        return f"its capability {min(changed)!r} has other declarations"
+    if wider := set(own["allowed"]) - set(submitted["allowed"]):
+        return f"its permissions allow {min(wider)!r}"
+    for name, limit in submitted["limits"].items():
+        own_limit = own["limits"].get(name)
+        if limit is not None and (own_limit is None or own_limit > limit):
+            return f"its limit {name} is {own_limit}, not {limit}"
+    if Counter(submitted["rules"]) - Counter(own["rules"]):
+        return "it lacks a policy, budget, behavior, or approval setting"
+    return None
+
+
+def _rule_digests(services: Services) -> list[str]:
+    settings, config = services.runner_config.settings, services.runner_config
+    rules: list[Any] = [["approvals", settings.approvals.model_dump()]]
+    for section in ("policies", "budgets", "behaviors"):
+        rules += [[section, entry] for entry in getattr(settings, section)]
+    objects = [*services.plan_policies, *services.policy_engines, *config.step_policies]
+    objects += [one for one in (services.flow, services.guard) if one is not None]
+    rules += [["object", type(one).__module__, type(one).__qualname__] for one in objects]
+    return sorted(compute_digest(rule) for rule in rules)
+
+
+def _spec_digest(spec: CapabilitySpec) -> str:
+    fields = [spec.effect, spec.effect_key, spec.provides, [str(one) for one in spec.requires]]
+    fields += [str(spec.requires_approval), str(spec.permission), spec.on_unknown, spec.labels]
+    return compute_digest([*fields, _schema_digest(spec.parameters)])
+
+
+@lru_cache(maxsize=4096)
+def _schema_digest(model: type[BaseModel] | None) -> str:
+    return "" if model is None else compute_digest(model.model_json_schema())
