@@ -215,9 +215,8 @@ def protocol_routes(
             get_logger("serve", "app").warning("/%s is not served. Fix: %s", extra, exc.fix)
             continue
         route_module = importlib.import_module(f"capgraph.serve.routes.{extra}")
-        more = (uploads, artifacts) if extra == "a2a" else ()
         new_routes, open_context = route_module.endpoint(
-            runs, threads, graph.services, settings, *more
+            runs, threads, graph.services, settings, uploads, artifacts
         )
         routes += new_routes
         contexts.append(open_context)

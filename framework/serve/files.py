@@ -48,6 +48,8 @@ _MEDIA_TYPES = {
     ".webp": "image/webp", ".svg": "image/svg+xml", ".csv": "text/csv; charset=utf-8",
     ".tsv": "text/tab-separated-values; charset=utf-8", ".txt": "text/plain; charset=utf-8",
     ".json": "application/json",
+    ".mp3": "audio/mpeg",
+    ".wav": "audio/wav",
 }  # fmt: skip
 """Media types by file extension. All other files are served as ``application/octet-stream``."""
 

@@ -3,18 +3,146 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
-from pydantic import BaseModel
+from pydantic import Field
 
-from capgraph import BaseCapability, build_graph, capability_node
+from capgraph import (
+    BaseCapability,
+    CapabilityContext,
+    Registry,
+    build_graph,
+    capability_node,
+)
+from capgraph.adapters.schema_capability import capability_from_schema
 from capgraph.base.errors import CapabilityError
 from capgraph.base.ports import Caller
+from capgraph.base.step_context import StepContext
 from capgraph.configs.settings import Settings
+from capgraph.planning.recipes import Recipe
 from capgraph.serve.app import create_app
+
+_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "$defs": {
+        "address": {
+            "$anchor": "addressDef",
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+        }
+    },
+    "properties": {
+        "name": {"type": "string"},
+        "address": {"$ref": "#/$defs/address"},
+        "contactMethod": {"type": "string", "enum": ["phone", "email"]},
+        "phone": {"type": "string"},
+        "email": {"type": "string"},
+    },
+    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+    "then": {"required": ["phone"]},
+    "else": {"required": ["email"]},
+    "additionalProperties": False,
+}
+_PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+)
+_SOUND = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0@\x1f\0\0@\x1f\0\0\1\0\x08\0data\0\0\0\0"
+
+
+class Files(CapabilityContext):
+    """Files that a tool wrote."""
+
+    paths: list[str]
+
+    def get_files(self) -> list[str]:
+        return self.paths
+
+
+class Reply(CapabilityContext):
+    """Text of a capability class."""
+
+    text: str
+
+
+async def _accept_arguments(_: dict[str, Any], __: StepContext) -> dict[str, Any]:
+    return {"accepted": True}
+
+
+def _make_file_capabilities(folder: Path) -> list[Any]:
+    def write(name: str, data: bytes) -> str:
+        path = folder / name
+        path.write_bytes(data)
+        return str(path)
+
+    @capability_node
+    async def test_image_content() -> Files:
+        """Draw a picture."""
+        return Files(paths=[write("picture.png", _PICTURE)])
+
+    @capability_node
+    async def test_audio_content() -> Files:
+        """Record a sound."""
+        return Files(paths=[write("sound.wav", _SOUND)])
+
+    @capability_node
+    async def test_embedded_resource() -> Files:
+        """Write a text."""
+        return Files(paths=[write("text.txt", b"This is an embedded resource content.")])
+
+    @capability_node
+    async def test_multiple_content_types() -> Files:
+        """Draw a picture and write a document."""
+        document = write("data.json", b'{"test":"data","value":123}')
+        return Files(paths=[write("picture.png", _PICTURE), document])
+
+    return [
+        test_image_content,
+        test_audio_content,
+        test_embedded_resource,
+        test_multiple_content_types,
+    ]
+
+
+@capability_node(examples=["This is a simple prompt for testing."])
+async def test_simple_prompt() -> str:
+    """Reply to a test."""
+    return "Tested."
+
+
+@capability_node
+async def regional(
+    region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "eu",
+) -> str:
+    """Return the region, which clients repeat in a header."""
+    return region
+
+
+_PROMPT_RECIPE = Recipe(
+    name="test_prompt_with_arguments",
+    description="Repeat two arguments.",
+    parameters={"arg1": {"type": "string"}, "arg2": {"type": "string"}},
+    steps=[
+        {
+            "context_key": "region",
+            "capability": "regional",
+            "parameters": {"region": {"$from": "parameters.arg1"}},
+            "task_objective": "{arg2}",
+        }
+    ],
+    examples=[
+        {
+            "request": "Prompt with arguments: arg1='hello', arg2='world'",
+            "parameters": {"arg1": "hello", "arg2": "world"},
+        }
+    ],
+)
 
 
 @capability_node
@@ -33,36 +161,31 @@ async def test_error_handling() -> str:
 class Progress(BaseCapability):
     name = "test_tool_with_progress"
     description = "Report progress."
+    provides = ["REPLY"]
 
-    async def execute(self) -> str:
+    async def execute(self) -> Reply:
         for fraction in (0.0, 0.5, 1.0):
             self.progress("Working", fraction)
             await asyncio.sleep(0.05)
-        return "Done."
+        return Reply(text="Done.")
 
 
-def _ask(message: str, properties: Mapping[str, Any], required: list[str]) -> Any:
+def _ask(
+    message: str, properties: Mapping[str, Any], required: list[str], name: str | None = None
+) -> Any:
     schema = {"type": "object", "properties": properties, "required": required}
-    return interrupt({"message": message, "schema": schema})
-
-
-class Message(BaseModel):
-    message: str
+    return interrupt({"name": name, "message": message, "schema": schema})
 
 
 @capability_node
-class Elicitation(BaseCapability):
-    name = "test_elicitation"
-    description = "Ask for a user name and an address."
-    Parameters = Message
-
-    async def execute(self) -> str:
-        text = {"type": "string"}
-        fields = {
-            "username": {**text, "description": "User's response"},
-            "email": {**text, "description": "User's email address"},
-        }
-        return f"User response: {_ask(self.parameters.message, fields, [*fields])}"
+async def test_elicitation(message: str) -> str:
+    """Ask for a user name and an address."""
+    text = {"type": "string"}
+    fields = {
+        "username": {**text, "description": "User's response"},
+        "email": {**text, "description": "User's email address"},
+    }
+    return f"User response: {_ask(message, fields, [*fields])}"
 
 
 @capability_node
@@ -100,7 +223,7 @@ async def test_elicitation_sep1330_enums() -> str:
 @capability_node
 async def test_input_required_result_elicitation() -> str:
     """Ask for a name and greet."""
-    answer = _ask("What is your name?", {"name": {"type": "string"}}, ["name"])
+    answer = _ask("What is your name?", {"name": {"type": "string"}}, ["name"], "user_name")
     return f"Hello, {answer['name']}!"
 
 
@@ -130,13 +253,18 @@ CAPABILITIES: list[Any] = [
     test_simple_text,
     test_error_handling,
     Progress,
-    Elicitation,
+    test_elicitation,
     test_elicitation_sep1034_defaults,
     test_elicitation_sep1330_enums,
     test_input_required_result_elicitation,
     test_input_required_result_request_state,
     test_input_required_result_tampered_state,
     test_input_required_result_multi_round,
+    test_simple_prompt,
+    regional,
+    capability_from_schema(
+        "json_schema_2020_12_tool", "Accept an address.", _SCHEMA, _accept_arguments
+    ),
 ]
 
 
@@ -147,12 +275,17 @@ class OneUser:
         return Caller("ann", authenticated=True)
 
 
-def make_app(_: str) -> Any:
-    """Return the application."""
-    names = [capability.spec().name for capability in CAPABILITIES]
-    graph = build_graph(
-        CAPABILITIES,
-        checkpointer=InMemorySaver(),
-        settings=Settings(serve={"mcp": {"tools": names}}),
-    )
+def make_app(folder: Path) -> Any:
+    """Return the application.
+
+    Args:
+        folder: Folder for files that tools write.
+    """
+    capabilities = [*CAPABILITIES, *_make_file_capabilities(folder)]
+    names = [capability.capability_spec.name for capability in capabilities]
+    registry = Registry()
+    for part in (*capabilities, _PROMPT_RECIPE):
+        registry.register(part)
+    serve = {"mcp": {"tools": names}, "downloads": [str(folder)]}
+    graph = build_graph(registry, checkpointer=InMemorySaver(), settings=Settings(serve=serve))
     return create_app(graph, auth=OneUser(), host="127.0.0.1")

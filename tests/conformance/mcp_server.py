@@ -16,7 +16,50 @@ from tests.support.listening import on_loopback
 VERSION = "0.2.0-alpha.12"
 REVISIONS = ("2025-11-25", "2026-07-28")
 _SUITE_SECONDS = 300.0
-_NOT_OFFERED: dict[str, str] = {}
+_PROMPTS = "Prompts are requests of users, which are texts."
+_FIXED_URIS = (
+    "Resources are threads and files under capgraph:// URIs. The suite reads its own URIs."
+)
+_NO_SAMPLING = "Tools do not use the client's model or file system roots."
+_NO_LOGGING = "Tools do not send log messages, which the revision 2026-07-28 deprecates."
+_NO_SUBSCRIPTIONS = "Clients cannot subscribe to changes of resources."
+_NOT_OFFERED: dict[str, str] = {
+    "input-required-result-basic-list-roots": _NO_SAMPLING,
+    "input-required-result-basic-sampling": _NO_SAMPLING,
+    "input-required-result-capability-check": _NO_SAMPLING,
+    "input-required-result-multiple-input-requests": _NO_SAMPLING,
+    "input-required-result-non-tool-request": _PROMPTS,
+    "logging-set-level": _NO_LOGGING,
+    "prompts-get-embedded-resource": _PROMPTS,
+    "prompts-get-with-image": _PROMPTS,
+    "resources-read-binary": _FIXED_URIS,
+    "resources-read-text": _FIXED_URIS,
+    "resources-subscribe": _NO_SUBSCRIPTIONS,
+    "resources-templates-read": _FIXED_URIS,
+    "resources-unsubscribe": _NO_SUBSCRIPTIONS,
+    "server-sse-polling": "A response stream stays open until its result.",
+    "server-stateless:sep-2575-http-server-no-independent-requests-on-stream": _NO_SAMPLING,
+    "server-stateless:sep-2575-missing-capability-http-400": _NO_SAMPLING,
+    "server-stateless:sep-2575-server-no-log-without-loglevel": _NO_LOGGING,
+    "server-stateless:sep-2575-server-rejects-undeclared-capability": _NO_SAMPLING,
+    "tools-call-sampling": _NO_SAMPLING,
+    "tools-call-with-logging": _NO_LOGGING,
+    **dict.fromkeys(
+        (
+            "tasks-capability-negotiation",
+            "tasks-dispatch-and-envelope",
+            "tasks-lifecycle",
+            "tasks-mrtr-composition",
+            "tasks-mrtr-input",
+            "tasks-request-headers",
+            "tasks-request-state-removal",
+            "tasks-required-task-error",
+            "tasks-status-notifications",
+            "tasks-wire-fields",
+        ),
+        "The tasks extension is not supported.",
+    ),
+}
 """Reason by scenario, or by scenario and check (``scenario:check``)."""
 _FAILURES: dict[str, str] = {}
 """Reason of each expected failure, by scenario or ``scenario:check``."""
@@ -38,7 +81,9 @@ def install_suite() -> Path:
 async def _run_revision(node: Path, program: Path, revision: str) -> Result:
     output = FOLDER / f"mcp-server-{revision}"
     shutil.rmtree(output, ignore_errors=True)
-    async with on_loopback(mcp_agent.make_app) as url:
+    files = FOLDER / "mcp-files"
+    files.mkdir(parents=True, exist_ok=True)
+    async with on_loopback(lambda _: mcp_agent.make_app(files)) as url:
         arguments = ("server", "--url", f"{url}/mcp", "--requirements", revision, "-o", output)
         await asyncio.to_thread(
             run_command, node, program, *arguments, timeout_seconds=_SUITE_SECONDS

@@ -10,22 +10,29 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import httpx2
 import pytest
-from mcp import Client
+from langgraph.types import interrupt
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import ElicitResult
+from mcp_types import (
+    INVALID_PARAMS,
+    ElicitResult,
+    PromptReference,
+    ResourceTemplateReference,
+)
 from pydantic import Field
 
 from capgraph import CapabilityContext, capability_node
 from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
 from capgraph.base.errors import CapabilityError, ConfigurationError
+from capgraph.planning.recipes import Recipe
 from tests.support import mcp1_client
 from tests.support.listening import listening
-from tests.support.served import Level, OpenValve
+from tests.support.served import Level, OpenValve, read_level
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TOOLS = {"mcp": {"tools": ["read_level", "open_valve"]}}
@@ -146,7 +153,9 @@ async def test_capabilities_are_tools_where_the_operator_names_them(mode: str) -
         assert found.structured_content == {"litres": 7}
         again = await mcp.call_tool("read_level", {}, meta={IDEMPOTENCY_META_KEY: "once"})
         assert again.structured_content == {"litres": 7}
-        assert (await mcp.call_tool("open_valve", {"litres": 3})).is_error
+        with pytest.raises(MCPError) as unknown:
+            await mcp.call_tool("open_valve", {"litres": 3})
+        assert unknown.value.error.code == INVALID_PARAMS
         wrong = await mcp.call_tool("read_level", {"how": "well"})
         assert wrong.is_error
         async with httpx.AsyncClient(base_url=url, headers={"x-user": "ann"}) as http:
@@ -270,3 +279,118 @@ async def test_open_question_fits_the_output_schema_of_its_tool(mode: str) -> No
         async with client(url, mode=mode, elicitation_callback=person) as mcp:
             drained = await mcp.call_tool("drain_tank", {})
     assert drained.structured_content == {"litres": 0, "parts": [{"litres": 0}]}
+
+
+class Drawing(CapabilityContext):
+    """A drawing."""
+
+    path: str
+    file: ClassVar[Path]
+
+    def get_files(self) -> list[str]:
+        return [self.path]
+
+
+@capability_node(examples=["draw the tide", "draw the moon"])
+async def draw_tide() -> Drawing:
+    """Draw the tide."""
+    return Drawing(path=str(Drawing.file))
+
+
+HARBOR_RECIPE = Recipe(
+    name="harbor_level",
+    description="Read the level of a harbor.",
+    parameters={"harbor": {"type": "string"}},
+    steps=[{"context_key": "level", "capability": "read_level", "task_objective": "{harbor}"}],
+    examples=[{"request": "How high is the water in Oslo?", "parameters": {"harbor": "Oslo"}}],
+)
+
+
+@MODES
+async def test_threads_and_pictures_are_resources(mode: str, tmp_path: Path) -> None:
+    Drawing.file = tmp_path / "tide.png"
+    Drawing.file.write_bytes(b"\x89PNG")
+    options = {"mcp": {"tools": ["draw_tide"]}, "downloads": [str(tmp_path)]}
+    async with listening(draw_tide, **options) as url:
+        async with client(url, mode=mode) as mcp:
+            drawn = await mcp.call_tool("draw_tide", {})
+            assert [part.type for part in drawn.content] == ["text", "image"]
+            assert drawn.content[1].mime_type == "image/png"
+            (listed,) = (await mcp.list_resources()).resources
+            document = (await mcp.read_resource(listed.uri)).contents[0]
+            (file,) = json.loads(document.text)["files"]
+            picture = (await mcp.read_resource(file["uri"])).contents[0]
+            assert picture.blob == drawn.content[1].data
+            templates = (await mcp.list_resource_templates()).resource_templates
+            thread = listed.uri.rpartition("/")[2]
+            reference = ResourceTemplateReference(uri=templates[0].uri_template)
+            argument = {"name": "thread", "value": thread[:6]}
+            completion = await mcp.complete(reference, argument)
+            assert completion.completion.values == [thread]
+            with pytest.raises(MCPError) as missing:
+                await mcp.read_resource("capgraph://threads/unknown")
+            assert missing.value.error.code == INVALID_PARAMS
+        async with client(url, "eve", mode=mode) as eve:
+            assert (await eve.list_resources()).resources == []
+            for uri in (listed.uri, file["uri"]):
+                with pytest.raises(MCPError):
+                    await eve.read_resource(uri)
+
+
+@MODES
+async def test_recipes_and_example_requests_are_prompts(mode: str) -> None:
+    async with (
+        listening(read_level, draw_tide, HARBOR_RECIPE) as url,
+        client(url, mode=mode) as mcp,
+    ):
+        prompts = {prompt.name: prompt for prompt in (await mcp.list_prompts()).prompts}
+        assert {*prompts} == {"draw_tide", "harbor_level"}
+        (argument,) = prompts["harbor_level"].arguments
+        assert (argument.name, argument.required) == ("harbor", True)
+        prompt = await mcp.get_prompt("harbor_level", {"harbor": "Bergen"})
+        assert prompt.messages[0].content.text == "How high is the water in Bergen?"
+        prompt = await mcp.get_prompt("draw_tide")
+        assert prompt.messages[0].content.text == "draw the tide"
+        reference = PromptReference(name="harbor_level")
+        completion = await mcp.complete(reference, {"name": "harbor", "value": "O"})
+        assert completion.completion.values == ["Oslo"]
+        for name, arguments in (("unknown", {}), ("harbor_level", {}), ("draw_tide", {"a": "b"})):
+            with pytest.raises(MCPError):
+                await mcp.get_prompt(name, arguments)
+
+
+async def test_response_without_the_answer_is_elicited_again() -> None:
+    @capability_node
+    async def greet() -> str:
+        """Greet a guest."""
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        return f"Hello, {interrupt({'name': 'guest', 'message': 'Who?', 'schema': schema})['name']}"
+
+    async with listening(greet, mcp={"tools": ["greet"]}) as url, httpx.AsyncClient() as http:
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
+        }
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "x-user": "ann",
+            "mcp-protocol-version": "2026-07-28",
+            "mcp-method": "tools/call",
+            "mcp-name": "greet",
+        }
+
+        async def call(**params: Any) -> Any:
+            params = {"name": "greet", "arguments": {}, "_meta": meta, **params}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            response = await http.post(f"{url}/mcp", json=body, headers=headers)
+            text = response.text.rpartition("data: ")[2]
+            return json.loads(text)["result"]
+
+        asked = await call()
+        assert [*asked["inputRequests"]] == ["guest"]
+        answer = {"action": "accept", "content": {"name": "Bo"}}
+        state = asked["requestState"]
+        again = await call(requestState=state, inputResponses={"other": answer})
+        assert [*again["inputRequests"]] == ["guest"]
+        greeted = await call(requestState=again["requestState"], inputResponses={"guest": answer})
+        assert greeted["structuredContent"] == {"value": "Hello, Bo"}

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
 
+from mcp import MCPError
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -22,11 +23,23 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
+    INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    CompleteRequestParams,
+    CompleteResult,
+    Completion,
+    GetPromptRequestParams,
+    GetPromptResult,
     InputRequiredResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
     ListToolsResult,
     PaginatedRequestParams,
+    PromptReference,
+    ReadResourceRequestParams,
+    ReadResourceResult,
     Tool,
 )
 from starlette.datastructures import Headers
@@ -50,10 +63,13 @@ from capgraph.configs.suggestions import suggest_fix
 from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.planning.parameters import check_parameter_types
+from capgraph.serve.files import Artifacts, Uploads
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
 from capgraph.serve.openapi import server_version
 from capgraph.serve.problems import AnswerRefusedError, NotFoundError, public_message_line
+from capgraph.serve.routes.mcp_prompts import McpPrompts
+from capgraph.serve.routes.mcp_resources import McpResources
 from capgraph.serve.runs import Run, Runs
 from capgraph.serve.threads import Threads
 from capgraph.stores.run_log import OPEN_STATUSES, TERMINAL_EVENTS
@@ -65,6 +81,8 @@ _SESSION_IDLE_SECONDS = 30 * 60.0
 """Seconds after the last request after which a session of an earlier protocol version ends."""
 _MAX_SESSIONS_PER_USER = 50
 """Maximum number of sessions per user; a further one ends the one that was unused longest."""
+_MAX_COMPLETIONS = 100
+"""Maximum number of values in a completion, as in the protocol."""
 _FAILED_STATUSES = frozenset({"failed", "stopped"})
 _OPEN_QUESTION_SCHEMA = {
     "type": "object",
@@ -82,7 +100,12 @@ _Call = ServerRequestContext[Any, Any]
 
 
 def endpoint(
-    runs: Runs, threads: Threads, services: Services, settings: ServeSettings
+    runs: Runs,
+    threads: Threads,
+    services: Services,
+    settings: ServeSettings,
+    uploads: Uploads | None,
+    artifacts: Artifacts,
 ) -> tuple[list[Route], Callable[[], AbstractAsyncContextManager[None]]]:
     """Return the route ``/mcp``, and the context manager to enter while it is served.
 
@@ -91,6 +114,8 @@ def endpoint(
         threads: The threads.
         services: Services of the graph.
         settings: Settings of the server; ``mcp.tools`` selects the capabilities offered as tools.
+        uploads: The users' uploads; ``None`` if uploads are disabled.
+        artifacts: Artifacts that steps produced.
 
     Raises:
         ConfigurationError: ``mcp.tools`` contains an unknown capability.
@@ -101,7 +126,8 @@ def endpoint(
             f"serve.mcp.tools contains {unknown}: unknown capabilities or reserved names.",
             fix=suggest_fix(*unknown, candidates=known),
         )
-    served = _McpEndpoint(runs, threads, services, settings)
+    resources = McpResources(threads, uploads, artifacts)
+    served = _McpEndpoint(runs, threads, services, settings, resources)
     return [Route("/mcp", served, methods=["GET", "POST", "DELETE"])], served.run
 
 
@@ -109,16 +135,28 @@ class _McpEndpoint:
     """ASGI application: an MCP server whose tool calls are runs."""
 
     def __init__(
-        self, runs: Runs, threads: Threads, services: Services, settings: ServeSettings
+        self,
+        runs: Runs,
+        threads: Threads,
+        services: Services,
+        settings: ServeSettings,
+        resources: McpResources,
     ) -> None:
         self._runs, self._threads, self._services = runs, threads, services
         self._settings = settings
+        self._resources, self._prompts = resources, McpPrompts(services)
         self._server: Server[Any] = Server(
             "capgraph",
             version=server_version(),
             instructions=services.settings.description or None,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_resource_templates,
+            on_read_resource=self._read_resource,
+            on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt,
+            on_completion=self._complete,
         )
         state = RequestStateSecurity.ephemeral(ttl=_REQUEST_STATE_SECONDS)
         self._server.middleware.append(RequestStateBoundary(state, default_audience="capgraph"))
@@ -201,6 +239,45 @@ class _McpEndpoint:
 
         await app({**scope, "method": "DELETE", "headers": headers}, receive_nothing, ignore)
 
+    # --- resources and prompts ------------------------------------------------------------
+
+    async def _list_resources(
+        self, call: _Call, params: PaginatedRequestParams | None
+    ) -> ListResourcesResult:
+        cursor = params.cursor if params is not None else None
+        return await self._resources.list_resources(_caller(call), cursor)
+
+    async def _list_resource_templates(
+        self, _: _Call, __: PaginatedRequestParams | None
+    ) -> ListResourceTemplatesResult:
+        return self._resources.list_templates()
+
+    async def _read_resource(
+        self, call: _Call, params: ReadResourceRequestParams
+    ) -> ReadResourceResult:
+        return await self._resources.read(_caller(call), params.uri)
+
+    async def _list_prompts(
+        self, call: _Call, _: PaginatedRequestParams | None
+    ) -> ListPromptsResult:
+        return self._prompts.list_prompts(_caller(call))
+
+    async def _get_prompt(self, call: _Call, params: GetPromptRequestParams) -> GetPromptResult:
+        return self._prompts.get(_caller(call), params.name, params.arguments or {})
+
+    async def _complete(self, call: _Call, params: CompleteRequestParams) -> CompleteResult:
+        name, prefix = params.argument.name, params.argument.value
+        if isinstance(params.ref, PromptReference):
+            values = self._prompts.complete(_caller(call), params.ref.name, name, prefix)
+        else:
+            values = await self._resources.complete(_caller(call), name, prefix)
+        more = len(values) > _MAX_COMPLETIONS
+        return CompleteResult(
+            completion=Completion(
+                values=values[:_MAX_COMPLETIONS], total=len(values), has_more=more
+            )
+        )
+
     # --- tools ----------------------------------------------------------------------------
 
     async def _list_tools(self, _: _Call, __: PaginatedRequestParams | None) -> ListToolsResult:
@@ -229,9 +306,8 @@ class _McpEndpoint:
     async def _call_tool(
         self, call: _Call, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
-        assert call.request is not None
         context: Context[Any, Any] = Context(request_context=call, input_params=params)
-        caller, name, arguments = caller_of(call.request), params.name, params.arguments or {}
+        caller, name, arguments = _caller(call), params.name, params.arguments or {}
         try:
             if context.request_state is not None:  # an answer to the run's question
                 run = await self._runs.get(caller, context.request_state)
@@ -241,7 +317,7 @@ class _McpEndpoint:
                 idempotency_key = (call.meta or {}).get(IDEMPOTENCY_META_KEY)
                 run = await self._start_capability(caller, name, arguments, idempotency_key)
             else:
-                return call_result(f"No tool is called {name!r}.", is_error=True)
+                raise MCPError(INVALID_PARAMS, f"The tool {name!r} does not exist.")
             outcome = await self._follow(caller, run, context)
             if not isinstance(outcome, tuple):
                 return outcome
@@ -318,12 +394,19 @@ class _McpEndpoint:
     ) -> Run | CallToolResult | InputRequiredResult:
         """Ask the client's user until the answer is valid. Return the run that continues."""
         question_id = question["question_id"]
+        # A capability may name its own question. Responses to other forms are ignored.
+        form_name = str(question.get("name") or question_id)
+        responses = {
+            name: response
+            for name, response in responses.items()
+            if name == form_name or name.startswith(f"{form_name}/")
+        }
         unanswered = self._input_needed_result(run, question, context)
         if not supports_elicitation(context):
             return unanswered
         while True:
             responses_found: Any = responses or await elicit_answers(
-                {question_id: question}, context, run.run_id
+                {form_name: question}, context, run.run_id
             )
             responses = {}
             if isinstance(responses_found, InputRequiredResult):
@@ -335,7 +418,7 @@ class _McpEndpoint:
                 return unanswered
             try:
                 return await self._runs.answer(
-                    caller, question_id, read_answer(question_id, question, responses_found)
+                    caller, question_id, read_answer(form_name, question, responses_found)
                 )
             except AnswerRefusedError as exc:
                 problems = [
@@ -368,7 +451,14 @@ class _McpEndpoint:
             return call_result(reason or "It was not run.", is_error=True)
         data = state.get("capability_context_data") or {}
         outputs = {kind: data[kind][key] for kind, key in (record.get("outputs") or {}).items()}
-        return call_result(unwrap_output(outputs))
+        result = call_result(unwrap_output(outputs))
+        files = await self._resources.artifact_content(caller, thread)
+        return result.model_copy(update={"content": [*result.content, *files]})
+
+
+def _caller(call: _Call) -> Caller:
+    assert call.request is not None
+    return caller_of(call.request)
 
 
 class _ProgressReporter:
