@@ -494,50 +494,59 @@ class OrchestrationSession:
         hook_ctx: HookContext | None,
     ) -> tuple[Any, UsageSnapshot]:
         self._require_running("run a turn")
-        agent, tracker = self.agent, self.tracker
+        await self._count_turn()
+        agent = self.agent
         context = hook_ctx or HookContext(agent.role, agent.phase, model)
         context.model = context.model or model
-        ahead = estimate_usage if isinstance(estimate_usage, UsageSnapshot) else UsageSnapshot()
-        took = ahead
-
-        if self.turns >= agent.max_iterations:
-            raise MaxIterationsExceededError(
-                f"The session reached max_iterations={agent.max_iterations} after"
-                f" {self.turns} turns.",
-                fix="Raise max_iterations, or use fewer turns.",
-                max_iterations=agent.max_iterations,
-            )
-        self.turns += 1
-        await self._enforce_governance("record_turn_start")
-
-        async def run() -> Any:
-            nonlocal took
-            async with self._reserve_budget(self._cost(model, ahead) or 0.0) as used:
-                breaker = agent.breakers.get(model, agent.circuit_breaker)
-                result = await _call_through_breaker(breaker, fn, timeout)
-                took = get_usage() or (
-                    estimate_usage(result) if callable(estimate_usage) else ahead
-                )
-                call.usage = took
-                cost = self._cost(model, took)
-                used["cost_usd"] = cost or 0.0
-            tracker.record_turn(model, took)
-            record_later("turn", **self._event_fields, model=model, usage=took.to_dict())
-            if agent.usage_sink is not None:
-                await self._call_sink(agent.usage_sink.record, model, took, cost)
-            if agent.usage_limits is not None:
-                tracker.check_limits(agent.usage_limits)
-            await self._enforce_governance("record_cost", cost)
-            await self._check_budget()
-            return result
+        estimate = estimate_usage if isinstance(estimate_usage, UsageSnapshot) else UsageSnapshot()
 
         async def prepare() -> dict[str, Any]:
             await self._run_hooks("before_model", context)
             return context.args
 
-        call = SessionCall(run, prepare, ahead)
-        name = model or agent.role
-        return await self._run_attempt("model", name, call, context, timeout), took
+        async def run() -> Any:
+            async with self._reserve_budget(self._cost(model, estimate) or 0.0) as used:
+                breaker = agent.breakers.get(model, agent.circuit_breaker)
+                result = await _call_through_breaker(breaker, fn, timeout)
+                call.usage = get_usage() or (
+                    estimate_usage(result) if callable(estimate_usage) else estimate
+                )
+                used["cost_usd"] = self._cost(model, call.usage) or 0.0
+            await self._record_turn(model, call.usage)
+            return result
+
+        call = SessionCall(run, prepare, estimate)
+        result = await self._run_attempt("model", model or agent.role, call, context, timeout)
+        return result, call.usage
+
+    async def _count_turn(self) -> None:
+        """Count a turn before it starts.
+
+        Raises:
+            MaxIterationsExceededError: The session has reached ``max_iterations``.
+            GovernanceBreachError: A governance limit ends the session.
+        """
+        limit = self.agent.max_iterations
+        if self.turns >= limit:
+            raise MaxIterationsExceededError(
+                f"The session reached max_iterations={limit} after {self.turns} turns.",
+                fix="Raise max_iterations, or use fewer turns.",
+                max_iterations=limit,
+            )
+        self.turns += 1
+        await self._enforce_governance("record_turn_start")
+
+    async def _record_turn(self, model: str, usage: UsageSnapshot) -> None:
+        """Record the usage of a turn, and check the limits and the budget of the session."""
+        agent, cost = self.agent, self._cost(model, usage)
+        self.tracker.record_turn(model, usage)
+        record_later("turn", **self._event_fields, model=model, usage=usage.to_dict())
+        if agent.usage_sink is not None:
+            await self._call_sink(agent.usage_sink.record, model, usage, cost)
+        if agent.usage_limits is not None:
+            self.tracker.check_limits(agent.usage_limits)
+        await self._enforce_governance("record_cost", cost)
+        await self._check_budget()
 
     @asynccontextmanager
     async def _reserve_budget(self, cost: float) -> AsyncIterator[dict[str, float]]:

@@ -76,17 +76,20 @@ def compose_stages(
         queue: Queue of the workers that run the capability; ``None`` if it runs with its turn.
     """
     deciding = [item for item in middleware if callable(getattr(item, "decide", None))]
-    policies = [*config.step_policies, *deciding]
-    by_name = [item for item in policies if getattr(item, "decides_by_name", False)]
-    policies = [item for item in policies if item not in by_name]
+    by_name: list[Any] = []
+    policies: list[Any] = []
+    for item in (*config.step_policies, *deciding):
+        (by_name if getattr(item, "decides_by_name", False) else policies).append(item)
     arguments: dict[str, dict[str, Any]] = {
-        "authorize": {"policies": policies},
         "retry": {"rule": last_of_type(middleware, RetryRule)},
         "timeout": {"limit_override": last_of_type(middleware, TimeLimit)},
     }
-    gates: dict[str, Any] = {"validate": validate.validate, "authorize": authorize.authorize}
+    authorize_step: Any = partial(authorize.authorize, policies=policies)
     if not authorize.may_need_authorization(spec, config.settings, policies):
-        gates["authorize"], arguments["authorize"] = authorize.authorize_if_flagged, {}
+        authorize_step = authorize.authorize_if_flagged
+    gates: dict[str, list[Any]] = {"validate": [validate.validate], "authorize": [authorize_step]}
+    if by_name:
+        gates["validate"].append(partial(authorize.authorize_caller, policies=by_name))
     call_next: NextStage = call.call
     refinalize = call_next
     for stage in reversed(STAGES):
@@ -100,15 +103,8 @@ def compose_stages(
                 refinalize=refinalize,
             )
         call_next = _wrap_stage(stage, spec, middleware, call_next, arguments.get(stage, {}))
-        if stage in gates:
-            gate = (
-                partial(gates[stage], **arguments[stage]) if arguments.get(stage) else gates[stage]
-            )
+        for gate in gates.get(stage, ()):  # the last one runs first
             call_next = _prepend_gate(gate, call_next, marks_approval=stage == "authorize")
-        if stage == "validate" and by_name:
-            call_next = _prepend_gate(
-                partial(authorize.authorize_caller, policies=by_name), call_next
-            )
         if stage == "finalize":
             refinalize = call_next
             if queue is not None:
