@@ -1,0 +1,1 @@
+"""An operations assistant for a warehouse, which orders goods after an approval."""
