@@ -22,7 +22,8 @@ _CHARS_PER_TOKEN = 4
 class RedactPIIHook:
     """Hook that replaces personal data in prompts, answers and arguments of tools.
 
-    It reads texts, dictionaries, lists and LangChain messages. It does not change other objects.
+    It reads texts, dictionaries, lists and LangChain messages. It does not change other objects,
+    or the pieces of a streamed turn.
 
     Args:
         guardrail: Guardrail that finds the data. Defaults to patterns only. One whose action is not

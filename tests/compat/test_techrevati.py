@@ -26,6 +26,7 @@ from capgraph.behaviors import (
     GuardrailOutcome,
     GuardrailViolationError,
     PatternGuardrail,
+    PIIGuardrail,
     RateLimiter,
     RateLimitExceededError,
 )
@@ -464,6 +465,14 @@ def test_personal_data_is_redacted_in_prompts_answers_and_arguments() -> None:
             session.run_tool("mail", lambda: context.args["to"], hook_ctx=context)
             == "[e-mail address]"
         )
+
+
+@pytest.mark.row("T29")
+def test_a_guardrail_that_denies_refuses_the_prompt() -> None:
+    hook = RedactPIIHook(PIIGuardrail(action="deny", analyzer=None))
+    context = HookContext("writer", "draft", prompt="Write to ann@example.com.")
+    with writer(hooks=[hook]).session() as session, pytest.raises(GuardrailViolationError):
+        session.run_turn(lambda: pytest.fail("it was called"), hook_ctx=context)
 
 
 @pytest.mark.row("T29")
