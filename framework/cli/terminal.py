@@ -113,14 +113,19 @@ def print_error(error: BaseException) -> None:
     console.print(f"Error: {text}", style="red" if console.is_terminal else None, soft_wrap=True)
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Write a file atomically.
+
+    Args:
+        path: Path of the file.
+        text: The content.
+        mode: Permissions of the file. By default, only its owner can read it.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
     try:
-        write_atomic(path, text)
+        write_atomic(path, text, mode=mode)
     except OSError as exc:
         raise ConfigurationError(
             f"The file {str(path)!r} cannot be written: {exc.strerror or exc}.",

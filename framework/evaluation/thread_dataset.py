@@ -16,6 +16,7 @@ from capgraph.configs.logger import mask_data
 from capgraph.evaluation.dataset import Case, Dataset
 from capgraph.evaluation.metrics import plan_edges, plan_nodes
 from capgraph.evaluation.recording import Recording, iter_recordings
+from capgraph.helpers.files import write_atomic
 from capgraph.stores.threads import iter_thread_ids
 
 _OUTCOMES = get_args(Case.model_fields["outcome"].annotation)
@@ -102,8 +103,8 @@ def write_dataset(
         folder.mkdir(parents=True, exist_ok=True)
         for name, recording in recordings.items():
             content = json.dumps(recording.as_data(), indent=1, ensure_ascii=False)
-            (folder / name).write_text(content, encoding="utf-8")
-        file.write_text(text, encoding="utf-8")
+            write_atomic(folder / name, content, mode=0o600)
+        write_atomic(file, text, mode=0o600)
     except OSError as exc:
         raise ConfigurationError(
             f"The evaluation set {str(file)!r} cannot be written: {exc.strerror or exc}.",

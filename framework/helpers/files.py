@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     import sqlite3
 
 
+def create_private(path: str | os.PathLike[str]) -> None:
+    """Create an empty file that only its owner can read, unless the file exists.
+
+    SQLite gives the files beside a database the mode of the database.
+
+    Args:
+        path: Path of the file; ``:memory:`` is ignored.
+    """
+    if os.fspath(path) not in ("", ":memory:"):
+        # The caller opens the file and reports problems.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
 def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
     """Write a text file atomically, so that readers see either the old or the new content.
 

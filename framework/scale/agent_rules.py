@@ -80,8 +80,8 @@ def _rule_digests(services: Services) -> list[str]:
 
 
 def _spec_digest(spec: CapabilitySpec) -> str:
-    fields = [spec.effect, spec.effect_key, spec.provides, [str(one) for one in spec.requires]]
-    fields += [str(spec.requires_approval), str(spec.permission), spec.on_unknown, spec.labels]
+    fields: list[Any] = [spec.effect, spec.effect_key, spec.provides, spec.on_unknown, spec.labels]
+    fields += [str(spec.requires_approval), str(spec.permission), *map(str, spec.requires)]
     return compute_digest([*fields, _schema_digest(spec.parameters)])
 
 

@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.store.base import BaseStore, Op, PutOp, Result
 
 from capgraph.base.errors import PersistenceError
-from capgraph.helpers.files import use_wal
+from capgraph.helpers.files import create_private, use_wal
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.cross_loop import CrossLoopLock, CrossLoopStore
 from capgraph.stores.database import (
@@ -144,6 +144,7 @@ class SqliteFile(SingleConnectionTables, SqliteTables):
         self._path: str = path
 
     def _connect(self) -> Any:
+        create_private(self._path)
         conn = sqlite3.connect(
             self._path, timeout=60.0, isolation_level=None, check_same_thread=False
         )
@@ -335,6 +336,7 @@ async def _connect_file(path: str, **options: Any) -> AsyncIterator[aiosqlite.Co
     try:
         # If aiosqlite cannot open a file, its thread outlives the call and may report to a
         # closed loop. The file is therefore opened without it first.
+        await asyncio.to_thread(create_private, path)
         await asyncio.to_thread(lambda: sqlite3.connect(path, timeout=LOCK_SECONDS).close())
         conn = await aiosqlite.connect(path, timeout=LOCK_SECONDS, **options)
     except sqlite3.Error as exc:

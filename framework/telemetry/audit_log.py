@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import SqlExecutor
+from capgraph.helpers.files import create_private
 from capgraph.telemetry.audit import RETENTION, AuditEntry
 from capgraph.telemetry.audit_chain import (
     SEALED,
@@ -191,6 +192,7 @@ class AuditLog:
             self._write_locked(head_file, [_seal_entry(head)])
             rest = b"".join(line + b"\n" for line in self._lines()[count:])
             new_file = self.path.with_name(f"{self.path.name}.new")
+            create_private(new_file)
             new_file.write_bytes(rest)
             new_file.replace(self.path)
         return count

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from capgraph.base.ports import Sink
-from capgraph.helpers.files import use_wal
+from capgraph.helpers.files import create_private, use_wal
 from capgraph.helpers.number_validation import check_number
 from capgraph.telemetry.event_dispatcher import SentEvent
 
@@ -275,6 +275,7 @@ class SqliteEventSink(FileSink):
 
     def _write(self, events: list[dict[str, Any]]) -> None:
         if self._conn is None:
+            create_private(self.path)
             self._conn = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
             use_wal(self._conn, 30.0)
             self._conn.execute("PRAGMA synchronous=NORMAL")

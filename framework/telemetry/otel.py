@@ -11,6 +11,7 @@ traces have the same ``gen_ai.conversation.id`` and ``capgraph.turn.id``.
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 _SERVICE_NAME = "capgraph"
 _MAX_RUNS = 1000
+_MAX_LABEL_VALUES = 200
+"""Maximum number of different values of one metric label."""
+_NAME = re.compile(r"[\w.:/@+\[\] -]{1,100}", re.ASCII)
+_OTHER = "other"
 _Key = tuple[str | None, ...]
 _ROOT: _Key = ("run",)
 _TERMINAL_EVENTS = (AgentEventName.AGENT_COMPLETED, AgentEventName.AGENT_FAILED)
@@ -53,6 +58,15 @@ class _OpenRun:
 
     spans: dict[_Key, _OpenSpan] = field(default_factory=dict)
     turn: tuple[str | None, str] | None = None
+
+
+def _span_name(kind: str, name: object) -> str:
+    r"""Return the name of a span with a part that a model, a caller, or a server may have chosen.
+
+    >>> _span_name("step", "level"), _span_name("step", "a\nb")
+    ('step level', 'step other')
+    """
+    return f"{kind} {name if _NAME.fullmatch(str(name)) else _OTHER}"
 
 
 class OpenTelemetrySink(FlushableSink):
@@ -109,6 +123,7 @@ class OpenTelemetrySink(FlushableSink):
         self._breakers = meter.create_gauge(
             "capgraph.breaker.state", "1", "Circuit breaker state: 0 closed, 1 half open, 2 open."
         )
+        self._label_values: dict[str, set[str]] = {}
         self._runs: OrderedDict[str, _OpenRun] = OrderedDict()
         self._ended_runs: BoundedDict[Any, SpanContext] = BoundedDict(2 * _MAX_RUNS)
 
@@ -152,7 +167,9 @@ class OpenTelemetrySink(FlushableSink):
         with self._lock:
             self._measure(event)
             attributes = {**_model_attributes(event), "capgraph.cost.usd": cost_usd}
-            self._start(f"chat {model or 'model'}", attributes, None, now, client=True).end(now)
+            self._start(
+                _span_name("chat", model or "model"), attributes, None, now, client=True
+            ).end(now)
 
     def run_ended(self, event: Mapping[str, Any]) -> None:
         """End the spans of a run."""
@@ -196,14 +213,16 @@ class OpenTelemetrySink(FlushableSink):
         elif kind in ("usage", "model_called"):
             model = event.get("model") or "model"
             self._add_call_span(
-                event, deepest, f"chat {model}", _model_attributes(event), client=True
+                event, deepest, _span_name("chat", model), _model_attributes(event), client=True
             )
         elif kind == "tool_called":
             attributes = {
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": event["name"],
             }
-            self._add_call_span(event, deepest, f"execute_tool {event['name']}", attributes)
+            self._add_call_span(
+                event, deepest, _span_name("execute_tool", event["name"]), attributes
+            )
         elif kind == "plan_made":
             stamp = (event.get("plan") or {}).get("stamp") or {}
             if stamp.get("id"):
@@ -267,7 +286,7 @@ class OpenTelemetrySink(FlushableSink):
             levels.append((("plan", outer, plan), "plan", {"capgraph.plan.id": plan}))
         if step:
             key: _Key = ("step", outer, plan, step)
-            levels.append((key, f"step {step}", {"capgraph.step": step, **common}))
+            levels.append((key, _span_name("step", step), {"capgraph.step": step, **common}))
         if attempt:
             number = attempt.rpartition("/")[2]
             more = {"capgraph.attempt": int(number), **common}
@@ -385,14 +404,23 @@ class OpenTelemetrySink(FlushableSink):
 
     # --- metrics --------------------------------------------------------------------------
 
+    def _labels(self, **labels: object) -> dict[str, str]:
+        """Return metric labels with a bounded number of values, because each one is a time series."""
+        bounded = {}
+        for label, value in labels.items():
+            known, text = self._label_values.setdefault(label, set()), str(value)
+            if len(known) < _MAX_LABEL_VALUES and _NAME.fullmatch(text):
+                known.add(text)
+            bounded[label] = text if text in known else _OTHER
+        return bounded
+
     def _measure(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event_type")
         if kind in ("usage", "model_called"):
-            attributes = {
-                k: v for k, v in _model_attributes(event).items() if isinstance(v, str) and v
-            }
+            texts = {k: v for k, v in _model_attributes(event).items() if isinstance(v, str) and v}
             if event.get("error"):
-                attributes["error.type"] = str(event["error"])
+                texts["error.type"] = event["error"]
+            attributes = self._labels(**texts)
             if event.get("duration") is not None:
                 self._call_durations.record(event["duration"], attributes)
             for side in ("input", "output"):
@@ -403,15 +431,16 @@ class OpenTelemetrySink(FlushableSink):
             if is_reported and (cost := self._price(event)) is not None:
                 self._cost.add(cost, attributes)
         elif kind in ("step_finished", "step_failed"):
-            attributes = {"capgraph.capability": str(event.get("capability"))}
+            attributes = self._labels(**{"capgraph.capability": event.get("capability")})
             if kind == "step_failed":
-                attributes["error.type"] = str(event.get("category") or event.get("severity"))
+                error_type = event.get("category") or event.get("severity")
+                attributes |= self._labels(**{"error.type": error_type})
             self._step_durations.record(float(event.get("duration") or 0.0), attributes)
         elif kind == "retry":
-            self._retries.add(1, {"capgraph.capability": str(event.get("name"))})
+            self._retries.add(1, self._labels(**{"capgraph.capability": event.get("name")}))
         elif kind == "circuit_changed":
             state = _BREAKER_STATES.get(str(event.get("state")), 0)
-            self._breakers.set(state, {"capgraph.breaker": str(event.get("name"))})
+            self._breakers.set(state, self._labels(**{"capgraph.breaker": event.get("name")}))
 
     def _price(self, event: Mapping[str, Any]) -> float | None:
         if "cost_usd" in event:

@@ -204,7 +204,7 @@ def _write(files: Iterable[tuple[Path, Path]], **values: str) -> None:
                 fix="Choose another name, or delete the file.",
             )
     for target, text in texts.items():
-        write_file(target, text)
+        write_file(target, text, mode=0o666)
         typer.echo(f"wrote {one_line(target, 4000)}")
 
 
