@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,7 @@ from capgraph.configs.errors import CapgraphError, ConfigurationError
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
     from capgraph.graph.diagnostics import Finding
+    from capgraph.registry import Registry
 
 app: typer.Typer = typer.Typer()
 MODEL_SECONDS = 20.0
@@ -90,7 +91,9 @@ def iter_findings(
     except ConfigurationError as exc:
         yield Finding.from_error("database", exc)
     configured = resolve_models(shared.model, settings)
-    yield from check_registry(settings, offline=not configured, url=url)
+    registry = yield from check_registry(settings, offline=not configured, url=url)
+    if registry is not None and "serve" in settings.model_fields_set:
+        yield from check_server(settings, registry)
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask_models=ask_models))
     if show_methods and configured:
@@ -105,8 +108,10 @@ def iter_findings(
             yield from asyncio.run(check_waiting_threads(url, settings))
 
 
-def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
-    """Load modules and recipes, and report all problems.
+def check_registry(
+    settings: Settings, *, offline: bool, url: str
+) -> Generator[Finding, None, Registry | None]:
+    """Load modules and recipes, and report all problems. Return the registry if it is complete.
 
     Args:
         settings: The settings.
@@ -121,7 +126,7 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         registry = read_registry(settings, problems)
     except RegistryError as exc:
         yield Finding.from_error("registry", exc)
-        return
+        return None
     try:
         registry.freeze()  # checks that the recipes are complete
     except CapgraphError as exc:
@@ -133,6 +138,27 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
     yield from _check_adapters(settings, problems)
     saved = url not in ("", MEMORY_DATABASE)
     yield from collect_findings(registry, settings, offline=offline, has_saver=saved)
+    return None if problems else registry
+
+
+def check_server(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Create the server without starting it, and report why it refuses the settings."""
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    from capgraph.graph import build_graph
+    from capgraph.graph.diagnostics import Finding
+
+    offline = settings.model_copy(update={"model": None, "models": {}})
+    try:
+        from capgraph.serve.app import create_app
+
+        create_app(build_graph(registry, checkpointer=InMemorySaver(), settings=offline))
+    except ImportError:
+        return  # the check of the extras names the missing one
+    except CapgraphError as exc:
+        yield Finding.from_error("serve", exc)
+    else:
+        yield Finding("serve", "ok", "the server accepts the settings")
 
 
 def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterator[Finding]:

@@ -46,6 +46,25 @@ def test_server_extras_are_checked_if_configured(monkeypatch):
     assert [f.level for f in checks.check_extras(tools, offline=False)][1] == "error"
 
 
+PROXY = {"trusted": ["127.0.0.1"], "user_header": "X-User"}
+
+
+@pytest.mark.parametrize(
+    ("serve", "level"),
+    [
+        ({}, "ok"),
+        ({"mcp": {"tools": ["no_such_tool"]}}, "error"),
+        ({"uploads": {"folder": "data/uploads"}, "proxy": PROXY}, "error"),
+    ],
+)
+def test_check_refuses_what_the_server_refuses(serve, level, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(serve=serve, data_folders=["data"])
+    registry = Registry.from_settings(Settings(modules=["capgraph.capabilities.contexts"]))
+    [finding] = checks.check_server(settings, registry)
+    assert (finding.area, finding.level) == ("serve", level)
+
+
 class SilentModel(ScriptedModel):
     async def _agenerate(self, *args, **kwargs):
         await asyncio.sleep(60)
