@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from capgraph.base.errors import ConfigurationError, ErrorSeverity, LimitError
-from capgraph.base.ports import Attempt, CallNext
+from capgraph.base.ports import Attempt, CallNext, normalize_user_id
 from capgraph.helpers.clock import Clock, as_clock, current_clock
 from capgraph.helpers.number_validation import check_number
 from capgraph.pipeline.run_config import billing_subject
@@ -413,7 +413,8 @@ class RateLimitBehavior:
                 parts.append(model_name(attempt.inputs["model"]))
             else:
                 payer = billing_subject()
-                parts.append((payer.user_id if name == "user" else payer.tenant) or "")
+                user = normalize_user_id(payer.user_id or "")
+                parts.append(user if name == "user" else payer.tenant or "")
         return "/".join(str(part).replace("/", "//") for part in parts)
 
 

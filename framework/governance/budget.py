@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, get_args
 
 from capgraph.base.errors import LimitError, ValidationError
+from capgraph.base.ports import normalize_user_id
 from capgraph.governance.budget_counters import (
     FAILURES,
     METRICS,
@@ -257,7 +258,9 @@ class Budget:
     def _counter_key(self, key: str) -> CounterKey:
         moment = datetime.fromtimestamp(self._current_clock.now(), UTC)
         period = moment.strftime(_PERIODS[self.window]) if self.window else ""
-        return CounterKey(self.scope, key, period)
+        # Another spelling of a user ID must not open another account.
+        subject = normalize_user_id(key) if self.per == "user" else key
+        return CounterKey(self.scope, subject, period)
 
     @property
     def _current_clock(self) -> Clock:

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from starlette.datastructures import Headers
 
 from capgraph import BaseCapability, capability_node
 from capgraph.base.ports import Caller
+from capgraph.behaviors import RateLimitBehavior
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.settings import PermissionSettings, ProxySettings, RoleSettings
-from capgraph.governance import ApprovalPolicy, clear_stop, stop
+from capgraph.governance import ApprovalPolicy, Budget, clear_stop, stop
 from capgraph.serve.identity import proxy_caller
 from capgraph.serve.tokens import issue_token
 from capgraph.stores import fork_thread, open_saver, thread_summary
@@ -180,6 +182,22 @@ async def test_a_stop_of_a_user_covers_all_spellings(desk: Any, name: str) -> No
         out = await it.ask(user, f"of {user}")
         assert out["execution_outcome"]["status"] == "stopped"
     assert await clear_stop(it.saver, user="aNN")
+
+
+@pytest.mark.parametrize("other", ["ANN", "ａｎｎ"])
+async def test_another_spelling_opens_no_other_account(agent: Any, step: Any, other: str) -> None:
+    paid: list[int] = []
+    budget = Budget(steps=1, per="user")
+    calls = RateLimitBehavior(0.001, burst=1, wait_on_limit=False, per="user")
+    for limit in ({"budget": budget}, {"behaviors": [calls]}):
+        paid.clear()
+        plans = [[step("a", "pay")]]
+        it = agent(Receipt, payer(paid), plans=plans, checkpointer=InMemorySaver(), **limit)
+        desk = Desk(it.graph, None, paid)
+        await desk.ask("ann", "1")
+        await desk.ask(other, "2")
+        assert paid == [5]
+    assert await budget.remaining(other) == {"steps": 0}
 
 
 async def test_a_proxys_users_are_folded() -> None:
