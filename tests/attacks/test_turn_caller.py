@@ -28,6 +28,7 @@ from capgraph.serve.app import create_app
 from capgraph.serve.tokens import issue_token
 from capgraph.state import AgentState
 from capgraph.stores import open_saver
+from capgraph.telemetry import AuditLog
 from tests.support.served import asked, ended, served
 
 
@@ -287,3 +288,22 @@ async def test_a_schedule_stores_its_creator() -> None:
         found = await schedules.get("s")
     assert found is not None
     assert found.caller == creator
+
+
+async def test_the_audit_names_who_answered_and_for_whom_a_step_ran(tmp_path: Path) -> None:
+    @capability_node(effect="idempotent")
+    async def report(note: Note) -> Note:
+        """Report a booking."""
+        return Note(text="reported")
+
+    log = await asyncio.to_thread(AuditLog, tmp_path / "audit.jsonl", signing_key="k")
+    graph = build_graph([book, report], checkpointer=InMemorySaver(), audit=log)
+    await graph.ainvoke({"planning_execution_plan": plan("book", "report")}, config("ann"))
+    await graph.ainvoke(Command(resume="approve"), config("bob"))
+    records = await asyncio.to_thread(lambda: list(log.records()))
+    (begun,) = [
+        one["data"]
+        for one in records
+        if one["kind"] == "effect" and one["data"]["status"] == "begun"
+    ]
+    assert (begun["by"]["user_id"], begun["for"]["user_id"]) == ("bob", "ann")
