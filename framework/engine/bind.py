@@ -177,7 +177,8 @@ def bind(
         answer_gate=resolve_answer_gate(options.get("answer_gate"), settings),
         guard=guards[0].merged_with(guards[1:]) if guards else None,
         events=EventDispatcher(
-            (*options.get("sinks", ()), *build_configured(settings.sinks, "sinks", "sink"))
+            (*options.get("sinks", ()), *build_configured(settings.sinks, "sinks", "sink")),
+            agent_name=settings.name,
         ),
         budget_policy=purse,
         auditor=_auditor(options.get("audit"), settings, persistence),

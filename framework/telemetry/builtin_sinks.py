@@ -317,9 +317,9 @@ class FanoutSink:
         """Forward an event to all sinks, then raise the first error."""
         return self._call_all("emit", event)
 
-    def run_began(self, run_id: str) -> Any:
+    def run_began(self, run_id: str, agent_name: str) -> Any:
         """Notify the sinks with a ``run_began`` method of the start of a run."""
-        return self._call_all("run_began", run_id)
+        return self._call_all("run_began", run_id, agent_name)
 
     def run_ended(self, event: Any) -> Any:
         """Notify the sinks with a ``run_ended`` method of the end of a run."""

@@ -6,8 +6,8 @@ into the queue are dropped, and the sink is notified of their number before the 
 Besides ``emit``, a sink may have:
 
 - ``emit_many(events)``, to receive queued events as a batch,
-- ``run_began(run_id)``, called synchronously, which may return the trace of the run as its ID or as
-  ``traceparent``,
+- ``run_began(run_id, agent_name)``, called synchronously, which may return the trace of the run as
+  its ID or as ``traceparent``,
 - ``run_ended(event)``, called with an event that is not part of the stream,
 - ``set_upstream_drain(drain)``, to receive a function that waits until all emitted events have
   reached the sink,
@@ -142,13 +142,16 @@ class EventDispatcher:
             :class:`SentEvent` at a time, in order, and must not modify it. A coroutine runs on an
             event loop of the sink.
         capacity: Maximum number of queued events per sink.
+        agent_name: Name of the agent.
 
     Raises:
         ConfigurationError: A sink has no ``emit`` method.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = (), *, capacity: int = 10_000) -> None:
-        self._capacity = capacity
+    def __init__(
+        self, sinks: Sequence[Sink] = (), *, capacity: int = 10_000, agent_name: str = ""
+    ) -> None:
+        self._capacity, self._agent_name = capacity, agent_name
         self._outlets: tuple[SinkQueue, ...] = ()
         for sink in sinks:
             self.subscribe(sink)
@@ -206,7 +209,11 @@ class EventDispatcher:
         """
         seq, dispatchers = _running() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
-            traces = [o._call(o.run_began, name) for o in self._outlets if o.run_began is not None]
+            traces = [
+                outlet._call(functools.partial(outlet.run_began, name), self._agent_name)
+                for outlet in self._outlets
+                if outlet.run_began is not None
+            ]
             trace: str = next((value for value in traces if value is not None), None) or ""
             parts = trace.split("-")
             ids["trace_id"] = (parts[1] if len(parts) == 4 else trace) or None

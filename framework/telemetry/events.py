@@ -222,6 +222,9 @@ class Usage(_Event):
 
     Attributes:
         estimated: True if the model reported no usage and the tokens are an estimate.
+        request_model: Model that was requested, if the response names another one.
+        response_id: The provider's ID of the response.
+        finish_reasons: Why the model stopped, as the provider reported it.
     """
 
     event_type: Literal["usage"] = "usage"
@@ -233,6 +236,9 @@ class Usage(_Event):
     provider: str = ""
     duration: float | None = None
     estimated: bool = False
+    request_model: str | None = None
+    response_id: str | None = None
+    finish_reasons: list[str] | None = None
 
 
 class ModelFallback(_Event):

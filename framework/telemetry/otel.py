@@ -38,6 +38,16 @@ _OTHER = "other"
 _Key = tuple[str | None, ...]
 _ROOT: _Key = ("run",)
 _TERMINAL_EVENTS = (AgentEventName.AGENT_COMPLETED, AgentEventName.AGENT_FAILED)
+_PROVIDERS = {
+    "amazon_bedrock": "aws.bedrock",
+    "azure": "azure.ai.openai",
+    "google_genai": "gcp.gemini",
+    "google_vertexai": "gcp.vertex_ai",
+    "ibm": "ibm.watsonx.ai",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+}
+"""Name of a provider in the conventions, by LangChain's name. Other names are equal."""
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
@@ -66,6 +76,8 @@ def _span_name(kind: str, name: object) -> str:
     >>> _span_name("step", "level"), _span_name("step", "a\nb")
     ('step level', 'step other')
     """
+    if not name:
+        return kind
     return f"{kind} {name if _NAME.fullmatch(str(name)) else _OTHER}"
 
 
@@ -127,16 +139,15 @@ class OpenTelemetrySink(FlushableSink):
         self._runs: OrderedDict[str, _OpenRun] = OrderedDict()
         self._ended_runs: BoundedDict[Any, SpanContext] = BoundedDict(2 * _MAX_RUNS)
 
-    def run_began(self, run_id: str) -> str | None:
+    def run_began(self, run_id: str, agent_name: str = "") -> str | None:
         """Start the root span of a run as a child of the current span.
 
         Return its ``traceparent``.
         """
         around = self._trace.get_current_span().get_span_context()
         with self._lock:
-            run = self._run(
-                {"run_id": run_id}, _timestamp_ns({}), around if around.is_valid else None
-            )
+            event = {"run_id": run_id, "agent_name": agent_name}
+            run = self._run(event, _timestamp_ns({}), around if around.is_valid else None)
             found = run.spans[_ROOT].span.get_span_context()
         if not found.is_valid:
             return None
@@ -167,9 +178,7 @@ class OpenTelemetrySink(FlushableSink):
         with self._lock:
             self._measure(event)
             attributes = {**_model_attributes(event), "capgraph.cost.usd": cost_usd}
-            self._start(
-                _span_name("chat", model or "model"), attributes, None, now, client=True
-            ).end(now)
+            self._start(_span_name("chat", model), attributes, None, now, client=True).end(now)
 
     def run_ended(self, event: Mapping[str, Any]) -> None:
         """End the spans of a run."""
@@ -211,14 +220,20 @@ class OpenTelemetrySink(FlushableSink):
         if kind in ("step_finished", "step_failed"):
             self._step_ended(run, path, event, now)
         elif kind in ("usage", "model_called"):
-            model = event.get("model") or "model"
-            self._add_call_span(
-                event, deepest, _span_name("chat", model), _model_attributes(event), client=True
-            )
+            attributes = {
+                **_model_attributes(event),
+                "gen_ai.conversation.id": event.get("thread_id"),
+                "gen_ai.response.id": event.get("response_id"),
+                "gen_ai.response.finish_reasons": event.get("finish_reasons") or None,
+            }
+            name = _span_name("chat", str(attributes["gen_ai.request.model"] or ""))
+            self._add_call_span(event, deepest, name, attributes, client=True)
         elif kind == "tool_called":
             attributes = {
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": event["name"],
+                "gen_ai.tool.type": "function",
+                "gen_ai.conversation.id": event.get("thread_id"),
             }
             self._add_call_span(
                 event, deepest, _span_name("execute_tool", event["name"]), attributes
@@ -239,14 +254,17 @@ class OpenTelemetrySink(FlushableSink):
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = _OpenRun()
+            agent = event.get("agent_name") or ""
             attributes = {
                 "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.provider.name": _SERVICE_NAME,
+                "gen_ai.agent.name": agent,
                 "gen_ai.conversation.id": event.get("thread_id"),
                 "capgraph.run.id": name,
             }
             # A custom graph may continue the same run.
             root_parent = self._ended_runs.get(name) or parent
-            self._open(run, _ROOT, "invoke_agent", attributes, root_parent, now)
+            self._open(run, _ROOT, f"invoke_agent {agent}".strip(), attributes, root_parent, now)
             if len(self._runs) > _MAX_RUNS:
                 oldest, oldest_run = self._runs.popitem(last=False)
                 self._end(oldest_run, oldest, now, "lost")
@@ -486,11 +504,13 @@ def _otlp_provider(endpoint: str) -> TracerProvider:
 def _model_attributes(event: Mapping[str, Any]) -> dict[str, Any]:
     # The conventions cover only reported tokens.
     used = {} if event.get("estimated") else event
+    provider = str(event.get("provider") or "unknown")
     return {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": event.get("provider") or "unknown",
-        "gen_ai.request.model": event.get("model"),
-        "gen_ai.response.model": event.get("model"),
+        "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
+        "gen_ai.request.model": event.get("request_model") or event.get("model"),
+        # A failed call has no response.
+        "gen_ai.response.model": None if event.get("error") else event.get("model"),
         "capgraph.role": event.get("role"),
         "gen_ai.usage.input_tokens": used.get("input_tokens"),
         "gen_ai.usage.output_tokens": used.get("output_tokens"),

@@ -36,6 +36,8 @@ from capgraph.telemetry.budget_callback import (
 )
 
 _ROLE_PREFIX = "role:"
+_OWN_IDS = ("lc_run-", "run-")
+"""Prefixes of message IDs that LangChain created, not the provider."""
 _DEFAULT_ROLE = "capability"
 
 
@@ -187,17 +189,14 @@ class UsageCallback(BaseCallbackHandler):
                 output_tokens=used.output_tokens,
                 cached_tokens=used.cache_read_tokens,
             )
-            if call is not None:
-                usage.duration, usage.provider = call.seconds(), call.provider
-            _report(usage)
+            _report_usage(usage, call, response)
         elif call is not None:
             usage = telemetry.Usage(role=_role(tags), model=model, estimated=True)
             usage.input_tokens = call.prompt_tokens
             usage.output_tokens = sum(
                 estimate_tokens(item.text) for row in response.generations for item in row
             )
-            usage.duration, usage.provider = call.seconds(), call.provider
-            _report(usage)
+            _report_usage(usage, call, response)
 
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
@@ -267,6 +266,26 @@ def _pop_call(run_id: UUID) -> _Call | None:
 def _failed_call_event(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCalled:
     fields = {"role": _role(tags), "model": call.name, "provider": call.provider}
     return telemetry.ModelCalled(**fields, duration=call.seconds(), error=error)
+
+
+def _report_usage(usage: telemetry.Usage, call: _Call | None, response: LLMResult) -> None:
+    """Report usage with the facts of the call and of the response."""
+    if call is not None:
+        usage.duration, usage.provider = call.seconds(), call.provider
+        usage.request_model = call.name if call.name != usage.model else None
+    for generation in (item for row in response.generations for item in row):
+        message = getattr(generation, "message", None)
+        metadata = {
+            **(generation.generation_info or {}),
+            **(message.response_metadata if message is not None else {}),
+        }
+        name = metadata.get("id") or getattr(message, "id", None)
+        if usage.response_id is None and name and not str(name).startswith(_OWN_IDS):
+            usage.response_id = str(name)
+        reason = metadata.get("finish_reason") or metadata.get("stop_reason")
+        if reason is not None:
+            usage.finish_reasons = [*(usage.finish_reasons or ()), str(reason)]
+    _report(usage)
 
 
 def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalled) -> None:

@@ -148,11 +148,11 @@ async def test_a_run_is_one_trace_with_one_root(wiring: Wiring) -> None:
     spans = await wiring.spans()
     assert len({span.context.trace_id for span in spans}) == 1
     [root] = [span for span in spans if span.parent is None]
-    assert root.name == "invoke_agent"
+    assert root.name == "invoke_agent capgraph agent"
     ways = tree(spans)
-    assert "invoke_agent/plan/step a/attempt 1/chat scripted" in ways
-    assert "invoke_agent/plan/step a/attempt 1/execute_tool weigh" in ways
-    assert "invoke_agent/plan/step b/attempt 1" in ways
+    assert "invoke_agent capgraph agent/plan/step a/attempt 1/chat scripted" in ways
+    assert "invoke_agent capgraph agent/plan/step a/attempt 1/execute_tool weigh" in ways
+    assert "invoke_agent capgraph agent/plan/step b/attempt 1" in ways
     for span in spans:
         above = next(
             (s for s in spans if span.parent and s.context.span_id == span.parent.span_id), None
@@ -209,7 +209,9 @@ async def test_runs_side_by_side_never_share_a_span(wiring: Wiring) -> None:
         assert len([span for span in found if span.parent is None]) == 1
         ids = {span.context.span_id for span in found}
         assert all(span.parent.span_id in ids for span in found if span.parent is not None)
-        assert {f"invoke_agent/plan/step a{n}/attempt 1" for n in range(5)} <= set(tree(found))
+        assert {f"invoke_agent capgraph agent/plan/step a{n}/attempt 1" for n in range(5)} <= set(
+            tree(found)
+        )
 
 
 async def test_a_further_try_is_a_span_of_its_own(wiring: Wiring) -> None:
@@ -272,7 +274,7 @@ async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring, elsewhere: 
     for name in ("gen_ai.conversation.id", "capgraph.turn.id"):
         assert first.attributes[name] == second.attributes[name]
     inside = [s for s in spans if s.context.trace_id == second.context.trace_id]
-    assert "invoke_agent/plan/step a/attempt 1" in tree(inside)
+    assert "invoke_agent capgraph agent/plan/step a/attempt 1" in tree(inside)
 
 
 async def test_a_run_stands_below_the_span_of_whoever_calls_it(wiring: Wiring) -> None:
@@ -281,7 +283,7 @@ async def test_a_run_stands_below_the_span_of_whoever_calls_it(wiring: Wiring) -
     with tracer.start_as_current_span("POST /ask") as outer:
         await graph.ainvoke(GIVEN)
     spans = await wiring.spans()
-    [root] = [s for s in spans if s.name == "invoke_agent"]
+    [root] = [s for s in spans if s.name == "invoke_agent capgraph agent"]
     assert root.parent.span_id == outer.get_span_context().span_id
     assert len({s.context.trace_id for s in spans}) == 1
 
@@ -305,10 +307,10 @@ async def test_an_attempt_inside_another_stands_below_it(wiring: Wiring) -> None
     assert out["execution_outcome"]["status"] == "completed", out["execution_outcome"]
     ways = tree(await wiring.spans())
     below = [way for way in ways.values() if way[-1] == "attempt 1" and "step o" in way]
-    assert ["invoke_agent", "plan", "step o", "attempt 1"] in below
+    assert ["invoke_agent capgraph agent", "plan", "step o", "attempt 1"] in below
     inner = [way for way in below if len(way) > 4]
     assert inner
-    assert inner[0][:4] == ["invoke_agent", "plan", "step o", "attempt 1"]
+    assert inner[0][:4] == ["invoke_agent capgraph agent", "plan", "step o", "attempt 1"]
 
 
 async def test_what_calls_cost_is_a_metric() -> None:
@@ -457,7 +459,7 @@ def test_spans_reach_a_collector() -> None:
             for scope in resource.scope_spans:
                 names |= {span.name for span in scope.spans}
                 roots += sum(not span.parent_span_id for span in scope.spans)
-    assert {"invoke_agent", "plan", "step a", "step b", "attempt 1"} <= names
+    assert {"invoke_agent capgraph agent", "plan", "step a", "step b", "attempt 1"} <= names
     assert roots == 1
 
 

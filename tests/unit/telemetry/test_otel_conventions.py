@@ -1,0 +1,115 @@
+"""Spans and metrics against the published registry of the GenAI conventions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as registry
+from opentelemetry.trace import SpanKind
+
+from capgraph import build_graph
+from capgraph.adapters import tool_capability
+from capgraph.configs.settings import Settings
+from capgraph.testing import ScriptedModel
+from tests.contract.test_opentelemetry import Wiring
+
+REQUIRED = {
+    "invoke_agent": {"gen_ai.provider.name", "gen_ai.agent.name", "gen_ai.conversation.id"},
+    "chat": {
+        "gen_ai.provider.name",
+        "gen_ai.request.model",
+        "gen_ai.response.model",
+        "gen_ai.response.finish_reasons",
+        "gen_ai.response.id",
+        "gen_ai.conversation.id",
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.output_tokens",
+    },
+    "execute_tool": {"gen_ai.tool.name", "gen_ai.tool.type"},
+}
+"""Attributes that the conventions require, or require when available, by operation."""
+NAMES = {
+    "invoke_agent": "gen_ai.agent.name",
+    "chat": "gen_ai.request.model",
+    "execute_tool": "gen_ai.tool.name",
+}
+KNOWN = {value for name, value in vars(registry).items() if name.startswith("GEN_AI_")}
+OPERATIONS = {one.value for one in registry.GenAiOperationNameValues}
+
+
+@tool
+def weigh(what: str = "salt") -> str:
+    """Weigh something."""
+    return f"1 kg of {what}"
+
+
+def check(attributes: Any) -> None:
+    """Check that the registry knows the attributes."""
+    assert {name for name in attributes if name.startswith("gen_ai.")} <= KNOWN
+    if "gen_ai.token.type" in attributes:
+        assert attributes["gen_ai.token.type"] in {
+            one.value for one in registry.GenAiTokenTypeValues
+        }
+
+
+async def test_spans_have_the_required_attributes_and_names() -> None:
+    wiring = Wiring()
+    answer = AIMessage(
+        "One kilogram.",
+        response_metadata={
+            "id": "answer-1",
+            "finish_reason": "stop",
+            "model_name": "scripted-2026",
+        },
+        usage_metadata={"input_tokens": 7, "output_tokens": 5, "total_tokens": 12},
+    )
+    graph = build_graph(
+        [tool_capability(weigh, examples=["weigh the salt"])],
+        {"answer": ScriptedModel(responses=[answer])},
+        InMemorySaver(),
+        settings=Settings(name="scales"),
+        sinks=[wiring.sink],
+    )
+    config: Any = {"configurable": {"thread_id": "t"}}
+    await graph.ainvoke({"messages": [("user", "Weigh the salt")]}, config)
+    spans = [span for span in await wiring.spans() if "gen_ai.operation.name" in span.attributes]
+    seen = {}
+    for span in spans:
+        attributes = dict(span.attributes or {})
+        check(attributes)
+        operation = str(attributes["gen_ai.operation.name"])
+        assert operation in OPERATIONS
+        assert not REQUIRED[operation] - attributes.keys()
+        assert span.name == f"{operation} {attributes[NAMES[operation]]}"
+        assert span.kind is (SpanKind.CLIENT if operation == "chat" else SpanKind.INTERNAL)
+        seen[operation] = attributes
+    assert seen.keys() >= {"invoke_agent", "chat"}
+    assert seen["invoke_agent"]["gen_ai.agent.name"] == "scales"
+    assert seen["chat"]["gen_ai.response.finish_reasons"] == ("stop",)
+    assert seen["chat"]["gen_ai.response.id"] == "answer-1"
+    for name in ("gen_ai.client.token.usage", "gen_ai.client.operation.duration"):
+        for point in wiring.points(name):
+            check(point.attributes)
+            required = {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model"}
+            assert not required - point.attributes.keys()
+            assert "gen_ai.response.id" not in point.attributes
+
+
+@pytest.mark.parametrize(
+    ("provider", "name"),
+    [("google_genai", "gcp.gemini"), ("openai", "openai"), ("azure", "azure.ai.openai")],
+)
+async def test_providers_have_the_names_of_the_conventions(provider: str, name: str) -> None:
+    assert name in {one.value for one in registry.GenAiProviderNameValues}
+    wiring = Wiring()
+    wiring.sink.emit(
+        {"event_type": "usage", "run_id": "r", "model": "m", "provider": provider, "role": "answer"}
+    )
+    wiring.sink.run_ended({"run_id": "r"})
+    (chat,) = [span for span in await wiring.spans() if span.name == "chat m"]
+    assert chat.attributes is not None
+    assert chat.attributes["gen_ai.provider.name"] == name
