@@ -205,11 +205,14 @@ class AuditSettings(SettingsModel):
     Attributes:
         keep: Whether runs are audited. ``build_graph(audit=…)`` takes precedence.
         signing_key: Key that signs each record.
+        name: Name of the audit, which each record contains. Defaults to an ID stored in the database.
+            With a name, records of another audit do not verify, even if its whole database was copied.
         retention_days: Days after which records are deleted and sealed. Checked once a day.
     """
 
     keep: bool = False
     signing_key: SecretStr | None = None
+    name: str | None = Field(None, min_length=1)
     retention_days: float = Field(183, gt=0)
 
 

@@ -50,9 +50,9 @@ class Auditor:
     def for_run(self, config: Mapping[str, Any]) -> Audit:
         """Return the audit of a run with this configuration."""
         persistence = Persistence.for_run(config, self._persistence)
-        table = (
-            persistence.audit_table(self._settings.signing_key) if persistence is not None else None
-        )
+        settings, table = self._settings, None
+        if persistence is not None:
+            table = persistence.audit_table(settings.signing_key, settings.name)
         return Audit(
             self._log or table or UnavailableAuditWriter(),
             caller_from_configurable(config.get("configurable") or {}),

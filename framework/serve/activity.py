@@ -44,8 +44,9 @@ class ActivityReader:
         self._admin_roles = frozenset(admin_roles)
         self._persistence: Persistence = graph.persistence
         self._tables = self._persistence.tables
-        key = self._services.settings.audit.signing_key
-        self._audit = self._persistence.audit_table(key) if self._tables is not None else None
+        audit, self._audit = self._services.settings.audit, None
+        if self._tables is not None:
+            self._audit = self._persistence.audit_table(audit.signing_key, audit.name)
         self._verification: asyncio.Task[Verification] | None = None
 
     def _visible_prefix(self, caller: Caller) -> str:

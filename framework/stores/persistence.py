@@ -147,20 +147,22 @@ class Persistence:
         """Return a new log of the runs of this saver's threads. The caller must close it."""
         return RunLog(self.tables, self.saver.serde, self.listener, self.leases)
 
-    def audit_table(self, signing_key: Any = None) -> AuditTable | None:
+    def audit_table(self, signing_key: Any = None, name: str | None = None) -> AuditTable | None:
         """Return the audit log in the database, or ``None`` if the database is unknown.
 
         Args:
             signing_key: Signing key, as for :class:`~capgraph.telemetry.AuditLog`.
+            name: Name of the audit.
         """
         tables: SqlTables | None = self.tables
         if tables is None and isinstance(self.saver, InMemorySaver):
             tables = open_tables(MEMORY_URL)  # both exist only in this process
         if tables is None:
             return None
-        found = self._audit_tables.get(signing_key)
+        found = self._audit_tables.get((signing_key, name))
         if found is None:
-            found = self._audit_tables[signing_key] = AuditTable(tables, signing_key=signing_key)
+            found = AuditTable(tables, signing_key=signing_key, name=name)
+            self._audit_tables[signing_key, name] = found
         return found
 
     async def record_names(self, thread_id: str) -> list[str]:

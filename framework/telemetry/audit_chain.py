@@ -87,7 +87,7 @@ def key_bytes(key: Any) -> bytes | None:
 
 
 def build_record(
-    previous: ChainHead, kind: str, data: Mapping[str, Any], key: bytes | None
+    previous: ChainHead, kind: str, data: Mapping[str, Any], key: bytes | None, audit: str = ""
 ) -> tuple[ChainHead, str]:
     """Return the new head of a chain and its next record as a line of text.
 
@@ -96,11 +96,13 @@ def build_record(
         kind: Kind of the record.
         data: Plain data.
         key: Signing key.
+        audit: Name of the audit, which the record contains.
 
     Raises:
         ValidationError: The data contains a value that is not plain data.
     """
     body = {
+        **({"audit": audit} if audit else {}),
         "at": utc_now_text(),
         "data": to_plain(dict(data), kind),
         "kind": str(kind),
@@ -130,7 +132,7 @@ def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
         is_canonical = isinstance(record, dict) and canonical_json(record) == text
     except (ValueError, RecursionError) as exc:
         raise InvalidRecordError(f"malformed record ({type(exc).__name__})") from exc
-    if not is_canonical or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
+    if not is_canonical or not _FIELDS <= record.keys() <= _FIELDS | {"audit", "sig"}:
         raise InvalidRecordError("the line is not canonical JSON with the fields of a record")
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
@@ -149,6 +151,8 @@ class ChainVerifier:
         key: Signing key that all records must be signed with.
         anchor: Hash of an earlier head, kept elsewhere. The chain must contain it.
         stored_head: Head stored beside the chain, as text.
+        audit: Name of the audit. With a key, its records must name it, except for those before the
+            first record that names an audit, which earlier releases wrote.
 
     >>> head, line = build_record(ChainHead(), "plan", {"steps": 1}, None)
     >>> verifier = ChainVerifier()
@@ -166,8 +170,12 @@ class ChainVerifier:
         key: bytes | None = None,
         anchor: str | None = None,
         stored_head: str = "",
+        audit: str = "",
     ) -> None:
         self._key = key
+        # Without a key, anyone could change the name.
+        self._audit = audit if key is not None else ""
+        self._is_named = False
         self._anchor = anchor.strip().lower() if anchor is not None else None
         self._head = ChainHead()
         self._count = 0
@@ -201,6 +209,12 @@ class ChainVerifier:
                 self._problem = f"Record {self._count + 1} from the beginning: {exc}."
 
     def _verify(self, record: dict[str, Any]) -> None:
+        name = record.get("audit")
+        if self._audit and name != self._audit and (name is not None or self._is_named):
+            raise InvalidRecordError(
+                f"the record belongs to the audit {name!r}, not {self._audit!r}"
+            )
+        self._is_named = name is not None
         seq = record["seq"]
         if not self._count and seq != 1:
             # The beginning was deleted; a later record must seal it.
@@ -223,6 +237,8 @@ class ChainVerifier:
         problem = self._problem
         if problem is None and self._start is not None:
             problem = f"Records 1 to {self._start.seq} are missing, and no record seals them."
+        if problem is None and self._count and self._audit and not self._is_named:
+            problem = "The records name no audit: they may be a copy of another audit's records."
         if problem is None and not self._found_stored_head:
             problem = f"The end was cut off: record {self._stored_head.seq} is missing."
         if problem is None and not self._found_anchor:

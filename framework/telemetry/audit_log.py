@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -43,6 +44,8 @@ class AuditLog:
     Args:
         path: Path of the file, which contains one record per line.
         signing_key: Key to sign records with. Valid records cannot be written without the key.
+        name: Name of the audit. Records contain it, so records of another audit are detected, even
+            with the same key. Defaults to the absolute path. Pass it to verify a copy.
 
     >>> import tempfile
     >>> log = AuditLog(Path(tempfile.mkdtemp()) / "audit.jsonl", signing_key="k")
@@ -55,9 +58,11 @@ class AuditLog:
     'Record 1 from the beginning: the hash does not match.'
     """
 
-    def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
+    def __init__(
+        self, path: str | Path, *, signing_key: Any = None, name: str | None = None
+    ) -> None:
         self.path: Path = Path(path)
-        self._key = key_bytes(signing_key)
+        self._key, self._name = key_bytes(signing_key), name
         self._file_thread, self._lock = FileThread(), threading.Lock()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Any:
@@ -137,7 +142,7 @@ class AuditLog:
             try:
                 head, lines = self._end(file, head_file), []
                 for kind, data in entries:
-                    head, line = build_record(head, kind, data, self._key)
+                    head, line = build_record(head, kind, data, self._key, self._audit_name())
                     lines.append(f"{line}\n")
                 _write_all(file, "".join(lines).encode("ascii"))
                 os.fsync(file)
@@ -146,6 +151,9 @@ class AuditLog:
             os.pwrite(head_file, str(head).encode(), 0)
         except (OSError, InvalidRecordError) as exc:
             raise _write_error(exc) from exc
+
+    def _audit_name(self) -> str:
+        return self._name or os.path.abspath(self.path)
 
     def _end(self, file: int, head_file: int) -> ChainHead:
         """Return the head and truncate a partial record that a crash left behind."""
@@ -171,7 +179,7 @@ class AuditLog:
     def _verify(self, anchor: str | None) -> Verification:
         with self._locked(exclusive=False) as head_file:
             stored_head = os.pread(head_file, 256, 0).decode("ascii", "replace")
-            checker = ChainVerifier(self._key, anchor, stored_head)
+            checker = ChainVerifier(self._key, anchor, stored_head, self._audit_name())
             lines = self._lines()
             if lines and self.path.stat().st_size and not self._ends_whole():
                 lines[-1] += b" "  # without its newline, the last record is incomplete
@@ -198,6 +206,12 @@ class AuditLog:
         return count
 
 
+_NAME_CELL = "capgraph/audit/name"
+_ADD_NAME = (
+    "INSERT INTO capgraph_cells (name, value, stamp, expires) VALUES (?, ?, '', NULL)"
+    " ON CONFLICT DO NOTHING"
+)
+_SELECT_NAME = "SELECT value FROM capgraph_cells WHERE name = ?"
 _ADD = "INSERT INTO capgraph_audit (seq, line) VALUES (?, ?) ON CONFLICT DO NOTHING"
 
 
@@ -210,10 +224,14 @@ class AuditTable:
     Args:
         tables: Tables of the database.
         signing_key: Signing key, as for :class:`AuditLog`.
+        name: Name of the audit, as for :class:`AuditLog`. Defaults to an ID that is stored in the
+            database.
     """
 
-    def __init__(self, tables: SqlExecutor, *, signing_key: Any = None) -> None:
-        self._tables, self._key = tables, key_bytes(signing_key)
+    def __init__(
+        self, tables: SqlExecutor, *, signing_key: Any = None, name: str | None = None
+    ) -> None:
+        self._tables, self._key, self._name = tables, key_bytes(signing_key), name
         self._head: ChainHead | None = None
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
@@ -238,10 +256,19 @@ class AuditTable:
             await self._tables.run(_ADD, (0, str(ChainHead())))
             self._head = await self._last()
 
+    async def _audit_name(self) -> str:
+        if self._name is None:
+            new_id = uuid.uuid4().hex
+            await self._tables.run(_ADD_NAME, (_NAME_CELL, new_id))
+            _, found = await self._tables.run(_SELECT_NAME, (_NAME_CELL,))
+            self._name = str(found[0][0])
+        return self._name
+
     async def _add(self, kind: str, data: Mapping[str, Any]) -> ChainHead:
         for _ in range(_TRIES):
             assert self._head is not None
-            head, line = build_record(self._head, kind, data, self._key)
+            name = await self._audit_name()
+            head, line = build_record(self._head, kind, data, self._key, name)
             added, _rows = await self._tables.run(_ADD, (head.seq, line))
             if added:
                 self._head = head
@@ -270,7 +297,8 @@ class AuditTable:
     async def averify(self, anchor: str | None = None) -> Verification:
         """Verify all records; see :meth:`AuditLog.verify`."""
         _, head_rows = await self._tables.run("SELECT line FROM capgraph_audit WHERE seq = 0")
-        checker = ChainVerifier(self._key, anchor, head_rows[0][0] if head_rows else "")
+        stored_head = head_rows[0][0] if head_rows else ""
+        checker = ChainVerifier(self._key, anchor, stored_head, await self._audit_name())
         last = 0
         while True:
             _, page = await self._tables.run(

@@ -133,10 +133,10 @@ async def _iter_records(audit: AuditTable) -> AsyncIterator[dict[str, Any]]:
 def _run_with_audit(shared: SharedOptions, work: Callable[[AuditTable], Awaitable[T]]) -> T:
     from capgraph.stores.persistence import Persistence
 
-    key = shared.settings().audit.signing_key
+    settings = shared.settings().audit
 
     async def run(saver: Any, _: object) -> T:
-        audit = Persistence.of(saver).audit_table(key)
+        audit = Persistence.of(saver).audit_table(settings.signing_key, settings.name)
         if audit is None:
             raise ConfigurationError(
                 "The database has no audit log.",
