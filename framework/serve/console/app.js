@@ -376,6 +376,35 @@ function icon(name) {
   return ICONS[name] ? s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, s("path", { d: ICONS[name] })) : null;
 }
 
+// The width of the side part, which a separator changes by pointer or by keyboard.
+function splitter() {
+  const key = "side";
+  const set = (share) => {
+    const kept = Math.max(0.25, Math.min(0.75, share));
+    main.style.setProperty("--side", `${(100 * kept).toFixed(1)}%`);
+    attr(node, "aria-valuenow", Math.round(100 * kept));
+    try { localStorage.setItem(key, kept); } catch { /* storage may be disabled */ }
+    fitTabs();
+  };
+  const node = h("div", { class: "splitter", role: "separator", "aria-orientation": "vertical", "aria-label": T.resize, tabindex: 0, "aria-valuemin": 25, "aria-valuemax": 75, "aria-valuenow": 42 });
+  node.addEventListener("pointerdown", (event) => { node.setPointerCapture(event.pointerId); event.preventDefault(); });
+  node.addEventListener("pointermove", (event) => {
+    if (!node.hasPointerCapture(event.pointerId)) return;
+    const around = main.getBoundingClientRect();
+    set((around.right - event.clientX) / around.width);
+  });
+  node.addEventListener("keydown", (event) => {
+    const way = { ArrowLeft: 0.03, ArrowRight: -0.03 }[event.key];
+    if (!way) return;
+    event.preventDefault();
+    set(Number(node.getAttribute("aria-valuenow")) / 100 + way);
+  });
+  let stored = null;
+  try { stored = Number(localStorage.getItem(key)); } catch { /* as above */ }
+  if (stored) set(stored);
+  return node;
+}
+
 function fitTabs() {
   const all = allTabs().sort((a, b) => a.dataset.place - b.dataset.place);
   tabs.append(...all);
@@ -536,6 +565,7 @@ function start() {
   });
   for (const [name, view] of Object.entries(views)) { view.node.id = `part-${name}`; main.append(view.node); }
   main.prepend(tabbar);
+  main.append(splitter());
   document.body.replaceChildren(h("a", { class: "skip", href: "#message", onclick: (event) => { event.preventDefault(); app.show("conversation"); document.getElementById("message").focus(); } }, T.skip),
     header, login, main, announce.node);
   const named = location.hash.slice(1);

@@ -9,6 +9,7 @@ const LAYER_GAP = 48, GAP = 20, CORNER = 6;
 const LANES = 4, LANE = 4;
 // Width in pixels below which layers are rows.
 const NARROW = 420;
+const MAX_TURNED = 200;
 
 // Return the indexes of the steps that each step depends on: inputs, conditions, and references.
 export function needs(steps) {
@@ -45,17 +46,26 @@ function references(value, name, add) {
   }
 }
 
+// Arrange steps in the direction that fits a board (in pixels) best; downwards if it is narrow.
+export function arrangeFor(steps, width, height) {
+  if (width < NARROW || steps.length > MAX_TURNED) return arrange(steps, width);
+  const scale = (one) => Math.min(1, width / one.width, height / one.height);
+  const [across, down] = [arrange(steps), arrange(steps, Infinity, true)];
+  return scale(down) > 1.2 * scale(across) ? down : across;
+}
+
 // Arrange steps in layers by dependency depth: columns, or rows if `room` (in pixels) is narrow.
 // Long layers are wrapped. All layers share one grid, so edges run between the steps.
-export function arrange(steps, room = Infinity) {
+export function arrange(steps, room = Infinity, isTurned = false) {
   const before = needs(steps);
   const layer = [];
   const order = topological(before);
   for (const index of order) layer[index] = Math.max(-1, ...before[index].map((one) => layer[one] ?? -1)) + 1;
   const layers = [];
   for (const index of order) (layers[layer[index]] ??= []).push(index);
-  const down = room < NARROW;
-  const longest = down ? Math.max(1, Math.floor(room / (WIDTH + GAP))) : Math.max(10, Math.ceil(Math.sqrt(steps.length * 1.3)));
+  const isNarrow = room < NARROW;
+  const down = isNarrow || isTurned;
+  const longest = isNarrow ? Math.max(1, Math.floor(room / (WIDTH + GAP))) : Math.max(10, Math.ceil(Math.sqrt(steps.length * 1.3)));
   const lines = Math.min(longest, Math.max(1, ...layers.map((members) => members.length)));
   const cells = [];
   let column = 0;
@@ -74,7 +84,7 @@ export function arrange(steps, room = Infinity) {
   const [length, breadth] = [Math.max(along, column * (along + LAYER_GAP) - LAYER_GAP), GAP + lines * (across + GAP)];
   const turned = (points) => (down ? points.map(([x, y]) => [y, x]) : points);
   return {
-    before, spots, down, width: down ? breadth : length, height: down ? length : breadth,
+    before, spots, isNarrow, width: down ? breadth : length, height: down ? length : breadth,
     route: (from, to) => turned(route(cells[from], cells[to], at, along, across)),
   };
 }

@@ -1,12 +1,16 @@
 // The plan view: a live graph of the steps with the critical path and earlier plan versions.
 
 import { attr, button, h, keyed, lazy, put, s, visible } from "./dom.js";
-import { arrange, criticalPath, edgePath } from "./layout.js";
+import { SIZE, arrangeFor, criticalPath, edgePath } from "./layout.js";
 import { WAITS } from "./state.js";
 import { T } from "./text.js";
 
 const AT_ONCE = 40;
-const STEPS = [0.25, 0.35, 0.5, 0.65, 0.8, 1, 1.25, 1.6];
+const MIN_SCALE = 0.1, MAX_SCALE = 2, ZOOM = 1.25;
+// Scales below which a step shows only its name, and then only the mark of its state. The text of
+// both keeps a readable size.
+const LEVELS = [[0.75, "full", 0], [0.4, "name", 10], [0, "mark", 9]];
+const MAP = { width: 150, height: 100, pause: 400 };
 
 export function planView(app) {
   const none = h("p", { class: "quiet" }, T.noPlan);
@@ -17,34 +21,44 @@ export function planView(app) {
   const detail = h("section", { class: "detail", hidden: true, "aria-label": T.step.title("") });
   const bar = h("div", { class: "bar" }, h("h2", null, T.parts.plan), counts,
     h("span", { class: "buttons" },
-      button("−", () => zoom(-1), { "aria-label": T.zoomOut, class: "small" }),
-      button("+", () => zoom(1), { "aria-label": T.zoomIn, class: "small" }),
+      button("−", () => zoom(1 / ZOOM), { "aria-label": T.zoomOut, class: "small" }),
+      button("+", () => zoom(ZOOM), { "aria-label": T.zoomIn, class: "small" }),
       button(T.fit, () => fit(), { class: "small" })));
   const back = button(T.lastTurn, () => { app.earlier.shown = false; select(null); }, { class: "small", hidden: true });
   const node = h("section", { class: "part side", testid: "plan", "aria-label": T.parts.plan }, bar, back, versions, none, repaired, boards, detail);
   let scale = 1;
+  let isFitted = true;
   let drawn = [];
   let selected = null;
   let ofDetail = null;
-  let showOld = new Set();
+  const shownVersions = new Set();
 
-  function zoom(by) {
-    const near = STEPS.reduce((best, one, n) => (Math.abs(one - scale) < Math.abs(STEPS[best] - scale) ? n : best), 0);
-    scaled(STEPS[Math.max(0, Math.min(STEPS.length - 1, near + by))]);
-  }
-  function scaled(to) {
-    scale = to;
-    for (const board of drawn) board.scale(scale);
+  // Zoom around a point of the window, or around the middle of the board.
+  function zoom(factor, at = null) {
+    isFitted = false;
+    const next = Math.max(MIN_SCALE, Math.min(MAX_SCALE, scale * factor));
+    for (const board of drawn) board.scale(next, at);
+    scale = next;
   }
   function fit() {
+    isFitted = true;
     const board = drawn.at(-1);
-    if (board) scaled(Math.max(0.15, Math.min(1, (boards.clientWidth - 20) / board.width)));
+    if (!board) return;
+    scale = board.fitting();
+    for (const one of drawn) one.scale(scale);
   }
+  new ResizeObserver(() => { if (isFitted) fit(); }).observe(boards);
   boards.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return;
+    if (!event.target.closest(".board") || drawn.at(-1)?.isNarrow) return;
     event.preventDefault();
-    zoom(event.deltaY < 0 ? 1 : -1);
+    zoom(ZOOM ** -Math.sign(event.deltaY), event);
   }, { passive: false });
+  boards.addEventListener("keydown", (event) => {
+    const action = { "+": () => zoom(ZOOM), "=": () => zoom(ZOOM), "-": () => zoom(1 / ZOOM), 0: fit }[event.key];
+    if (!action || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    action();
+  });
 
   function select(key) {
     selected = key;
@@ -60,27 +74,26 @@ export function planView(app) {
     const plan = plans.at(-1);
     none.hidden = Boolean(plan);
     bar.querySelector(".buttons").hidden = !plan;
-    const wanted = plans.filter((one, n) => n === plans.length - 1 || showOld.has(one.id));
+    const wanted = plans.filter((one, n) => n === plans.length - 1 || shownVersions.has(one.id));
     const sameBoards = drawn.length === wanted.length && drawn.every((board, n) => board.fits(wanted[n]));
     if (!sameBoards) {
-      drawn = wanted.map((one) => boardOf(one, one === plan, select, boards.clientWidth - 12));
+      drawn = wanted.map((one) => boardOf(one, one === plan, select, { width: boards.clientWidth - 12, height: Math.max(200, boards.clientHeight - 12) }));
       boards.replaceChildren(...drawn.map((board, n) => h("div", null,
         wanted.length > 1 ? h("h3", null, T.version(wanted[n].version)) : null, board.node)));
-      // Scale a wide plan down, but keep it readable.
-      const last = drawn.at(-1);
-      if (last) scaled(Math.max(0.65, Math.min(1, (boards.clientWidth - 20) / last.width)));
+      attr(boards, "data-narrow", Boolean(drawn.at(-1)?.isNarrow));
+      fit();
     }
     drawn.forEach((board, n) => board.update(wanted[n], selected));
     const done = plan?.steps.filter((step) => step.status === "done" || step.status === "skipped").length;
     put(counts, plan ? T.counts(done, plan.steps.length) : "");
     versions.hidden = plans.length < 2;
     keyed(versions, plans, (one) => one.id, (one) => button("", () => {
-      if (showOld.has(one.id)) showOld.delete(one.id); else showOld.add(one.id);
+      if (shownVersions.has(one.id)) shownVersions.delete(one.id); else shownVersions.add(one.id);
       update();
     }, { class: "chip" }), (item, one) => {
       const kept = one.steps.filter((step) => step.kept).length;
       put(item, T.version(one.version) + (kept ? ` · ${T.kept(kept)}` : ""));
-      attr(item, "aria-pressed", String(one === plan || showOld.has(one.id)));
+      attr(item, "aria-pressed", String(one === plan || shownVersions.has(one.id)));
       item.disabled = one === plan;
     });
     repaired.hidden = !plan?.repairs?.length;
@@ -100,19 +113,23 @@ export function planView(app) {
 
 // The graph of one plan version. Nodes are created in batches and updated only if a step has changed.
 function boardOf(plan, live, select, room) {
-  const { before, spots, width, height, route } = arrange(plan.steps, room);
+  const { before, spots, width, height, isNarrow, route } = arrangeFor(plan.steps, room.width, room.height);
   const ground = s("svg", { width, height, "aria-hidden": "true" });
   const lines = [s("path", { class: "line" }), s("path", { class: "head" })];
   const critical = [s("path", { class: "line critical" }), s("path", { class: "head critical" })];
   ground.append(...lines, ...critical);
   const sheet = h("div", { class: "sheet" }, ground);
-  const node = h("div", { class: "board", role: "group", "aria-label": T.version(plan.version) }, h("div", { class: "frame" }, sheet));
+  const frame = h("div", { class: "frame" }, sheet);
+  const board = h("div", { class: "board", role: "group", "aria-label": T.version(plan.version) }, frame);
+  const map = isNarrow ? null : minimap(board, spots, { width, height });
+  const node = h("div", { class: "boardbox" }, board, map?.node);
   const nodes = [];
   let seen = [];
   let path = new Set();
   let looked = "";
   let factor = 1;
 
+  if (!isNarrow) dragToScroll(board);
   sheet.addEventListener("click", (event) => { const key = event.target.closest("[data-key]")?.dataset.key; if (key !== undefined) select(key); });
   sheet.addEventListener("keydown", (event) => {
     const at = nodes.indexOf(document.activeElement);
@@ -141,7 +158,7 @@ function boardOf(plan, live, select, room) {
   function made(step, index) {
     const one = h("button", {
       type: "button", class: "step", testid: live ? "step" : null, "data-key": step.context_key, tabindex: index ? -1 : 0,
-    }, h("span", { class: "key" }, visible(step.context_key)), h("span", { class: "state" }));
+    }, h("span", { class: "key" }, visible(step.context_key)), h("span", { class: "state" }), h("span", { class: "mark", "aria-hidden": "true" }));
     one.style.left = `${spots[index].x}px`;
     one.style.top = `${spots[index].y}px`;
     if (step.when) one.classList.add("if");
@@ -162,8 +179,11 @@ function boardOf(plan, live, select, room) {
       if (seen[index] !== step) {
         attr(one, "data-status", step.status);
         attr(one, "data-partial", Boolean(step.status === "done" && step.elements?.failed));
-        put(one.children[1], stateOf(step));
-        attr(one, "title", step.task_objective ? visible(step.task_objective) : null);
+        const words = stateOf(step);
+        put(one.children[1], words);
+        put(one.children[2], T.marks[step.status === "done" && step.elements?.failed ? "partial" : step.status] ?? "");
+        attr(one, "aria-label", visible(`${step.context_key}, ${step.capability}, ${words}`));
+        attr(one, "title", visible([step.context_key, words, step.task_objective].filter(Boolean).join(" · ")));
         seen[index] = step;
       }
       if (one.capgraphSelected !== isSelected) { one.capgraphSelected = isSelected; attr(one, "aria-pressed", isSelected ? "true" : null); }
@@ -171,19 +191,31 @@ function boardOf(plan, live, select, room) {
   }
 
   return {
-    node, width,
+    node, isNarrow,
     fits: (other) => other.id === plan.id || (other.steps.length === plan.steps.length
       && other.version === plan.version && other.steps.every((step, n) => step.context_key === plan.steps[n].context_key)),
-    scale(to) {
+    // Return the scale at which the whole plan is visible.
+    fitting: () => Math.max(MIN_SCALE, Math.min(1, (board.clientWidth - 12) / width, isNarrow ? 1 : Math.max(board.clientHeight, 120) / (height + 12))),
+    scale(to, at = null) {
+      const around = board.getBoundingClientRect();
+      const [x, y] = at ? [at.clientX - around.left, at.clientY - around.top] : [around.width / 2, around.height / 2];
+      const ratio = to / factor;
+      const [left, top] = [(board.scrollLeft + x) * ratio - x, (board.scrollTop + y) * ratio - y];
       factor = to;
       sheet.style.width = `${width}px`;
       sheet.style.height = `${height}px`;
       sheet.style.transform = `scale(${factor})`;
-      node.firstChild.style.width = `${width * factor}px`;
-      node.firstChild.style.height = `${height * factor}px`;
+      const [, level, size] = LEVELS.find(([least]) => factor >= least);
+      attr(sheet, "data-level", level);
+      sheet.style.setProperty("--text", `${size / factor}px`);
+      frame.style.width = `${width * factor}px`;
+      frame.style.height = `${height * factor}px`;
+      board.scrollTo(left, top);
+      map?.draw(factor);
     },
     update(other, selected) {
       draw(other.steps, selected);
+      map?.update(other.steps);
       const waiting = nodes.length < other.steps.length;
       if (waiting) requestAnimationFrame(() => this.update(other, selected));
       // Recompute the critical path when a step has ended, not for each event.
@@ -200,6 +232,54 @@ function boardOf(plan, live, select, room) {
       nodes.forEach((one, index) => one.classList.toggle("critical", path.has(index)));
     },
   };
+}
+
+function dragToScroll(board) {
+  board.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0 || event.pointerType === "touch" || event.target.closest(".step")) return;
+    const start = { x: event.clientX + board.scrollLeft, y: event.clientY + board.scrollTop };
+    board.setPointerCapture(event.pointerId);
+    const move = (now) => board.scrollTo(start.x - now.clientX, start.y - now.clientY);
+    board.addEventListener("pointermove", move);
+    board.addEventListener("lostpointercapture", () => board.removeEventListener("pointermove", move), { once: true });
+  });
+}
+
+// An overview of a plan that is larger than its board, with the visible part.
+function minimap(board, spots, { width, height }) {
+  const ratio = Math.min(MAP.width / width, MAP.height / height);
+  const canvas = h("canvas", { class: "minimap", hidden: true, "aria-hidden": "true", testid: "minimap" });
+  canvas.width = Math.ceil(width * ratio);
+  canvas.height = Math.ceil(height * ratio);
+  let steps = [];
+  let scale = 1;
+  let timer = null;
+  function paint() {
+    timer = null;
+    canvas.hidden = board.scrollWidth <= board.clientWidth + 1 && board.scrollHeight <= board.clientHeight + 1;
+    if (canvas.hidden) return;
+    const style = getComputedStyle(canvas);
+    const colors = { done: "--good", failed: "--bad", running: "--accent", asks: "--ask", retrying: "--ask", waits: "--model" };
+    const pen = canvas.getContext("2d");
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    steps.forEach((step, n) => {
+      pen.fillStyle = style.getPropertyValue(colors[step.status] ?? "--line");
+      pen.fillRect(spots[n].x * ratio, spots[n].y * ratio, Math.max(2, SIZE.width * ratio - 1), Math.max(2, SIZE.height * ratio - 1));
+    });
+    pen.strokeStyle = style.getPropertyValue("--accent");
+    pen.lineWidth = 2;
+    pen.strokeRect(board.scrollLeft / scale * ratio, board.scrollTop / scale * ratio, board.clientWidth / scale * ratio, board.clientHeight / scale * ratio);
+  }
+  const soon = (pause) => { timer ??= setTimeout(paint, pause); };
+  const go = (event) => {
+    if (event.type === "pointermove" && !event.buttons) return;
+    const place = canvas.getBoundingClientRect();
+    board.scrollTo((event.clientX - place.left) / ratio * scale - board.clientWidth / 2, (event.clientY - place.top) / ratio * scale - board.clientHeight / 2);
+  };
+  canvas.addEventListener("pointerdown", go);
+  canvas.addEventListener("pointermove", go);
+  board.addEventListener("scroll", () => soon(16));
+  return { node: canvas, draw(to) { scale = to; soon(0); }, update(list) { if (list !== steps) { steps = list; soon(MAP.pause); } } };
 }
 
 function stateOf(step) {

@@ -9,6 +9,7 @@ export const T = {
   },
   partsLabel: "Views",
   moreViews: "More",
+  resize: "Width of the side view",
   connection: {
     live: "live", idle: "ready", lost: "connection lost, reconnecting", login: "logged out",
   },
