@@ -78,5 +78,5 @@ export function threadBar(app) {
   }
   editing.addEventListener("submit", async (event) => { event.preventDefault(); await app.rename(input.value); edit(false); });
   const node = h("div", { class: "threadbar" }, title, editing, menu);
-  return { node, update: () => { menu.hidden = !app.threadId; put(title, visible(app.thread?.title || (app.threadId ? T.untitled : ""))); } };
+  return { node, update: () => { menu.hidden = !app.threadId; title.hidden = !app.threadId || !editing.hidden; put(title, visible(app.thread?.title || (app.threadId ? T.untitled : ""))); } };
 }
