@@ -56,8 +56,7 @@ class Mean(CapabilityContext):
 
 
 def _is_repaired() -> bool:
-    path = os.environ.get("STATION_REPAIRED")
-    return bool(path) and Path(path).exists()
+    return Path(os.environ.get("STATION_REPAIRED") or "missing").exists()
 
 
 @capability_node
