@@ -424,8 +424,7 @@ def test_axe_reports_no_violation(browser: Any, served: Any, scheme: str) -> Non
         page.add_script_tag(path=rules)
         result = page.evaluate("() => axe.run()")
         found.extend(
-            f"{where}: {one['id']}: {one['nodes'][0]['html'][:200]}"
-            for one in result["violations"]
+            f"{where}: {one['id']}: {one['nodes'][0]['html'][:200]}" for one in result["violations"]
         )
 
     page.goto(served.url)
