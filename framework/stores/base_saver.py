@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -16,7 +17,8 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from capgraph.langgraph_compat import INTERRUPT
+from capgraph.configs.bounded_dict import BoundedDict
+from capgraph.langgraph_compat import DELTA_COUNTERS, INTERRUPT
 from capgraph.stores.database import SqlTables
 from capgraph.stores.history import History, load_deltas_since_snapshot
 from capgraph.stores.persistence import Persistence
@@ -24,6 +26,8 @@ from capgraph.stores.records import PAST_LEASE
 from capgraph.stores.serialization import validate_checkpoint, wrap_read_errors
 
 T = TypeVar("T")
+DeltaCounters = Mapping[str, Sequence[int]]
+"""By channel: number of updates and of checkpoints since its last snapshot."""
 PAGE_SIZE = 100
 """Number of checkpoints read at a time."""
 _IS_INTERRUPTED = (
@@ -44,6 +48,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.persistence: Persistence = Persistence(self)
+        self._delta_counters: BoundedDict[str, DeltaCounters] = BoundedDict(1024)
 
     async def aput(
         self,
@@ -54,13 +59,51 @@ class BaseSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint."""
         put = super().aput
+        stored = await self._with_delta_counters(config, checkpoint, metadata, new_versions)
 
         async def write() -> RunnableConfig:
             if PAST_LEASE not in metadata:
                 await self._confirm(config)
-            return await put(config, checkpoint, metadata, new_versions)
+            return await put(config, checkpoint, stored, new_versions)
 
         return await self.run_operation("written", write)
+
+    async def _with_delta_counters(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> CheckpointMetadata:
+        """Return metadata that counts from the last snapshot, see :meth:`aget_tuple`."""
+        configurable = config["configurable"]
+        fields: Any = metadata
+        counters: DeltaCounters = fields.get(DELTA_COUNTERS) or {}
+        parent = configurable.get("checkpoint_id")
+        if not counters or not parent:
+            return metadata
+        position = (str(_thread(config)), configurable.get("checkpoint_ns", ""), parent)
+        at_parent = "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+        if (before := self._delta_counters.get(parent)) is None:
+            _, rows = await self._rows.run(
+                f"SELECT {self._rows.metadata(DELTA_COUNTERS)} FROM checkpoints {at_parent}",
+                position,
+            )
+            before = json.loads((rows and rows[0][0]) or "{}")
+        updated = {*new_versions}
+        if not updated:  # a copy of a checkpoint, whose writes belong to the same parent
+            _, rows = await self._rows.run(
+                f"SELECT DISTINCT channel FROM {{writes}} {at_parent}", position
+            )
+            updated = {channel for (channel,) in rows}
+        # A channel without counters at the parent has a snapshot or its first value there.
+        stored = {
+            name: [previous[0] + (name in updated), previous[1] + 1]
+            for name in counters
+            for previous in [before.get(name, (0, 0))]
+        }
+        self._delta_counters[checkpoint["id"]] = stored
+        return cast("CheckpointMetadata", {**fields, DELTA_COUNTERS: stored})
 
     async def aput_writes(
         self,
@@ -106,11 +149,23 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         return checkpoint_tuple
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Load a checkpoint."""
+        """Load a checkpoint.
+
+        LangGraph stores a snapshot of a whole channel when the counters of its updates are high. The
+        size of a snapshot grows with the thread, so the counters start at 1 in each run.
+        """
         read = super().aget_tuple
         with wrap_read_errors(_thread(config)):
-            found = await self.run_operation("read", lambda: read(config))
-            return validate_checkpoint(self.unseal(found))
+            found = validate_checkpoint(
+                self.unseal(await self.run_operation("read", lambda: read(config)))
+            )
+        fields: Any = found.metadata if found is not None else {}
+        counters: DeltaCounters = fields.get(DELTA_COUNTERS) or {}
+        if found is None or not counters:
+            return found
+        self._delta_counters[found.checkpoint["id"]] = counters
+        fields = {**fields, DELTA_COUNTERS: dict.fromkeys(counters, (0, 1))}
+        return found._replace(metadata=fields)
 
     async def alist(
         self,

@@ -7,7 +7,7 @@ checkpoints. Before those are deleted, the first remaining checkpoint must be ma
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,7 +50,7 @@ _WRITES_QUERY = (
     " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id"
     " BETWEEN (SELECT MIN(id) FROM chain) AND (SELECT MAX(id) FROM chain) AND channel IN"
 )
-_DEPTHS_QUERY = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
+_DEPTHS_QUERY = "SELECT id, '', '', NULL, '', depth, COALESCE(parent, '') FROM chain"
 _TURN_KEY = "control_turn"
 _PENDING_KEY = "execution_pending_approvals"
 _CACHE_DISTANCE = 50
@@ -149,20 +149,16 @@ async def load_deltas_since_snapshot(
     ):  # the cached checkpoint is on another branch
         cache.pop(thread, None)
         return await load_deltas_since_snapshot(persistence, position, channels)
+    roots = {row[5] for row in found if not row[4] and row[5] >= 0 and not row[6]}
     writes = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
-    seeds: dict[int, dict[str, Any]] = {}
-    for checkpoint, name, kind, data, task, number, _ in found:
-        if not task and number < 0:
-            seed = seeds.setdefault(depths[checkpoint], {})
-            if name == "":
-                seed |= read((kind, data))["channel_values"]
-            elif name in reach:
-                seed[name] = read((kind, bytes(data)))
+    seeds = _read_seeds(found, depths, reach, read)
     for name in near:
         seeds.setdefault(back, {})[name] = read(cached.values[name])
     result: dict[str, DeltaChannelHistory] = {}
     for name in channels:
         far = min(reach[name], max(seeds))
+        if name not in seeds[far] and far not in roots:
+            return None  # the counters do not lead to a snapshot
         channel_writes = [row for row in writes if row[1] == name and 0 < row[0] <= far]
         # update_state and other durability modes count differently.
         updates = counters[name][0] - (cached.counters[name][0] if name in near else 0)
@@ -196,6 +192,21 @@ async def load_deltas_since_snapshot(
         {name: persistence.saver.serde.dumps_typed(value) for name, value in values.items()},
     )
     return {name: {"seed": value, "writes": []} for name, value in values.items()}
+
+
+def _read_seeds(
+    rows: Sequence[Any], depths: Mapping[str, int], channels: Collection[str], read: Any
+) -> dict[int, dict[str, Any]]:
+    """Return the stored values of channels by the depth of their checkpoint."""
+    seeds: dict[int, dict[str, Any]] = {}
+    for checkpoint, name, kind, data, task, number, _ in rows:
+        if not task and number < 0:
+            seed = seeds.setdefault(depths[checkpoint], {})
+            if name == "":
+                seed |= read((kind, data))["channel_values"]
+            elif name in channels:
+                seed[name] = read((kind, bytes(data)))
+    return seeds
 
 
 class History:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,6 +97,42 @@ async def test_a_turn_of_a_long_thread_writes_what_a_turn_of_a_short_one_writes(
     state = (await made.graph.aget_state(made.config())).values
     assert len(state["messages"]) == 220
     assert (await thread_summary(made.graph.checkpointer, "1")).messages == 220
+
+
+async def test_no_turn_of_a_long_thread_writes_much_more_than_the_others(
+    made: Any, path: Path
+) -> None:
+    sizes, before = [], 0
+    for turn in range(220):
+        await turns(made, 1, turn)
+        _, total = stored(path)
+        sizes.append(total - before)
+        before = total
+    assert max(sizes[2:]) <= 1.5 * statistics.median(sizes)
+    async with open_saver(f"sqlite:///{path}") as other:
+        assert (await thread_summary(other, "1")).messages == 440
+
+
+async def test_copies_and_other_durabilities_keep_the_short_way(
+    agent: Any, step: Any, made: Any, saver: Any, path: Path
+) -> None:
+    await turns(made, 3)
+    await made.graph.aupdate_state(made.config(), None, as_node="__copy__")
+    await turns(made, 2, 3)
+    for turn in (5, 6):
+        message = {"messages": [("user", f"Measure for the {turn}th time")]}
+        await made.graph.ainvoke(message, made.config(), durability="exit")
+    await turns(made, 2, 7)
+    await made.graph.aupdate_state(made.config(), {"messages": [("user", "Another way")]})
+    expected = (await made.graph.aget_state(made.config())).values
+    assert len(expected["messages"]) == 19
+    async with open_saver(f"sqlite:///{path}") as other:
+        latest = await other.aget_tuple(made.config())
+        position = ("1", "", latest.checkpoint["id"])
+        assert await load_deltas_since_snapshot(other.persistence, position, DELTAS) is not None
+        again = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=other)
+        state = (await again.graph.aget_state(made.config())).values
+        assert {name: state[name] for name in DELTAS} == {n: expected[n] for n in DELTAS}
 
 
 async def test_the_short_way_to_a_threads_past_is_the_long_one(
