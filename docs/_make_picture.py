@@ -40,7 +40,7 @@ STATIC = HERE / "_static"
 FRAME_SECONDS, LONGEST_FRAME_SECONDS, LAST_FRAME_SECONDS = 0.2, 1.2, 5.0
 EXAMPLES = {
     "data_analyst": ["--sample", "Plot the total revenue per month"],
-    "document_answers": ["guides", "How long is a lease kept?"],
+    "document_answers": [".", "What happens if the disk is full?"],
     "tool_integrator": ["--yes"],
     "many_workers": ["--turns", "4"],
 }

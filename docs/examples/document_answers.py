@@ -1,12 +1,12 @@
 """Question answering with citations over a folder of documents.
 
-    python document_answers.py docs/ "How long is a lease kept?"
+    python document_answers.py docs/ "What happens if the disk is full?"
 
 The index is SQLite's full-text search behind LangChain's retriever interface, so any vector store can
 take its place. Without a model, the answer quotes the best sentence. With one, the model writes the
 answer from the passages, and each citation is checked against them.
 
-    python document_answers.py docs/ "How long is a lease kept?" --model openai:gpt-5-mini
+    python document_answers.py docs/ "What happens if the disk is full?" --model openai:gpt-5-mini
 """
 
 import argparse
@@ -55,7 +55,7 @@ class FolderRetriever(BaseRetriever):
             # Paragraphs end at empty lines, and rows of tables at the end of their line.
             for passage in re.split(r"(?<=\|)\n(?=\|)|\n\n+", text):
                 start = text.index(passage, start)
-                if len(passage.split()) > 3 and not passage.startswith("#"):
+                if len(passage.split()) > 3 and not passage.startswith(("#", "```", "    ")):
                     line = text.count("\n", 0, start) + 1
                     yield " ".join(passage.split()), f"{file.relative_to(self.folder)}:{line}"
 
@@ -110,7 +110,7 @@ class AnswerWithCitations(BaseCapability):
     requires = (Passages,)
     provides = (CitedAnswer,)
     always_active = True  # every request is a question about the documents
-    examples = ("how long is a lease kept?", "what does the manual say about the pump?")
+    examples = ("what happens if the disk is full?", "what does the manual say about the pump?")
 
     async def execute(self) -> CitedAnswer:
         passages = self.inputs["PASSAGES"].texts
@@ -135,21 +135,27 @@ class AnswerWithCitations(BaseCapability):
 
     async def write(self, model: Any, passages: dict[str, str]) -> CitedAnswer:
         """Let the model answer, and keep only citations of passages that exist."""
-        listed = "\n".join(f"[{source}] {text}" for source, text in passages.items())
+        listed = "\n".join(f"[{n}] {text}" for n, text in enumerate(passages.values(), 1))
         reply = await model.ainvoke(
-            f"Answer from these passages only. Cite each as [source].\n\n{listed}\n\n{self.task}"
+            f"{listed}\n\nQuestion: {self.task}\nAnswer in one or two sentences from these passages"
+            " only. End with the number of the passage that you used, such as [2]."
         )
-        cited = re.findall(r"\[([^\]]+)\]", reply.text)
-        sources = [source for source in dict.fromkeys(cited) if source in passages]
-        if not sources:
+        numbers = {int(number) for number in re.findall(r"\[(\d+)\]", reply.text)}
+        sources = [source for n, source in enumerate(passages, 1) if n in numbers]
+        text = re.sub(r"\s*\[\d+\]", "", reply.text).strip()
+        if not sources or not text:
             return self.quote(passages)
-        return CitedAnswer(text=re.sub(r"\s*\[[^\]]+\]", "", reply.text), sources=sources)
+        return CitedAnswer(text=text, sources=sources)
 
 
 async def answer(question: str, retriever: BaseRetriever, model: Any = None) -> str:
     """Answer a question and return the text with its citations."""
     graph = build_graph([search_capability(retriever), AnswerWithCitations], model=model)
     out = await graph.ainvoke({"messages": [("user", question)]})
+    found = out["capability_context_data"].get("CITED_ANSWER", {})
+    # The message is written by the model again. The stored answer has the checked citations.
+    for cited in found.values():
+        return CitedAnswer.model_validate(cited).get_summary()
     return out["messages"][-1].text
 
 
