@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ _MAX_EVENTS = 20_000
 """Number of events of a run above which only starts and ends are emitted."""
 _MAX_DELTA_CHARS = 65_536
 """Maximum number of characters of an answer per event."""
-_LONG, _SHORT, _MUCH = 10_000, 500, 900_000
+_LONG, _SHORT, _SHORTEST, _MUCH = 10_000, 500, 20, 900_000
 """Maximum length of a text or a list in an oversized event, the length if that is still too much,
 and
 the size at which it is.
@@ -327,10 +328,13 @@ class EventTranslator:
         """
         link = f"/api/threads/{quote(self.thread_id, safe='')}/state"
         parts: list[str] = []
-        shortened: AguiEvent = _truncate(event, _LONG, link, "", parts)
-        if len(repr(shortened)) > _MUCH:
+        shortened: AguiEvent = {}
+        for max_length in (_LONG, _SHORT, _SHORTEST):
             parts.clear()
-            shortened = _truncate(event, _SHORT, link, "", parts)
+            shortened = _truncate(event, max_length, link, "", parts)
+            if len(repr(shortened)) <= _MUCH:
+                break
+        del parts[_SHORT:]
         metadata = dict(event.get("metadata") or {})
         capgraph_metadata = {**metadata.get("capgraph", {}), "cut": {"parts": parts, "whole": link}}
         return {**shortened, "metadata": {**metadata, "capgraph": capgraph_metadata}}
@@ -411,22 +415,29 @@ def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:
     return interrupt
 
 
-def _truncate(value: Any, max_chars: int, link: str, path: str, parts: list[str]) -> Any:
-    """Truncate long texts and lists, and record their paths."""
+def _truncate(value: Any, max_length: int, link: str, path: str, parts: list[str]) -> Any:
+    """Truncate long texts, lists, and mappings, and record their paths."""
     if isinstance(value, Mapping):
+        if path and len(value) > max_length:
+            parts.append(path)
+            value = dict(islice(value.items(), max_length))
         return {
-            name: _truncate(item, max_chars, link, f"{path}.{name}".lstrip("."), parts)
+            name: _truncate(item, max_length, link, f"{path}.{name}".lstrip("."), parts)
             for name, item in value.items()
         }
     if isinstance(value, list):
-        if len(value) > _LONG:
+        if len(value) > max_length:
             parts.append(path)
-        items = enumerate(value[:_LONG])
-        return [_truncate(item, max_chars, link, f"{path}.{index}", parts) for index, item in items]
-    if not isinstance(value, str) or len(value) <= max_chars:
+        items = enumerate(value[:max_length])
+        return [
+            _truncate(item, max_length, link, f"{path}.{index}", parts) for index, item in items
+        ]
+    if "." not in path:
+        max_length = max(max_length, _SHORT)  # IDs of the event itself stay complete
+    if not isinstance(value, str) or len(value) <= max_length:
         return value
     parts.append(path)
-    return f"{value[:max_chars]}… ({len(value):,} characters, complete at: {link})"
+    return f"{value[:max_length]}… ({len(value):,} characters, complete at: {link})"
 
 
 def _make_event(kind: str, at: float | None = None, **fields: Any) -> AguiEvent:

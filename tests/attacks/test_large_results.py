@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from capgraph import BaseCapability, CapabilityContext, build_graph, capability_
 from capgraph.adapters import tool_capability
 from capgraph.configs.settings import Settings
 from capgraph.helpers.data_size import exceeds_bytes
+from capgraph.scale.agui_events import EventTranslator
 from capgraph.stores import open_saver
 
 LIMIT = 100_000
@@ -126,3 +128,17 @@ def test_data_that_contains_itself_ends() -> None:
     loop: list[Any] = []
     loop += [loop, loop]
     assert exceeds_bytes(loop, 1_000_000)
+
+
+@pytest.mark.parametrize("kind", sorted({*VALUES, "many keys", "many lists"} - {"model"}))
+def test_an_event_of_any_shape_is_shortened(kind: str) -> None:
+    shapes: dict[str, Any] = {
+        "many keys": {f"key {n}": {"a": "x" * 50} for n in range(50_000)},
+        "many lists": [[["x" * 50] * 100] * 100] * 100,
+    }
+    value = shapes.get(kind) or [VALUES[kind]] * 20
+    event = {"type": "CUSTOM", "name": "capgraph.step_finished", "value": {"result": value}}
+    shortened = EventTranslator("thread", "run").shorten(event)
+    assert len(json.dumps(shortened)) < 1_000_000
+    assert (shortened["type"], shortened["name"]) == (event["type"], event["name"])
+    assert shortened["metadata"]["capgraph"]["cut"]["parts"]
