@@ -428,7 +428,8 @@ def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dic
 
 def _langchain_request(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entries as actions, and the decisions that each kind of action allows."""
-    actions, allowed = [], {}
+    actions: list[dict[str, Any]] = []
+    allowed: dict[str, list[str]] = {}
     for entry in entries:
         name, text = entry["capability"], _step_text(entry)
         decisions = [one for one in _HITL_DECISIONS if one in entry["decisions"]]
