@@ -291,6 +291,8 @@ const app = {
       if (thread.messages?.length) this.turn = { ...this.turn, messages: thread.messages };
       this.loadFigures(thread);
       if (openRun(thread)) this.listen(openRun(thread), { keep: true });
+      // The events of the run may have been deleted before its end was received.
+      else if (RUNS.has(this.turn.status)) this.take(thread);
     } catch (error) { this.disconnect(); this.fail(error); }
     this.refreshThreads().catch(() => {});
   },
