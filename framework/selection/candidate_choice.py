@@ -16,6 +16,9 @@ import numpy as np
 from capgraph.selection.tfidf import Array
 
 _NEARLY = 0.8
+# Logistic regression divides the evidence of a text among the candidates, so a second one that the
+# text needs, too, is nearly as strong as the first.
+_EXCLUSIVE_POWER = 0.3
 # Minimum evidence: a constant, plus a term that is multiplied by the log of the number of candidates.
 _MIN_UNEXPLAINED = (0.25, 0.10)  # of the unexplained words
 _MIN_CLAUSE = (0.30, 0.15)  # of a clause
@@ -38,6 +41,7 @@ def choose_candidates(
     unexplained_evidence: Callable[[Sequence[int]], Array] | None,
     margin: float,
     min_evidence: float,
+    is_exclusive: bool = False,
 ) -> Array:
     """Return a mask of the chosen candidates, given that the best one fits.
 
@@ -49,8 +53,11 @@ def choose_candidates(
         margin: Minimum evidence of a candidate with examples, as a share of the best one's. A candidate
             that nearly fits by itself is chosen as well.
         min_evidence: Evidence from which a candidate fits by itself.
+        is_exclusive: True if the candidates share the evidence of a text, as with logistic regression.
     """
     values = max_evidence(evidence)
+    if is_exclusive:
+        return _choose_exclusive(evidence, margin**_EXCLUSIVE_POWER, min_evidence)
     # The clauses of a compound request weaken each other, hence "nearly".
     fitting: Array = values >= min(margin * values.max(), _NEARLY * min_evidence)
     if unexplained_evidence is None or all(has_examples):
@@ -74,6 +81,15 @@ def choose_candidates(
     chosen_mask[chosen] = True
     result: Array = np.where(has_examples, fitting, chosen_mask)
     return result
+
+
+def _choose_exclusive(evidence: Array, margin: float, min_evidence: float) -> Array:
+    """Return the best candidates of the task, and the best of each clause that fits by itself."""
+    chosen: Array = evidence[0] >= margin * evidence[0].max()
+    chosen[max_evidence(evidence).argmax()] = True
+    for row in evidence[1:]:
+        chosen |= (row == row.max()) & (row >= min_evidence)
+    return chosen
 
 
 def _best_by_clause(evidence: Array, first: int, min_evidence: float) -> list[int]:

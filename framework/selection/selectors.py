@@ -133,7 +133,9 @@ class LexicalSelector:
                 fitted.unexplained_evidence(texts[0]) if self._embeddings is None else None
             )
             taught = [bool(c.positives) for c in candidates]
-            chosen = choose_candidates(rows, taught, unexplained, self._margin, least)
+            chosen = choose_candidates(
+                rows, taught, unexplained, self._margin, least, fitted.is_exclusive
+            )
             verdicts = [c.matches_task(texts[0]) if c.matches_task else None for c in candidates]
             pairs = zip(candidates, chosen, verdicts, strict=True)
             return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}

@@ -36,6 +36,9 @@ _LOGISTIC_PENALTY = 1 / 30
 _LOGISTIC_STEPS = 100
 _LOGISTIC_FROM = (20, 5.0)  # candidates, and mean examples of each
 _LOGISTIC_WORK = 5e8  # maximum of rows squared times candidates, which takes a few seconds
+_TYPICAL_AGREEMENT = 0.35  # ridge evidence for an example that is left out, on the tuning data
+_AGREEMENT_POWER = 2
+_MIN_AGREEMENT = 0.5  # of the typical one
 _PIECES_FROM = 3
 _PARAMETERS_WORTH = 0.15  # of an example
 _RIDGE_SHARE = 0.25  # of the evidence when logistic regression gives the rest
@@ -172,8 +175,14 @@ class SimilarityClassifier:
         targets = rows.targets[self._row_indices]
         self._logistic = _fit_logistic(gram, targets) if rows.uses_logistic else None
         gram.flat[:: len(gram) + 1] += _RIDGE
-        self._ridge = np.linalg.solve(gram, targets)
         self._thresholds = calibration.thresholds(rows.example_counts, rows.uses_logistic)
+        if not rows.uses_logistic:
+            self._ridge = np.linalg.solve(gram, targets)
+        else:
+            inverse = np.linalg.inv(gram)
+            self._ridge = inverse @ targets
+            agreement = _agreement(inverse, self._ridge, targets) / _TYPICAL_AGREEMENT
+            self._thresholds *= min(1.0, max(_MIN_AGREEMENT, agreement)) ** _AGREEMENT_POWER
 
     def evidence(self, similarities: Array) -> Array:
         """Return each candidate's evidence as a multiple of its threshold.
@@ -191,6 +200,18 @@ class SimilarityClassifier:
             found = shares[:, : found.shape[1]] + _RIDGE_SHARE * found
         evidence: Array = np.clip(found, 0.0, None) / self._thresholds
         return evidence
+
+
+def _agreement(inverse: Array, ridge: Array, targets: Array) -> float:
+    """Return the mean evidence of an example for its candidate if the example is left out.
+
+    Examples that resemble each other little give a request little evidence, too, so the threshold
+    must be lower. Ridge regression has the evidence without an example in closed form.
+    """
+    left_out = targets - ridge / np.diag(inverse)[:, None]
+    own = np.where(targets > 0, left_out, -np.inf).max(axis=1)
+    found = own[np.isfinite(own)]
+    return max(0.0, float(found.mean())) if len(found) else 1.0
 
 
 def multiply_in_thread(first: Array, second: Array) -> Array:

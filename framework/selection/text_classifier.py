@@ -64,6 +64,11 @@ class TextClassifier:
             rows, _VECTOR_SHARE * near + (1 - _VECTOR_SHARE) * gram, _VECTORS
         )
 
+    @property
+    def is_exclusive(self) -> bool:
+        """True if the candidates share the evidence of a text."""
+        return self._rows.uses_logistic
+
     def evidence(self, texts: Sequence[str], vectors: Sequence[Sequence[float]] | None) -> Array:
         """Return each candidate's evidence as a multiple of its threshold, with one row per text.
 

@@ -4,7 +4,7 @@
 
 ``DIR`` holds ``clinc150/data_full.json``, ``banking77/{train,test}.csv`` and
 ``metatool/{all_clean_data.csv,plugin_des.json,multi_tool_query_golden.json}`` as their
-authors publish them; by default ``$CAPGRAPH_DATA``, else ``../shared/data``.
+authors publish them, and optionally ``hwu64/{train,test}/{seq.in,label}``; by default ``$CAPGRAPH_DATA``, else ``../shared/data``.
 
 What is measured, with the shipped defaults and through the public interface only:
 
@@ -14,6 +14,9 @@ What is measured, with the shipped defaults and through the public interface onl
   with published few-shot figures.
 - CLINC150 out-of-scope: AUROC of the best score, official test queries against official
   out-of-scope test queries; and what the shipped threshold makes of both.
+- 64 intents with 5 examples each, of CLINC150 and BANKING77 together, or of HWU64: share of
+  requests for which exactly the right one is chosen, and none; AUROC of the best score
+  against requests for the intents that are left out (for HWU64, 50 of its 64 intents).
 - MetaTool: 199 described tools, share of queries whose tool comes first; and two-tool
   queries among ten candidates, share where the two come first, and precision and recall
   of what ``select`` returns.
@@ -177,6 +180,56 @@ class Bench:
             out[f"BANKING77, {key}"], _ = await self._ranked(candidates, inside)
         return out
 
+    def _intent_queries(self) -> dict[str, tuple[int, dict[str, Labelled]]]:
+        """Return the sets of which some intents are drawn: how many, and the two parts."""
+        sets: dict[str, tuple[int, dict[str, Labelled]]] = {
+            "CLINC150 and BANKING77": (
+                64,
+                {
+                    part: [(text, label) for text, label in self.clinc[part]] + self.banking[part]
+                    for part in ("train", "test")
+                },
+            )
+        }
+        folder = self.data / "hwu64"
+        if folder.is_dir():
+            parts = {
+                part: list(
+                    zip(
+                        *(
+                            (folder / part / name).read_text("utf-8").splitlines()
+                            for name in ("seq.in", "label")
+                        ),
+                        strict=True,
+                    )
+                )
+                for part in ("train", "test")
+            }
+            sets |= {"HWU64": (64, parts), "HWU64 without 14 intents": (50, parts)}
+        return sets
+
+    async def choices(self, seed: int) -> Figures:
+        """Measure what ``select`` chooses among intents that are drawn at random."""
+        out: Figures = {}
+        for key, (count, parts) in self._intent_queries().items():
+            rng = random.Random(seed)
+            names = sorted({label for _, label in parts["train"]})
+            inside = set(rng.sample(names, min(count, len(names))))
+            train = [(text, label) for text, label in parts["train"] if label in inside]
+            candidates, names_by_label = self._few_shot(train, 5, seed)
+            queries = rng.sample(parts["test"], min(1500, len(parts["test"])))
+            selector = self.selector()
+            found = [(label, await selector.select(text, candidates)) for text, label in queries]
+            served = [(names_by_label[label], s) for label, s in found if label in inside]
+            left_out = [s.best for label, s in found if label not in inside]
+            first = [next(iter(s.scores)) == name for name, s in served]
+            out[f"{key}, first"] = _share(first, bool)
+            out[f"{key}, exact"] = _share([s.names == (name,) for name, s in served], bool)
+            out[f"{key}, wrongly none"] = _share([s.best for _, s in served], lambda b: b < 0.5)
+            if left_out:
+                out[f"{key}, AUROC of none"] = 100 * _auroc([s.best for _, s in served], left_out)
+        return out
+
     def _tools(self, tools: Iterable[str], each: int, rng: random.Random) -> list[Candidate]:
         return [
             Candidate(t, self.tools[t], positives=tuple(rng.sample(self.tuning[t], each)))
@@ -271,6 +324,9 @@ async def _main() -> None:
     parser.add_argument("--embeddings", help="MODULE:NAME of what makes LangChain Embeddings")
     parser.add_argument("--splits", type=int, default=5, help="random choices of examples")
     parser.add_argument("--hide-names", action="store_true", help="do not show intents' names")
+    parser.add_argument(
+        "--only-choices", action="store_true", help="measure only choices among 64 intents"
+    )
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
     options = parser.parse_args()
     if not (options.data / "clinc150").is_dir():
@@ -279,13 +335,15 @@ async def _main() -> None:
     bench = Bench(options.data, embeddings, options.hide_names)
     results: dict[str, list[float]] = defaultdict(list)
     for seed in range(options.splits):
-        figures = await bench.intents(seed)
-        if not options.hide_names:
-            figures |= await bench.metatool(seed)
+        figures = await bench.choices(seed)
+        if not options.only_choices:
+            figures |= await bench.intents(seed)
+            if not options.hide_names:
+                figures |= await bench.metatool(seed)
         for key, value in figures.items():
             results[key].append(value)
         print(f"split {seed + 1} of {options.splits} done", flush=True)
-    for key, value in (await bench.times()).items():
+    for key, value in ({} if options.only_choices else await bench.times()).items():
         results[key].append(value)
     versions = _versions()
     print("\n" + _table(results, {} if options.embeddings else _TARGETS) + "\n\n" + versions)
