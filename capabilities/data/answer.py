@@ -8,6 +8,7 @@ from typing import Any
 from capgraph.base import ErrorSeverity, ValidationError
 from capgraph.capabilities.contexts import QueryAnswer, QueryResult, TimeRange
 from capgraph.capabilities.data.answer_text import describe_result
+from capgraph.capabilities.data.lexicon import paraphrase
 from capgraph.capabilities.data.query_builder import build_queries, recurring_filters
 from capgraph.capabilities.data.query_engine import compute_query
 from capgraph.capabilities.data.schema import read_tables
@@ -58,8 +59,9 @@ def answer_question(
         ValidationError: Words of the question are not understood, or no rows match.
     """
     question = question[:MAX_TEXT_CHARS]
+    asked, question = question, paraphrase(question)
     parsed = None
-    if times is not None and times.read_from == question:
+    if times is not None and times.read_from == asked:
         parsed = parse_times(question, settings)
         parsed.periods, parsed.endpoints = times.periods, times.endpoints
     try:
@@ -67,7 +69,7 @@ def answer_question(
             files,
             lambda profiles: build_queries(question, profiles, settings, previous, parsed),
             settings,
-            question,
+            asked,
         )
     except ValidationError as exc:
         # Without a model, planning again cannot rephrase the question.

@@ -26,7 +26,14 @@ _SYNONYMS = (
     "consumption verbrauch consumed",
     "customer kunde kunden",
     "branch filiale",
-    "population pop inhabitant people",
+    "population pop inhabitant people populous populated",
+    "power powerful horsepower",
+    "outside outdoor outdoors aussen",
+    "inside indoor indoors innen",
+    "death die died dead killed fatality deadliest",
+    "symbol ticker company",
+    "mileage mpg",
+    "production produce produced generation generate generated generating output",
     "latitude lat",
     "longitude lon lng",
     "altitude alt elevation",
@@ -68,24 +75,32 @@ _DEGREES = {
     None: (
         "highest largest biggest greatest maximum max maximal peak höchste größte most record"
         " strongest",
-        "lowest smallest minimum min minimal least fewest weakest",
+        "lowest smallest minimum min minimal least fewest weakest tiniest",
         "above over exceed exceeded exceeding more greater higher larger bigger pass passed"
         " surpass surpassed",
         "below under less fewer lower smaller",
     ),
-    "temperature": ("hottest warmest", "coldest coolest", "hotter warmer", "colder cooler"),
+    "temperature": (
+        "hottest warmest mildest",
+        "coldest coolest chilliest",
+        "hotter warmer",
+        "colder cooler",
+    ),
     "precipitation": ("wettest rainiest", "driest", "wetter", "drier"),
     "snow": ("snowiest", "", "", ""),
-    "wind": ("windiest", "", "windier", ""),
+    "wind": ("windiest breeziest stormiest", "calmest", "windier", "calmer"),
     "weight": ("heaviest", "lightest", "heavier", "lighter"),
     "age": ("oldest", "youngest", "older", "younger"),
     "height": ("tallest", "", "taller", ""),
     "speed": ("fastest", "slowest", "faster", "slower"),
     "length": ("longest", "shortest", "longer", "shorter"),
+    "width": ("widest broadest", "narrowest", "wider broader", "narrower"),
+    "distance": ("furthest farthest", "nearest closest", "further farther", "nearer closer"),
+    "death": ("deadliest", "", "deadlier", ""),
     "depth": ("deepest", "shallowest", "deeper", "shallower"),
     "income": ("richest wealthiest", "poorest", "richer", "poorer"),
-    "humidity": ("", "", "", ""),
-    "price": ("dearest", "cheapest", "", "cheaper"),
+    "humidity": ("muggiest", "", "", ""),
+    "price": ("dearest priciest costliest", "cheapest", "dearer pricier costlier", "cheaper"),
     "latitude": ("northernmost", "southernmost", "", ""),
     "longitude": ("easternmost", "westernmost", "", ""),
     "rows": ("busiest", "quietest", "", ""),
@@ -107,7 +122,8 @@ COMPARATIVES = _expand_degrees(">", "<", 2)
 AGGREGATES = {
     word: aggregate
     for aggregate, words in {
-        "mean": "mean average avg typical typically averaged durchschnittlich mittel",
+        "mean": "mean average avg typical typically averaged usual usually normal normally generally"
+        " durchschnittlich mittel",
         "sum": "total sum totals altogether insgesamt gesamt combined",
         "median": "median",
         "std": "std",
@@ -136,7 +152,7 @@ FILLER_WORDS = word_set(
     "from by's reported any actually around here so just degree degrees related lived "
     "living live world worldwide globally overall wie war waren hatte hatten wir es der "
     "die das den und bring brought earn earned achieve achieved handle handled"
-    " see saw seen run ran"
+    " see saw seen run ran single individual exactly approximately roughly lie located"
 )
 """Words without meaning once all other words are parsed."""
 TIME_PREPOSITIONS = word_set(
@@ -144,7 +160,8 @@ TIME_PREPOSITIONS = word_set(
     "at for within of am im seit vor nach bis zwischen the and"
 )
 MOTION_VERBS = word_set(
-    "drop dropped fall fell rise rose go went get got climb climbed stay stayed"
+    "drop dropped fall fell rise rose go went get got climb climbed stay stayed close closed reach"
+    " reached cross crossed"
 )
 NUMBER_WORDS = {"zero": 0, **expressions.NUMBERS}
 SCALE_WORDS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "bn": 1e9}
@@ -170,6 +187,7 @@ PRECIPITATION_VERB = _phrase(r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bpreci
 COUNT_PHRASE = _phrase(
     r"\b(?:how many|how often|how many times|wie viele|(?:the )?(?:number|count|amount) of)\b|^\W*count(?: the)?\b"
 )
+_LIMIT_WORDS = r"(?:above|over|below|under|exceed(?:s|ed)?|pass(?:es|ed)?|surpass(?:es|ed)?|more than|less than)\b"
 QUESTION_KINDS = [
     ("trend", _phrase(r"\b(?:trend|slope)(?:\s+(?:of|in))?\b")),
     (
@@ -179,9 +197,13 @@ QUESTION_KINDS = [
     (
         "crossing",
         _phrase(
-            r"\bfirst\s+(?:(?:go|went|rise|rose|climb(?:ed)?|get|got|fall|fell|drop(?:ped)?|come|came)"
-            r"\s+)?(?=(?:above|over|below|under|exceed|pass|surpass)\w*)"
+            rf"\bfirst\s+(?:\w+\s+)?(?={_LIMIT_WORDS})"
+            r"|\bfor the first time\b|\b(?:the )?first time\b"
         ),
+    ),
+    (
+        "last crossing",
+        _phrase(rf"\blast\s+(?={_LIMIT_WORDS})|\bfor the last time\b|\b(?:the )?last time\b"),
     ),
     (
         "rolling",
@@ -202,13 +224,13 @@ QUESTION_KINDS = [
         "share",
         _phrase(r"\b(?:what\s+)?(?:share|fraction|proportion|percentage|percent|pct|%)\s+of\b"),
     ),
-    ("distinct", _phrase(r"\bhow many (?:different|distinct|unique)\b")),
+    ("distinct", _phrase(r"\b(?:how many|number of|count of) (?:different|distinct|unique)\b")),
     ("count", COUNT_PHRASE),
     (
         "correlation",
         _phrase(
             r"\bcorrelat\w*(?:\s+(?:with|to|between))?|\brelated\b"
-            r"|\b(?:relationship|connection|relation)\s+between\b"
+            r"|\b(?:relationship|connection|relation|link|association)\s+between\b"
         ),
     ),
     ("list", _phrase(r"^\W*(?:list|name|show|what are|which are)\s+(?:all\s+)?(?:the\s+)?")),
@@ -226,17 +248,42 @@ COMPARISON_PHRASE = _phrase(
 )
 CHANGE_VERB = _phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
 WHEN_CLAUSE = _phrase(r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b")
-HOW_EXTREME_PHRASE = _phrase(
-    r"\bhow (?P<word>cold|hot|warm|low|high|windy|humid|deep|fast)"
-    r"(?=\s+(?:did|has|have|does)\b.*\b(?:get|go|got|gone|reach(?:ed)?|become|rise|climb|fall|drop|sink)\b)"
+_ADJECTIVES = {
+    None: ("high big large great strong good", "low small little weak bad"),
+    "temperature": ("hot warm mild", "cold cool chilly"),
+    "precipitation": ("wet rainy", "dry"),
+    "snow": ("snowy", ""),
+    "wind": ("windy breezy stormy", "calm"),
+    "humidity": ("humid muggy", ""),
+    "weight": ("heavy", "light"),
+    "age": ("old", "young"),
+    "height": ("tall", ""),
+    "speed": ("fast quick", "slow"),
+    "length": ("long", "short"),
+    "width": ("wide broad", "narrow"),
+    "depth": ("deep", "shallow"),
+    "distance": ("far", "near"),
+    "price": ("expensive dear pricey costly", "cheap"),
+    "income": ("rich wealthy", "poor"),
+    "power": ("powerful", ""),
+    "population": ("populous populated", ""),
+}
+ADJECTIVES = {
+    word: (quantity, direction)
+    for quantity, words in _ADJECTIVES.items()
+    for direction, word_list in zip(("max", "min"), words, strict=True)
+    for word in word_list.split()
+}
+"""Quantity and direction of adjectives, as in "how cold did it get" and "most expensive"."""
+HOW_PHRASE = _phrase(rf"\bhow (?P<word>{'|'.join(ADJECTIVES)})\b(?=(?P<rest>.*))")
+REACHED_EXTREME = _phrase(
+    r"\s+(?:did|has|have|does)\b.*\b(?:get|go|got|gone|reach(?:ed)?|become|rise|climb|fall|drop|sink|run)\b"
+    r"|.*\b(?:at (?:most|best|worst|its|the) ?(?:peak|highest|lowest|maximum|minimum|extreme)?\W*$)"
 )
+AT_EXTREME = _phrase(r"\bat (?:most|best|worst|(?:its|the) (?:peak|extreme))(?=\W*$)")
 HOW_EXTREME_VERB = _phrase(
     r"\b(?:did|has|have|does)\b|\b(?:get|go|got|gone|reach|become|rise|climb|fall|drop|sink)(?=\W*$)"
 )
-LOW_ADJECTIVES = word_set("cold low")
-ADJECTIVE_QUANTITIES = {"cold": "temperature", "hot": "temperature", "warm": "temperature", "windy": "wind",
-         "humid": "humidity", "deep": "depth", "fast": "speed"}  # fmt: skip
-"""Quantities of the adjectives in questions such as "how cold did it get"."""
 EXTREME_REACHED_PHRASE = _phrase(
     r"\b(?:drop(?:ped)?|fall|fell|sink|sank|go|went|climb(?:ed)?|rise|rose|reach(?:ed)?|hit|come|came"
     r"|get|got|be)\s+(?:down\s+|up\s+)?(?:to\s+|at\s+)?(?:(?:its|their|the)\s+)?"
@@ -253,28 +300,44 @@ TREND_VERB = _phrase(
     r"\b(?:rise|rose|risen|fall|fell|fallen|grow|grew|grown|increase[ds]?|decrease[ds]?|drop(?:ped)?"
     r"|climb(?:ed)?|shr[aiu]nk|decline[ds]?|gain(?:ed)?|lost|lose)\b"
 )
+DANGLING_WORDS = _phrase(
+    r"(?:(?<!\s)\s++(?:in|of|on|at|for|with|by|from|the|an?)\b){0,4}\s*+(?=[?.!]*+$)"
+)
+ESSENTIAL_WORD = _phrase(
+    r"\b(?:best|worst|first|last|same|any|more|less|than|not|no|non|why|per|each|without|except"
+    rf"|{'|'.join([*SUPERLATIVES, *COMPARATIVES])})\b"
+)
+"""Words without which a question is another question."""
 SALES_PHRASE = _phrase(
     r"\b(?P<best>best|top|most|worst|least)[\s-]+(?:selling|sold)\b"
     r"|\b(?P<verb>loses?|lost|makes?|made|earns?)\s+the\s+(?P<most>most|least)(?:\s+money)?\b"
     r"|\b(?P<most2>most|least)\s+profitable\b"
+    r"|\b(?:biggest|largest|greatest|highest|worst)\s+(?P<loss>loss)(?:es)?\b"
 )
 """Phrases for extremes of sales and profit."""
 GROUP_PHRASE = _phrase(
     r"\b(?:(?:grouped|broken down|split) by|(?:for|in|on) (?:each|every)|by|per|each|every|across)\b"
 )
 HIGH_LOW_NOUN = _phrase(
-    r"\b(?:daily|day's|the|average|mean|median|record|overnight|lowest|highest)\s+(high|low)\b"
-    r"|\b(highs|lows)\b"
+    r"\b(?P<kind>daily|day's|the|average|mean|median|typical|usual|normal|overnight|lowest|highest|record"
+    r"|absolute|its|their|an?)\s+(?P<word>high|low)\b|\b(?P<plural>highs|lows)\b"
 )
+RECORD_WORDS = word_set("record absolute")
+AFTER_NOUN = _phrase(
+    r"\W*(?:$|(?:in|on|of|for|during|since|between|at|by|from|over|ever|and|before|after|was|were|is)\b)"
+)
+"""Text after a noun: the end, or a word that does not continue the noun."""
 MISSING_PHRASE = _phrase(
     r"\b(?:(?:have|has|had|with)\s+)?(?:no|without|lack|lacks|lacking|missing)\b"
     r"|\b(?:is|are|was|were)\s+(?:unknown|missing|empty|blank|not (?:known|given|recorded))\b"
 )
-SIGN_ADJECTIVE = _phrase(r"\b(negative|positive)\b")
+SIGN_ADJECTIVE = _phrase(
+    r"\b(?P<sign>negative|positive)\b|\b(?P<loss>(?:lose|lost|losing)\s+money|(?:make|made)\s+a\s+loss)\b"
+)
+MARGIN_PHRASE = _phrase(r"\b(?:profit\s+)?margin\b")
 TOP_PHRASE = _phrase(
     r"\b(?:the\s+)?(?:(?P<top>top)|first)\s+(?P<a>\d+|\w+)\b"
-    r"|\b(?P<b>\d+|\w+)\s+(?=(?:\w+\s+){0,3}(?:with the\s+)?(?:highest|lowest|most|least|fewest"
-    r"|largest|smallest|hottest|coldest|warmest|wettest|biggest|heaviest)\b)"
+    rf"|\b(?P<b>\d+|\w+)\s+(?=(?:\w+\s+){{0,3}}(?:with the\s+)?(?:{'|'.join(SUPERLATIVES)})\b)"
 )
 TIME_PART_PHRASES = [
     (
@@ -285,7 +348,78 @@ TIME_PART_PHRASES = [
     ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
 ]
 BOOLEAN_WORDS = {True: ("yes", "true", "y", "1"), False: ("no", "false", "n", "0")}
-PERSON_NOUNS = word_set("people person passenger patient student employee guest participant member")
-NONZERO_ADJECTIVES = word_set("rainy wet snowy")
-MEASURE_NOUNS = word_set("speed level concentration count")
-HIGHER_IS_BETTER = word_set("yield score revenue profit return")
+PERSON_NOUNS = word_set(
+    "people person passenger patient student employee guest participant member victim soldier"
+)
+CASUALTIES = word_set("death wound disease casualty injury")
+ACTION_VERBS = word_set(
+    "sold sell bought buy made make used use produced generated flown driven travelled traveled paid"
+)
+"""Verbs that add nothing to a column that is named."""
+OPPOSITES = {"died": "survived", "perished": "survived", "drowned": "survived"}
+"""Verbs that negate a column of yes and no."""
+UNIT_QUANTITIES = {
+    "energy": word_set("Wh kWh MWh GWh J kJ MJ"),
+    "electricity": word_set("Wh kWh MWh GWh"),
+    "power": word_set("W kW MW GW"),
+    "pressure": word_set("bar mbar hPa kPa Pa psi"),
+    "money": word_set("EUR USD GBP"),
+}
+"""Quantities that the unit of a column implies."""
+MEDIUM_NOUNS = word_set("water air sea ambient surface outside outdoor")
+"""Nouns that may precede a quantity that only one column measures."""
+WEATHER_SUBJECTS = MEDIUM_NOUNS | {"it"}
+"""Subjects of a question about the temperature: "was it below zero"."""
+_PARAPHRASES = (
+    (r"\b(?:on record|in (?:the )?(?:records|history)|of all times?)\b", ""),
+    (r"\ball[- ]time\b", "record"),
+    (r"\b(?:most (?:common|frequent|popular)|commonest)\b", "most rows"),
+    (r"\b(?:least (?:common|frequent|popular)|rarest)\b", "fewest rows"),
+    (
+        r"\b(which|what) (month|hour|day)(?= \w+ (?:usually|typically|normally|generally)\b)",
+        r"\1 \2 of the part",
+    ),
+    (r"\bmonth of the part\b", "month of the year"),
+    (r"\bhour of the part\b", "hour of the day"),
+    (r"\bday of the part\b", "day of the week"),
+    (r"\b(?:go|goes|went|gone) up\b", "rise"),
+    (r"\b(?:go|goes|went|gone) down\b", "fall"),
+    (r"\bnorth of (?=\d)", "latitude above "),
+    (r"\bsouth of (?=\d)", "latitude below "),
+    (r"\beast of (?=\d)", "longitude above "),
+    (r"\bwest of (?=\d)", "longitude below "),
+    (
+        r"\blongest dry (?:spell|period|streak|stretch|run)\b",
+        "longest streak with precipitation of 0",
+    ),
+    (
+        r"\blongest (?:wet|rainy) (?:spell|period|streak|stretch|run)\b",
+        "longest streak with precipitation above 0",
+    ),
+)
+_PARAPHRASE_RULES = [(_phrase(pattern), words) for pattern, words in _PARAPHRASES]
+
+
+def paraphrase(question: str) -> str:
+    """Return the question with phrases replaced by words of the same meaning that the rules cover.
+
+    >>> paraphrase("What is the most common color?")
+    'What is the most rows color?'
+    """
+    for pattern, words in _PARAPHRASE_RULES:
+        question = pattern.sub(words, question)
+    return question
+
+
+NONZERO_WORDS = word_set("rainy wet snowy rain rained snow snowed")
+FELL_PHRASE = _phrase(
+    r"\b(?:rainy|wet|snowy|(?:rain|snow)ed|(?:did|does|had|with|saw|see|was|any)\s+(?:it\s+|any\s+)?(?:rain|snow))\b"
+)
+"""Phrases for a day with rain or snow."""
+MEASURE_NOUNS = word_set(
+    "speed level concentration count price content reading value amount figure"
+)
+HIGHER_IS_BETTER = word_set("yield score revenue profit return mileage margin survival rating")
+LOWER_IS_BETTER = word_set(
+    "delay downtime cost expense death loss unemployment inflation error late"
+)

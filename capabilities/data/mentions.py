@@ -61,6 +61,14 @@ def direction_of(column: TableColumn) -> str | None:
     return "max" if words & MAXIMUM_WORDS else "min" if words & MINIMUM_WORDS else None
 
 
+def _root(word: str) -> str:
+    """Return a word without the ending of a verb or noun: "generated" and "generation" share it."""
+    for ending in ("ions", "ion", "ing", "ed", "es", "er", "or", "al", "e"):
+        if word.endswith(ending) and len(word) - len(ending) > 4:
+            return word.removesuffix(ending)
+    return word
+
+
 @functools.lru_cache(maxsize=10_000)
 def _similarity(word: str, part: str, is_whole_name: bool) -> int:
     """Return 3 for equal words, 2 for a shared concept, 1 for an abbreviation, and otherwise 0."""
@@ -68,6 +76,8 @@ def _similarity(word: str, part: str, is_whole_name: bool) -> int:
         return 3
     if concept_of(word) == concept_of(part):
         return 2
+    if len(word) > 5 and _root(word) == _root(part):
+        return 1
     short, long = sorted((word, part), key=len)
     prefix = long.startswith(short) and len(short) >= (3 if is_whole_name and short == part else 4)
     return 1 if prefix or (part.endswith(word) and len(word) >= 6) else 0
@@ -153,13 +163,19 @@ def find_values(
                 len(tokens) == 1 and (value.isdigit() or tokens[0].stem in FILLER_WORDS)
             ):
                 continue
-            run = next(
-                (runs_by_form[form] for form in _comparison_forms(tokens) if form in runs_by_form),
-                [],
-            )
+            forms = [*_comparison_forms(tokens), *_demonyms(tokens)]
+            run = next((runs_by_form[form] for form in forms if form in runs_by_form), [])
             if run and (len(value) > 2 or words[run[0]].text == value):
                 found.append(Mention(column, frozenset(run), value, len(run)))
     return _group_mentions(found)
+
+
+def _demonyms(words: Sequence[Word]) -> list[tuple[str, ...]]:
+    """Return the adjectives of a name, such as "japanese" for "Japan"."""
+    name = words[0].stem
+    if len(words) > 1 or len(name) < 4 or not words[0].text[0].isupper():
+        return []
+    return [(name + ending,) for ending in ("n", "an", "ian", "ese", "ish")]
 
 
 def _comparison_forms(words: Sequence[Word]) -> list[tuple[str, ...]]:

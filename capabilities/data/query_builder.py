@@ -7,27 +7,29 @@ worse than none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from capgraph.base import ValidationError
 from capgraph.capabilities.data.lexicon import (
-    CHANGE_VERB,
     CLAUSE_BREAK,
-    COMPARISON_PHRASE,
+    DANGLING_WORDS,
+    ESSENTIAL_WORD,
     FILLER_WORDS,
     FOLLOW_UP_PHRASE,
     HOW_CLAUSE,
     POSSESSION_VERB,
     STATE_VERB,
+    TREND_VERB,
     UNIT_ORDER,
 )
 from capgraph.capabilities.data.mentions import concept_of
 from capgraph.capabilities.data.profile import TableProfile
 from capgraph.capabilities.data.question_parser import (
-    BothDirectionsError,
     QuestionParser,
+    TwoReadingsError,
     UnparsedWordsError,
 )
 from capgraph.capabilities.data.words import blank_spans, split_name, split_words
@@ -55,6 +57,55 @@ def build_queries(
     Raises:
         ValidationError: A word is not understood or is ambiguous.
     """
+    try:
+        return _build_queries(question, profiles, settings, previous_queries, parsed_time)
+    except UnparsedWordsError as problem:
+        for proposal in _proposals(question, problem):
+            try:
+                _build_queries(proposal, profiles, settings, previous_queries, None)
+            except (UnparsedWordsError, ValidationError):
+                continue
+            raise _with_proposal(problem.error, proposal) from None
+        raise problem.error from None
+
+
+def _proposals(question: str, problem: UnparsedWordsError) -> list[str]:
+    """Return similar questions without the words that are not understood."""
+    proposals: list[str] = []
+    lost = " ".join(problem.words)
+    if (
+        len(problem.words) > 2
+        or "which column" in lost
+        or (
+            problem.replacements == [""]
+            and (TREND_VERB.search(lost) or ESSENTIAL_WORD.search(lost))
+        )
+    ):
+        return proposals  # without these words, it is another question
+    for replacement in problem.replacements:
+        text = question
+        for word in problem.words:
+            text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _: replacement, text, count=1)  # noqa: B023
+        text = DANGLING_WORDS.sub("", " ".join(text.split()))
+        if text and text != question:
+            proposals.append(text)
+    return proposals
+
+
+def _with_proposal(error: ValidationError, proposal: str) -> ValidationError:
+    """Return the error with a question that can be answered."""
+    return ValidationError(
+        error.message, fix=f"Ask {proposal!r}. {error.fix}", facts={"question": proposal}
+    )
+
+
+def _build_queries(
+    question: str,
+    profiles: Sequence[TableProfile],
+    settings: Mapping[str, Any],
+    previous_queries: Sequence[Query],
+    parsed_time: ParsedTime | None,
+) -> list[Query]:
     clauses = _split_clauses(question, settings)
     base = previous_queries[-1] if previous_queries and FOLLOW_UP_PHRASE.search(question) else None
     queries: list[Query] = []
@@ -70,17 +121,17 @@ def build_queries(
             times = dated if dated.periods else times
         try:
             found = [_build_clause_query(clause, profiles, times, base, bool(queries))]
-        except BothDirectionsError:
+        except TwoReadingsError as two:
             found = [
-                _build_clause_query(clause, profiles, times, base, bool(queries), aspect)
-                for aspect in ("max", "min")
+                _build_clause_query(clause, profiles, times, base, bool(queries), reading)
+                for reading in two.readings
             ]
         if queries and found == [queries[-1].model_copy(update={"order": found[0].order})]:
             queries.pop()  # the second part only adds a sort order
         queries += found
         base = queries[-1]
     if not queries:
-        raise QuestionParser(question, profiles[0], ParsedTime()).unparsed_error("nothing").error
+        raise QuestionParser(question, profiles[0], ParsedTime()).unparsed_error("nothing")
     return queries
 
 
@@ -111,13 +162,13 @@ def _build_clause_query(
     times: ParsedTime,
     previous_query: Query | None,
     is_same_question: bool,
-    direction: str | None = None,
+    reading: str | None = None,
 ) -> Query:
     """Build a query over the only table that explains every word."""
     found: list[tuple[int, Query]] = []
     problems: list[UnparsedWordsError] = []
     for profile, main in [(known, p) for p in profiles for known in (p, *p.alternate_profiles)]:
-        form = _QueryBuilder(text, profile, times, direction)
+        form = _QueryBuilder(text, profile, times, reading)
         try:
             query = form.build(previous_query, is_same_question)
         except UnparsedWordsError as exc:
@@ -131,7 +182,7 @@ def _build_clause_query(
             query = query.model_copy(update={"table": profile.table.label})
         found.append((form.parsed.table_mentions, query))
     if not found:
-        raise min(problems, key=lambda exc: len(exc.words)).error
+        raise min(problems, key=lambda exc: len(exc.words))
     best = max(score for score, _ in found)
     fitting = [query for score, query in found if score == best]
     if len(fitting) > 1:
@@ -231,9 +282,7 @@ class _QueryBuilder(QuestionParser):
         if times.days:
             raise self.unparsed_error(times.label)
         periods = [(i.start, i.end) for i in times.periods]
-        if times.endpoints and (
-            COMPARISON_PHRASE.search(self.text) or CHANGE_VERB.search(self.text)
-        ):
+        if self.compares_endpoints():
             periods = [(i.start, i.end) for i in times.endpoints]
         if times.window is not None and profile.first and profile.last:
             periods = [_window_bounds(times.window, profile.first, profile.last)]
@@ -253,11 +302,20 @@ class _QueryBuilder(QuestionParser):
         placed = self.parsed
         kind, rank = placed.kind, placed.rank
         tested = {row_filter.column for row_filter in placed.where}
-        if kind in ("correlation", "streak", "crossing", "trend", "rolling", "gaps", "ratio"):
+        if kind in (
+            "correlation",
+            "streak",
+            "crossing",
+            "last crossing",
+            "trend",
+            "rolling",
+            "gaps",
+            "ratio",
+        ):
             plain = rank is None and placed.aggregate is None
             is_own_unit = placed.subject in (None, self.profile.frequency)
             if not plain or not (
-                is_own_unit or (kind == "crossing" and placed.subject in UNIT_ORDER)
+                is_own_unit or ("crossing" in kind and placed.subject in UNIT_ORDER)
             ):
                 raise self.unparsed_error(kind)
             return self._special_fields(kind, value_columns)
@@ -300,7 +358,9 @@ class _QueryBuilder(QuestionParser):
         if kind in ("correlation", "streak", "gaps", "ratio") or self._has_several_series():
             raise self.unparsed_error(kind)
         name = self._single_column(value_columns)
-        if kind == "crossing" and any(row_filter.column == name for row_filter in placed.where):
+        if "crossing" in kind and any(row_filter.column == name for row_filter in placed.where):
+            if kind == "last crossing":
+                return {"aggregate": "last", "value": name}
             return {"aggregate": "values", "value": name, "limit": 1}
         if kind == "trend":
             return {"aggregate": "slope", "value": name}
@@ -331,7 +391,7 @@ class _QueryBuilder(QuestionParser):
             heads = self._has_quantity(name, "population") and self._is_single_time_step()
             if placed.subject or not (self.is_additive(name) or heads):
                 raise self.unparsed_error(*value_columns)
-            return {"aggregate": "sum", "value": value_columns[0]}
+            return {"aggregate": placed.aggregate or "sum", "value": value_columns[0]}
         if placed.aggregate not in (None, "sum"):
             raise self.unparsed_error(placed.aggregate)
         if placed.subject in (*UNIT_ORDER, *TIME_PARTS):
@@ -392,9 +452,10 @@ class _QueryBuilder(QuestionParser):
             return {**ranked, "aggregate": placed.aggregate or "sum", "group_by": [subject]}
         if vague and adds is None and not has_one_row:
             raise self.unparsed_error(rank.word)
-        if rank.quantity and not has_one_row:
-            if not STATE_VERB.search(self.text) or POSSESSION_VERB.search(self.text):
-                raise self._ambiguous_aggregate_error(rank.word, subject)
+        if rank.quantity and not has_one_row and self.reading != "values":
+            single = not STATE_VERB.search(self.text) or POSSESSION_VERB.search(self.text)
+            if single and self.reading is None:
+                raise TwoReadingsError("mean", "values")
             # A general statement about a kind of item.
             return {**ranked, "aggregate": "mean", "group_by": [subject]}
         return {**ranked, "aggregate": "values", "show": [subject]}
@@ -403,7 +464,9 @@ class _QueryBuilder(QuestionParser):
         """Return the query fields for "mean of V", "V by group", or "V in 1932"."""
         placed, subject = self.parsed, self.parsed.subject
         tested = {row_filter.column for row_filter in placed.where}
-        if not value_columns and not (placed.aggregate and len(self.profile.numeric_columns) == 1):
+        compares = len(self.times.periods) > 1 or self.compares_endpoints() or placed.compares_items
+        only_number = len(self.profile.numeric_columns) == 1
+        if not value_columns and not ((placed.aggregate or compares) and only_number):
             return self._row_count_fields(subject)
         name = self._single_column(value_columns)
         single = (
@@ -461,9 +524,13 @@ class _QueryBuilder(QuestionParser):
         adds = self.is_additive(name)
         if self._has_quantity(name, "population"):
             adds = True if self._is_single_time_step() else None  # people are counted once per time
+        compares = len(self.times.periods) > 1 or self.compares_endpoints()
+        if adds is None and (compares or self.parsed.compares_items):
+            return "mean"
         if adds is None:
             raise self.unparsed_error(
                 name,
+                replacements=[f"mean {name}"],
                 message="The question is ambiguous: it does not say whether it means the mean or the"
                 f" total of {name!r}.",
                 fix="Say 'mean' or 'total'.",
@@ -480,6 +547,7 @@ class _QueryBuilder(QuestionParser):
             message="The question is ambiguous: it does not say whether it means single values or"
             f" values of each {unit}.",
             fix=f"Say 'highest mean by {unit}', or ask without the {unit}.",
+            replacements=[f"{word} mean"],
         )
 
     def _is_boolean(self, name: str) -> bool:

@@ -243,14 +243,19 @@ class _QueryRun:
         base = self._rows_sql(self.tests, period_tests)
         names = ", ".join(f"g{n}" for n in range(len(self.groups)))
         grouped = f" GROUP BY {names} ORDER BY {names}" if names else ""
-        sql = f"SELECT {self.aggregate}, count(*){', ' + names if names else ''} FROM ({base})"
+        edge = {"first": "min(t)", "last": "max(t)"}.get(query.aggregate, "NULL")
+        moment = f"{edge} FILTER (WHERE v IS NOT NULL)" if edge != "NULL" else edge
+        sql = (
+            f"SELECT {self.aggregate}, count(*), {moment}{', ' + names if names else ''}"
+            f" FROM ({base})"
+        )
         found = [
             ResultRow(
                 value=_to_plain(value),
                 group=self._group_names(keys),
-                time=next((key for key in keys if isinstance(key, datetime)), None),
+                time=next((key for key in (*keys, edge_time) if isinstance(key, datetime)), None),
             )
-            for value, count, *keys in self._execute(sql + grouped)
+            for value, count, edge_time, *keys in self._execute(sql + grouped)
             if value is not None
             and (names or count or query.aggregate in _COUNTING_AGGREGATES)
             and (

@@ -23,8 +23,17 @@ from capgraph.capabilities.periods.expressions import ParsedTime
 from capgraph.capabilities.query import Filter
 
 
-class BothDirectionsError(Exception):
-    """Exception for a question that may mean highs or lows. The caller answers both."""
+class TwoReadingsError(Exception):
+    """Exception for a question with two readings. The caller answers both.
+
+    Attributes:
+        readings: ``max`` and ``min`` for highs and lows, or ``mean`` and ``values`` for the mean of
+            each item and single values.
+    """
+
+    def __init__(self, *readings: str) -> None:
+        super().__init__(*readings)
+        self.readings = readings
 
 
 class UnparsedWordsError(Exception):
@@ -33,12 +42,16 @@ class UnparsedWordsError(Exception):
     Attributes:
         words: Words that are not understood.
         error: Error for the user.
+        replacements: Texts that make the question clear in place of the words.
     """
 
-    def __init__(self, words: Sequence[str], error: ValidationError) -> None:
+    def __init__(
+        self, words: Sequence[str], error: ValidationError, replacements: Sequence[str] = ("",)
+    ) -> None:
         super().__init__(words, error)
         self.words: list[str] = list(words)
         self.error = error
+        self.replacements: list[str] = list(replacements)
 
     def __str__(self) -> str:
         return str(self.error)
@@ -81,6 +94,8 @@ class Rank:
 def _sales_rank(match: re.Match[str]) -> Rank:
     """Return the rank for "best-selling", "loses the most", or "most profitable"."""
     groups = {name: (text or "").lower() for name, text in match.groupdict().items()}
+    if groups["loss"]:
+        return Rank("profit", "min", "loss")
     if groups["best"]:
         lowest = groups["best"] in ("worst", "least")
         return Rank("revenue", "min" if lowest else "max", groups["best"])
@@ -106,6 +121,7 @@ class ParsedQuestion:
     limit: int | None = None
     unit: str | None = None
     wants_chart: bool = False
+    compares_items: bool = False
     table_mentions: int = 0
     time_column: str | None = None
     divisor: str | None = None
@@ -119,15 +135,16 @@ class QuestionParser:
         text: Question in words.
         profile: Table that the question may refer to.
         times: Times of the question.
-        direction: ``max`` or ``min`` if the question may mean highs or lows.
+        reading: One of the readings of a :class:`TwoReadingsError`.
     """
 
     def __init__(
-        self, text: str, profile: TableProfile, times: ParsedTime, direction: str | None = None
+        self, text: str, profile: TableProfile, times: ParsedTime, reading: str | None = None
     ) -> None:
         self.profile: TableProfile = profile
         self.times: ParsedTime = times
-        self.direction: str | None = direction
+        self.reading: str | None = reading
+        self.direction: str | None = reading if reading in ("max", "min") else None
         self.has_time: bool = profile.time is not None
         spans = times.spans if self.has_time or times.periods or times.window else []
         self.time_spans = spans
@@ -154,7 +171,7 @@ class QuestionParser:
         }
         self.row_nouns |= profile.item_nouns
         held = {concept_of(word) for column in profile.columns for word in split_name(column.name)}
-        if held & {"age", "gender"}:
+        if held & {"age", "gender"} | held & lex.CASUALTIES:
             self.row_nouns |= lex.PERSON_NOUNS
         self.parsed: ParsedQuestion = ParsedQuestion()
 
@@ -185,7 +202,7 @@ class QuestionParser:
         return None
 
     def unparsed_error(
-        self, *words: object, message: str = "", fix: str = ""
+        self, *words: object, message: str = "", fix: str = "", replacements: Sequence[str] = ("",)
     ) -> UnparsedWordsError:
         """Return an error that names the words that are not understood."""
         listed = ", ".join(repr(str(word)[:60]) for word in words[:8])
@@ -198,11 +215,17 @@ class QuestionParser:
                 f" a limit, or for a time; {self.profile.table.label} has the columns"
                 f" {self.profile.column_list()}.",
             ),
+            replacements,
         )
 
     def compares_periods(self) -> bool:
         """Return True if the question compares several times."""
         return len(self.times.periods) > 1 or len(self.times.endpoints) == 2
+
+    def compares_endpoints(self) -> bool:
+        """Return True if the question compares the two ends of its period."""
+        patterns = (lex.COMPARISON_PHRASE, lex.CHANGE_VERB, lex.TREND_VERB)
+        return bool(self.times.endpoints) and any(p.search(self.text) for p in patterns)
 
     def columns_for_quantity(self, quantity: str, direction: str | None) -> list[TableColumn]:
         """Return the columns of a quantity, restricted to highs or lows if both exist."""
@@ -243,29 +266,48 @@ class QuestionParser:
         self._parse_unit()
         self._parse_subject()
         self._parse_row_nouns()
-        left = [
-            self.words[p].text for p in sorted(self.unused_positions)
-            if not {self.words[p].stem, self.words[p].text.lower()} & lex.FILLER_WORDS
-        ]  # fmt: skip
+        left = [self.words[p].text for p in sorted(self.unused_positions) if not self._is_filler(p)]
         if left:
             raise self.unparsed_error(*left)
         self._assign_limits()
         return self.parsed
+
+    def _is_filler(self, position: int) -> bool:
+        """Return True for a word that adds nothing to the parts that are parsed."""
+        word, columns = self.words[position], [m.column for m in self._numeric_mentions()]
+        if {word.stem, word.text.lower()} & lex.FILLER_WORDS:
+            return True
+        concepts = {concept_of(part) for column in columns for part in split_name(column.name)}
+        if columns and word.stem in lex.ACTION_VERBS:
+            return True
+        if word.stem in lex.MEDIUM_NOUNS and self._measures_one_temperature():
+            return True
+        if concept_of(word.stem) == "death" and concepts & lex.CASUALTIES:
+            return True
+        if position == 0 or self.words[position - 1].stem != "how":
+            return False
+        quantity = lex.ADJECTIVES.get(word.stem, (None, ""))[0]
+        if quantity == "price" and columns and not self.columns_for_quantity("price", None):
+            return True
+        return quantity is not None and any(self._is_measure_of(c, quantity) for c in columns)
+
+    def _measures_one_temperature(self) -> bool:
+        """Return True if the table has one temperature, whose name says nothing else."""
+        columns = self.columns_for_quantity("temperature", None)
+        return len(columns) == 1 and len(quantity_words(columns[0])) == 1
 
     def _parse_kind(self) -> None:
         placed, frequency = self.parsed, self.profile.frequency
         while self.consume(lex.CHART_PHRASE):
             placed.wants_chart = True
         self.consume(lex.PRECIPITATION_VERB)
-        if phrase := self.consume(lex.HOW_EXTREME_PHRASE):
-            word = phrase["word"].lower()
-            direction = "min" if word in lex.LOW_ADJECTIVES else "max"
-            placed.rank = Rank(lex.ADJECTIVE_QUANTITIES.get(word), direction, word)
-            while self.consume(lex.HOW_EXTREME_VERB):
-                pass
+        self._parse_how_adjective()
         self.consume(lex.EXTREME_REACHED_PHRASE)
-        if (sold := self.consume(lex.SALES_PHRASE)) and placed.rank is None:
+        sold = lex.SALES_PHRASE.search(self.text)
+        is_column = sold and sold["loss"] and self._has_word("loss")
+        if sold and not is_column and placed.rank is None and self.consume(lex.SALES_PHRASE):
             placed.rank = _sales_rank(sold)
+        self._parse_margin()
         quantities = {
             word for column in self.profile.numeric_columns for word in quantity_words(column)
         }
@@ -298,6 +340,44 @@ class QuestionParser:
             raise self.unparsed_error(phrase["unit"])
         self._parse_development()
 
+    def _has_word(self, word: str) -> bool:
+        """Return True if the name of a column contains a word."""
+        return any(word in split_name(column.name) for column in self.profile.columns)
+
+    def _parse_margin(self) -> None:
+        """Parse "profit margin": the total profit divided by the total revenue."""
+        profits = self.columns_for_quantity("profit", None)
+        revenues = self.columns_for_quantity("revenue", None)
+        if len(profits) != 1 or len(revenues) != 1 or self._has_word("margin"):
+            return
+        if self.consume(lex.MARGIN_PHRASE):
+            self.parsed.kind, self.parsed.divisor = "ratio", revenues[0].name
+            self.parsed.columns.append(Mention(profits[0], frozenset()))
+
+    def _parse_how_adjective(self) -> None:
+        """Parse "how cold did it get", an extreme, and "how strong was the wind", a value."""
+        phrase = lex.HOW_PHRASE.search(self.text)
+        if phrase is None:
+            return
+        word = phrase["word"].lower()
+        quantity, direction = lex.ADJECTIVES[word]
+        places = self.unused_between(*phrase.span())
+        if lex.REACHED_EXTREME.match(phrase["rest"]):
+            self.parsed.rank = Rank(quantity, direction, word)
+            self.unused_positions -= places
+            self.consume(lex.AT_EXTREME)
+            while self.consume(lex.HOW_EXTREME_VERB):
+                pass
+        elif quantity is None or any(
+            self._degree(place)[0] == quantity for place in self.unused_positions - places
+        ):
+            self.unused_positions -= places  # "how long is the longest bill"
+
+    def _degree(self, position: int) -> tuple[str | None, str]:
+        """Return the quantity and direction of a superlative or comparative at a position."""
+        stem = self.words[position].stem
+        return lex.SUPERLATIVES.get(stem) or lex.COMPARATIVES.get(stem) or (None, "")
+
     def _parse_development(self) -> None:
         """Parse comparisons, "how did … develop", and the aggregate."""
         placed = self.parsed
@@ -310,10 +390,25 @@ class QuestionParser:
         elif lex.HOW_DID_PHRASE.match(self.text) and self.consume(lex.DEVELOPMENT_VERB):
             placed.kind = "moved"
             self.consume(lex.HOW_DID_PHRASE)
+        in_names = self._aggregates_in_names()
+        self.unused_positions -= in_names  # "the average price" of a column AveragePrice
         while word := self.consume_word(frozenset(lex.AGGREGATES)):
             if placed.aggregate not in (None, lex.AGGREGATES[word]):
                 raise self.unparsed_error(word)
             placed.aggregate = lex.AGGREGATES[word]
+        self.unused_positions |= in_names
+
+    def _aggregates_in_names(self) -> set[int]:
+        """Return the positions of aggregates that belong to the name of a column."""
+        names = [split_name(column.name) for column in self.profile.numeric_columns]
+        stems = [word.stem for word in self.words]
+        return {
+            place
+            for place in self.unused_positions
+            if stems[place] in lex.AGGREGATES
+            for name in names
+            if len(name) > 1 and name == stems[place : place + len(name)]
+        }
 
     def _parse_limits(self) -> None:
         """Parse limits such as "above 30 degrees"; ``_assign_limits`` finds their columns."""
@@ -330,6 +425,10 @@ class QuestionParser:
             if number is None:
                 if quantity and self.compares_periods():
                     self._parse_comparative(place, quantity)
+                elif (
+                    sign and len(self.times.periods) > 1 and word.stem not in lex.TIME_PREPOSITIONS
+                ):
+                    self.unused_positions.discard(place)  # the answer states the change
                 continue
             value, unit, until = number
             self.unused_positions -= set(range(place, until))
@@ -338,9 +437,10 @@ class QuestionParser:
             limits.append(NumericLimit(place, quantity, sign, value, unit))
         if match := self.consume(lex.SIGN_ADJECTIVE):
             place = next(p for p, w in enumerate(self.words) if w.begin >= match.start())
-            limits.append(
-                NumericLimit(place, None, "<" if match[1].lower() == "negative" else ">", 0.0)
-            )
+            is_positive = (match["sign"] or "").lower() == "positive"
+            has_profit = match["loss"] and self.columns_for_quantity("profit", None)
+            quantity = "profit" if has_profit else None
+            limits.append(NumericLimit(place, quantity, ">" if is_positive else "<", 0.0))
         equal = re.search(r"\b(?:of|is|was|equals?|=)\s+(-?\d+(?:\.\d+)?)\b", self.text)
         if equal and (places := self.unused_between(*equal.span(1))):
             self.unused_positions -= places
@@ -350,7 +450,7 @@ class QuestionParser:
         """Parse "warmer" in a comparison of two times."""
         columns = self.columns_for_quantity(quantity, self.direction)
         if sorted(direction_of(column) or "" for column in columns) == ["max", "min"]:
-            raise BothDirectionsError
+            raise TwoReadingsError("max", "min")
         if len(columns) != 1:
             raise self.unparsed_error(self.words[position].text)
         self.parsed.columns.append(Mention(columns[0], frozenset({position})))
@@ -391,62 +491,26 @@ class QuestionParser:
         return any(column.unit in DURATION_UNITS for column in self.profile.numeric_columns)
 
     def _parse_columns(self) -> None:
+        """Parse the columns that the question names, and "without", which tests for empty cells."""
         placed = self.parsed
-        match = lex.HIGH_LOW_NOUN.search(self.text)
-        if match and self.unused_between(
-            *match.span()
-        ):  # "the highs" always refers to temperatures
-            word = (match[1] or match[2]).lower()
-            direction = "max" if word.startswith("h") else "min"
-            columns = self.columns_for_quantity("temperature", direction)
-            if len(columns) == 1 and direction_of(columns[0]) == direction:
-                places = self.unused_between(match.end() - len(word), match.end())
-                placed.columns.append(Mention(columns[0], frozenset(places), score=100))
-                self.unused_positions -= places
+        self._parse_high_low()
         missing = next(
             (m for m in lex.MISSING_PHRASE.finditer(self.text) if self.unused_between(*m.span())),
             None,
         )
-        ranking = {
-            word
-            for words_by_name in (lex.SUPERLATIVES, lex.COMPARATIVES)
-            for word in words_by_name
-            if words_by_name[word][0]
-        }
-        if self.has_time:
-            ranking.update(lex.FREQUENCY_ADJECTIVES)
-        free = {p for p in self.unused_positions if self.words[p].stem not in ranking}
-        for group in find_columns(self.words, free, self.profile):
-            if mention := self._choose_column(group):
-                self.unused_positions -= mention.positions
-                stems = {self.words[p].stem for p in mention.positions}
-                if (
-                    placed.kind == "count" and stems <= lex.NONZERO_ADJECTIVES
-                ):  # a rainy day has rain above zero
-                    placed.where.append(Filter(column=mention.column.name, op=">", value=0))
-                else:
-                    placed.columns.append(mention)
-        for mention in list(placed.columns):
-            after = max(mention.positions) + 1
-            if after in self.unused_positions and self.words[after].stem in lex.MEASURE_NOUNS:
-                self.unused_positions.discard(after)  # "wind speed" for a column named wind
-            stems = {self.words[p].stem for p in mention.positions}
-            counted = placed.kind in ("count", "share") or any(
-                m.column.kind == "number" and not self._follows_grouping_word(m)
-                for m in placed.columns if m is not mention
-            )  # fmt: skip
-            # A word that names both the file and a column refers to the rows.
-            counted = (
-                counted
-                and not self._follows_grouping_word(mention)
-                and not self.is_additive(mention.column.name)
-            )
-            if stems <= self.row_nouns - lex.ROW_NOUNS and counted:
+        self._find_mentions()
+        self._parse_counts_of_items()
+        self._parse_columns_of_units()
+        for mention in [m for m in placed.columns if m.positions]:
+            self._consume_measure_nouns(mention)
+            if self._refers_to_rows(mention):
                 placed.columns.remove(mention)
                 placed.table_mentions += 1
         if missing and placed.columns:
             later = [
-                m for m in placed.columns if self.words[min(m.positions)].begin >= missing.end()
+                m
+                for m in placed.columns
+                if m.positions and self.words[min(m.positions)].begin >= missing.end()
             ]
             if not later and missing[0].lower().endswith(("no", "without")):
                 raise self.unparsed_error(missing[0])  # the word after it is a value
@@ -454,6 +518,129 @@ class QuestionParser:
             self.unused_positions -= self.unused_between(*missing.span())
             placed.columns.remove(target)
             placed.where.append(Filter(column=target.column.name, op="missing"))
+
+    def _find_mentions(self) -> None:
+        """Add the columns that unused words mention."""
+        placed = self.parsed
+        degrees = {**lex.SUPERLATIVES, **lex.COMPARATIVES}
+        ranking = {word for word, (quantity, _) in degrees.items() if quantity}
+        if self.has_time:
+            ranking.update(lex.FREQUENCY_ADJECTIVES)
+        free = {p for p in self.unused_positions if self.words[p].stem not in ranking}
+        named_like_file: list[Mention] = []
+        for group in find_columns(self.words, free, self.profile):
+            mention = self._choose_column(group)
+            if mention is None and len(group) == 1 and group[0].score >= 20:
+                named_like_file += group
+            if mention is None or self._describes_rows(mention):
+                continue  # "on cold days" is a limit without a number
+            self.unused_positions -= mention.positions
+            stems = {self.words[p].stem for p in mention.positions}
+            fell = stems <= lex.NONZERO_WORDS and lex.FELL_PHRASE.search(self.text)
+            if placed.kind == "count" and fell and not placed.limits:
+                # A rainy day has rain above zero.
+                placed.where.append(Filter(column=mention.column.name, op=">", value=0))
+            else:
+                placed.columns.append(mention)
+        if not self._numeric_mentions() and len(named_like_file) == 1 and not placed.kind:
+            mention = named_like_file[0]  # "google" in google_stock.csv names Google_Return
+            if mention.column.kind == "number" and mention.positions <= self.unused_positions:
+                placed.columns.append(mention)
+                self.unused_positions -= mention.positions
+
+    def _refers_to_rows(self, mention: Mention) -> bool:
+        """Return True if a word that names both the file and a column refers to the rows."""
+        placed, begin = self.parsed, min(mention.positions)
+        stems = {self.words[p].stem for p in mention.positions}
+        is_counted = begin > 0 and self.words[begin - 1].stem in ("most", "fewest")
+        is_counted = is_counted or placed.kind in ("count", "share")
+        is_counted = is_counted or any(
+            m.column.kind == "number" and not self._follows_grouping_word(m)
+            for m in placed.columns
+            if m is not mention
+        )
+        return (
+            is_counted
+            and stems <= self.row_nouns - lex.ROW_NOUNS
+            and not self._follows_grouping_word(mention)
+            and not self.is_additive(mention.column.name)
+        )
+
+    def _describes_rows(self, mention: Mention) -> bool:
+        """Return True if an adjective, such as "cold", stands before a word for rows or times."""
+        begin, after = min(mention.positions), max(mention.positions) + 1
+        word = self.words[begin].stem
+        nouns = {*self.row_nouns, *lex.TIME_UNIT_WORDS}
+        return (
+            len(mention.positions) == 1
+            and lex.ADJECTIVES.get(word, (None,))[0] is not None
+            and not (self.parsed.kind == "count" and word in lex.NONZERO_WORDS)
+            and after < len(self.words)
+            and self.words[after].stem in nouns
+            and not (begin and self.words[begin - 1].stem in ("how", "most", "least"))
+        )
+
+    def _parse_counts_of_items(self) -> None:
+        """Parse "cars with 8 cylinders": a column of whole numbers that equals a number."""
+        placed = self.parsed
+        numbers = [m for m in placed.columns if m.column.kind == "number"]
+        for mention in numbers:
+            place = min(mention.positions, default=0) - 1
+            if place not in self.unused_positions or mention.column.decimals:
+                continue
+            text = self.words[place].text
+            introduced = place > 0 and self.words[place - 1].stem in ("with", "of", "having", "has")
+            if not (text.isdigit() and introduced and (placed.kind == "count" or len(numbers) > 1)):
+                continue
+            self.unused_positions.discard(place)
+            placed.columns.remove(mention)
+            placed.where.append(Filter(column=mention.column.name, op="=", value=int(text)))
+
+    def _parse_columns_of_units(self) -> None:
+        """Parse "energy" as the only column in kWh, if no word names a column of numbers."""
+        if self._numeric_mentions():
+            return
+        for place in sorted(self.unused_positions):
+            units = lex.UNIT_QUANTITIES.get(self.words[place].stem, frozenset())
+            columns = [c for c in self.profile.numeric_columns if c.unit in units]
+            if len(columns) == 1:
+                self.parsed.columns.append(Mention(columns[0], frozenset({place})))
+                self.unused_positions.discard(place)
+                return
+
+    def _consume_measure_nouns(self, mention: Mention) -> None:
+        """Consume nouns around a column: "wind speed", "price of gas", "water temperature"."""
+        begin, after = min(mention.positions), max(mention.positions) + 1
+        nouns = {after: lex.MEASURE_NOUNS, begin - 2: lex.MEASURE_NOUNS}
+        if begin < 2 or self.words[begin - 1].stem != "of":
+            del nouns[begin - 2]
+        if len(quantity_words(mention.column)) == 1:
+            nouns[begin - 1] = lex.MEDIUM_NOUNS
+        for place, words in nouns.items():
+            if place in self.unused_positions and self.words[place].stem in words:
+                self.unused_positions.discard(place)
+
+    def _parse_high_low(self) -> None:
+        """Parse "the low": a column of lows if the table has one, and otherwise an extreme."""
+        placed = self.parsed
+        for match in lex.HIGH_LOW_NOUN.finditer(self.text):
+            word = (match["word"] or match["plural"]).lower().removesuffix("s")
+            places = self.unused_between(match.end() - len(word), match.end())
+            if not places or any(word == fold(c.name) for c in self.profile.columns):
+                continue
+            direction = "max" if word == "high" else "min"
+            is_record = (match["kind"] or "").lower() in lex.RECORD_WORDS
+            columns = self.columns_for_quantity("temperature", direction)
+            has_column = len(columns) == 1 and direction_of(columns[0]) == direction
+            is_noun = lex.AFTER_NOUN.match(self.text, match.end()) is not None
+            if has_column:
+                placed.columns.append(Mention(columns[0], frozenset(places), score=100))
+            if has_column or (is_noun and placed.rank is None and placed.aggregate is None):
+                self.unused_positions -= places
+                if is_record or not has_column:
+                    placed.rank = Rank(None, direction, word)
+                    self.unused_positions -= self.unused_between(*match.span())
+                return
 
     def _follows_grouping_word(self, mention: Mention) -> bool:
         """Return True if a word such as "by" precedes the column."""
@@ -475,7 +662,7 @@ class QuestionParser:
             mentions = next((g for g in (fitting, measured, numbers) if len(g) == 1), mentions)
         if len(mentions) > 1:
             if sorted(direction_of(m.column) or "" for m in mentions) == ["max", "min"]:
-                raise BothDirectionsError
+                raise TwoReadingsError("max", "min")
             phrase = " ".join(self.words[p].text for p in sorted(mentions[0].positions))
             names = ", ".join(m.column.name for m in mentions[:8])
             raise self.unparsed_error(
@@ -483,6 +670,7 @@ class QuestionParser:
                 message=f"{phrase!r} is ambiguous: it may mean several columns of"
                 f" {self.profile.table.label}: {names}.",
                 fix="Name one of them.",
+                replacements=[m.column.name for m in mentions[:8]],
             )
         return None if self.has_time and stems <= set(lex.TIME_UNIT_WORDS) else mentions[0]
 
@@ -554,7 +742,23 @@ class QuestionParser:
             else:  # two values of one column form a comparison
                 placed.where.append(Filter(column=column, op="in", value=list(found)))
                 placed.groups.append(column)
-                self.consume(lex.COMPARISON_PHRASE)
+                self._parse_item_comparison()
+
+    def _parse_item_comparison(self) -> None:
+        """Parse "are males heavier than females": the mean of both."""
+        placed = self.parsed
+        placed.compares_items = True
+        self.consume(lex.COMPARISON_PHRASE)
+        for place in sorted(self.unused_positions):
+            quantity, sign = lex.COMPARATIVES.get(self.words[place].stem, (None, ""))
+            if self.words[place].stem == "or":
+                self.unused_positions.discard(place)
+            if not sign:
+                continue
+            if quantity and not self._numeric_mentions():
+                self._parse_comparative(place, quantity)
+            elif quantity is None:
+                self.unused_positions.discard(place)
 
     def _parse_groups(self) -> None:
         placed = self.parsed
@@ -654,7 +858,8 @@ class QuestionParser:
         if rank is None or rank.quantity in (None, "rows"):
             return
         if self._numeric_mentions():
-            if not any(
+            priced = rank.quantity == "price" and not self.columns_for_quantity("price", None)
+            if not priced and not any(
                 self._is_measure_of(m.column, str(rank.quantity)) for m in self._numeric_mentions()
             ):
                 raise self.unparsed_error(rank.word)  # "rainiest" does not rank temperatures
@@ -673,10 +878,17 @@ class QuestionParser:
         following = self.words[position + 1].stem if position + 1 < len(self.words) else ""
         if word in ("most", "least") and lex.CONCEPTS.get(following) in named:
             return Rank(lex.CONCEPTS[following], "max" if word == "most" else "min", word)
-        if (
-            word in ("best", "worst") and named & lex.HIGHER_IS_BETTER
-        ):  # quantities where more is better
-            return Rank(None, "max" if word == "best" else "min", word)
+        if word in ("most", "least") and lex.ADJECTIVES.get(following, (None,))[0]:
+            quantity, direction = lex.ADJECTIVES[following]
+            if word == "least":
+                direction = "min" if direction == "max" else "max"
+            self.unused_positions.discard(position + 1)
+            return Rank(quantity, direction, f"{word} {following}")
+        if word in ("best", "worst"):
+            if named & lex.HIGHER_IS_BETTER:
+                return Rank(None, "max" if word == "best" else "min", word)
+            if named & lex.LOWER_IS_BETTER:
+                return Rank(None, "min" if word == "best" else "max", word)
         return Rank(*lex.SUPERLATIVES[word], word) if word in lex.SUPERLATIVES else None
 
     @staticmethod
@@ -742,11 +954,18 @@ class QuestionParser:
                 continue
             placed.columns.remove(mention)
         for place in sorted(self.unused_positions):
+            opposite = lex.OPPOSITES.get(self.words[place].stem)
+            column = next((c for c in self.profile.columns if c.name == opposite), None)
+            if column and placed.kind in ("count", "share"):
+                no = self._boolean_value(Mention(column, frozenset({place})), is_yes=False)
+                placed.where.append(Filter(column=column.name, value=no))
+                self.unused_positions.discard(place)
+        for place in sorted(self.unused_positions):
             if placed.subject is None and (part := self._time_part_at(place)):
                 placed.subject = part[0]
                 self.unused_positions -= part[1]
 
-    def _boolean_value(self, mention: Mention) -> str | float | None:
+    def _boolean_value(self, mention: Mention, *, is_yes: bool = True) -> str | float | None:
         """Return the value that stands for true in a column, or for false after a negation."""
         column, place = mention.column, min(mention.positions, default=0)
         if not mention.positions:
@@ -771,7 +990,7 @@ class QuestionParser:
             others = [value for value in values.values() if value != values_by_flag[True]]
             values_by_flag[False] = others[0]
         self.unused_positions -= negations
-        return values_by_flag[not negations]
+        return values_by_flag[is_yes != bool(negations)]
 
     def _is_counted(self, mention: Mention) -> bool:
         """Return True if "how many" counts the distinct values of a column."""
@@ -804,7 +1023,9 @@ class QuestionParser:
             # Counted nouns are plural: "electricity" does not mean rows.
             counted = self.parsed.kind in ("count", "share", "distinct")
             if word.stem in self.row_nouns and not (
-                counted and word.stem not in lex.ROW_NOUNS and word.text.lower() == word.stem
+                counted
+                and word.stem not in lex.ROW_NOUNS | {"people"}
+                and word.text.lower() == word.stem
             ):
                 self.unused_positions.discard(place)
                 self.parsed.table_mentions += word.stem not in lex.ROW_NOUNS
@@ -817,7 +1038,10 @@ class QuestionParser:
             degrees = limit.unit == "degree" and not numbers
             unit = None if limit.unit == "degree" else limit.unit
             quantity = limit.quantity or ("temperature" if degrees else None)
-            if quantity is None and not numbers and unit in ("°C", "°F"):
+            of_weather = self._measures_one_temperature() and not lex.WEATHER_SUBJECTS.isdisjoint(
+                word.stem for word in self.words
+            )
+            if quantity is None and not numbers and (of_weather or unit in ("°C", "°F")):
                 quantity = "temperature"
             if quantity is None and numbers:
                 nearest = min(numbers, key=lambda m: abs(min(m.positions) - limit.position))

@@ -34,7 +34,14 @@ SALES = (
 PRICES = "date,price_final,cost\n2024-01-01,10,99\n2024-01-02,30,1\n"
 CO2 = "date,co2\n1960-01-01,300\n1961-01-01,340\n1962-01-01,352\n2000-01-01,369\n"
 BIRDS = "species,body_mass_g,bill_length_mm,bill_depth_mm\nA,10,3,9\nA,30,4,8\nB,25,5,7\nB,26,2,6\n"
+DAYS = "date,rain (mm),temperature (celsius)\n" + "".join(
+    f"2024-05-{day:02},{rain},{temperature}\n"
+    for day, rain, temperature in (
+        (1, 4, -3), (2, 0, -1), (3, 0, 5), (4, 9, 12), (5, 0, 8), (6, 0, 7), (7, 0, 6), (8, 1, 2)
+    )
+)  # fmt: skip
 TABLES = {
+    "days": DAYS,
     "pump": PUMP, "weather": WEATHER, "people": PEOPLE, "sales": SALES, "orders": PRICES,
     "co2": CO2, "birds": BIRDS,
 }  # fmt: skip
@@ -70,6 +77,23 @@ def ask(folder: Path, table: str, question: str) -> str:
         ("co2", "In which year did co2 first pass 350?", ["1962"]),
         ("birds", "Which species is the heaviest?", ["B", "25.5"]),
         ("birds", "What is the longest bill?", ["bill_length_mm", "5"]),
+        ("weather", "What was the highest wind gust on record?", ["14", "4 March 2013"]),
+        ("weather", "How strong was the wind speed on 2 February 2013?", ["was 4."]),
+        ("pump", "How high did the flow climb?", ["111", "31 March"]),
+        ("pump", "When did the inlet pressure hit its low?", ["4.01", "1 March"]),
+        ("pump", "Which two days had the highest flow?", ["111", "110"]),
+        ("co2", "When did co2 exceed 350 for the first time?", ["1962"]),
+        ("co2", "When was the last time co2 was below 345?", ["340", "1961"]),
+        ("birds", "Which species has the deepest bill?", ["A has the highest mean", "8.5", "9"]),
+        ("people", "How many women died?", ["1"]),
+        ("people", "Are men older than women?", ["30", "35"]),
+        ("sales", "What is the profit margin in the East?", ["28.00%"]),
+        ("sales", "Which region made the biggest loss?", ["West", "12"]),
+        ("sales", "What is the most common category?", ["Chairs", "2"]),
+        ("days", "On how many days did it rain?", ["3"]),
+        ("days", "How long was the longest dry spell?", ["3 rows", "5 May 2024", "7 May 2024"]),
+        ("days", "On how many days was it below zero?", ["2"]),
+        ("days", "What was the coldest air temperature?", ["-3", "1 May 2024"]),
     ],
 )
 def test_a_natural_question_is_answered(
@@ -93,6 +117,39 @@ def test_an_ambiguous_natural_question_is_refused(
 ) -> None:
     with pytest.raises(ValidationError):
         ask(tmp_path, table, question)
+
+
+@pytest.mark.parametrize(
+    ("table", "question"),
+    [
+        ("weather", "Which month had the lowest humidity?"),
+        ("weather", "What was the highest humidity in the attic?"),
+        ("people", "What was the average age of the Norwegian passengers?"),
+    ],
+)
+def test_a_refusal_proposes_a_question_that_is_answered(
+    tmp_path: Path, table: str, question: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ask(tmp_path, table, question)
+    assert ask(tmp_path, table, refused.value.facts["question"])
+
+
+@pytest.mark.parametrize(
+    ("table", "question"),
+    [
+        ("sales", "How many sales did each of the best managers make?"),
+        ("co2", "Which year grew the most from 1960 to 2000?"),
+        ("days", "What was the highest temperature on cold days?"),
+    ],
+)
+def test_a_proposal_never_drops_words_that_decide_the_question(
+    tmp_path: Path, table: str, question: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ask(tmp_path, table, question)
+    assert "best" in refused.value.facts.get("question", "best")
+    assert "grew" in refused.value.facts.get("question", "grew")
 
 
 @pytest.mark.parametrize(
