@@ -955,10 +955,12 @@ class QuestionParser:
             placed.columns.remove(mention)
         for place in sorted(self.unused_positions):
             opposite = lex.OPPOSITES.get(self.words[place].stem)
-            column = next((c for c in self.profile.columns if c.name == opposite), None)
-            if column and placed.kind in ("count", "share"):
-                no = self._boolean_value(Mention(column, frozenset({place})), is_yes=False)
-                placed.where.append(Filter(column=column.name, value=no))
+            flags = [c for c in self.profile.columns if c.name == opposite]
+            if not flags or placed.kind not in ("count", "share"):
+                continue
+            no = self._boolean_value(Mention(flags[0], frozenset({place})), is_yes=False)
+            if no is not None:
+                placed.where.append(Filter(column=flags[0].name, value=no))
                 self.unused_positions.discard(place)
         for place in sorted(self.unused_positions):
             if placed.subject is None and (part := self._time_part_at(place)):
