@@ -110,6 +110,7 @@ def test_a_natural_question_is_answered(
         ("weather", "Which month had the lowest humidity?"),
         ("co2", "Which year grew the most from 1960 to 2000?"),
         ("pump", "How cold did the bearing get?"),
+        ("days", "What was the highest temperature on cold days?"),
     ],
 )
 def test_an_ambiguous_natural_question_is_refused(
@@ -140,7 +141,6 @@ def test_a_refusal_proposes_a_question_that_is_answered(
     [
         ("sales", "How many sales did each of the best managers make?"),
         ("co2", "Which year grew the most from 1960 to 2000?"),
-        ("days", "What was the highest temperature on cold days?"),
     ],
 )
 def test_a_proposal_never_drops_words_that_decide_the_question(
@@ -148,8 +148,7 @@ def test_a_proposal_never_drops_words_that_decide_the_question(
 ) -> None:
     with pytest.raises(ValidationError) as refused:
         ask(tmp_path, table, question)
-    assert "best" in refused.value.facts.get("question", "best")
-    assert "grew" in refused.value.facts.get("question", "grew")
+    assert "question" not in refused.value.facts
 
 
 @pytest.mark.parametrize(
