@@ -301,7 +301,8 @@ TREND_VERB = _phrase(
     r"|climb(?:ed)?|shr[aiu]nk|decline[ds]?|gain(?:ed)?|lost|lose)\b"
 )
 DANGLING_WORDS = _phrase(
-    r"(?:(?<!\s)\s++(?:in|of|on|at|for|with|by|from|the|an?)\b){0,4}\s*+(?=[?.!]*+$)"
+    r"(?<!\s)\s++(?:of|for|by|with)(?=\s++(?:in|on|at|during|since|between|from|to|of|for|by|with)\b)"
+    r"|(?:(?<!\s)\s++(?:in|of|on|at|for|with|by|from|the|an?)\b){0,4}\s*+(?=[?.!]*+$)"
 )
 ESSENTIAL_WORD = _phrase(
     r"\b(?:best|worst|first|last|same|any|more|less|than|not|no|non|why|per|each|without|except"

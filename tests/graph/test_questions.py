@@ -69,15 +69,12 @@ def of(name: str, select: str, where: str = "TRUE", rest: str = "") -> str:
 REFUSED = {
     "How did Apple do in 2008?": "Apple",
     "What was the average price of Microsoft in 2006?": "Microsoft",
-    "When did GOOG first trade above 500?": "trade",
     "compare Amazon and IBM in 2005": "Amazon",
     "How many workers were in construction in 2009?": "workers",
     "By how much did nonfarm employment change from January 2008 to December 2009?": "nonfarm",
     "Compare construction and manufacturing jobs in 2010": "Compare",
     "What share of electricity came from renewables in 2015 vs 2005?": "electricity",
-    "Which source generated the most in 2010?": "generated",
     "How many days above 70 degrees?": "day",
-    "how many people died on 30 April 1992": "died",
     "How many airports are in Texas?": "Texas",
     "Was it warmer in Seattle or San Francisco in July 2010?": "warmer",
 }
@@ -319,7 +316,7 @@ async def test_answer_has_the_value_of_plain_sql(graph, asked: Asked) -> None:
     text = await answer(graph, asked.question, [FOLDER / name for name in asked.files.split()])
     if asked.question in REFUSED:
         assert REFUSED[asked.question] in text
-        assert " was " not in text.splitlines()[0]
+        assert " was " not in text.partition("Fix:")[0]  # a proposal may follow
         return
 
     expected = [abs(float(row[0])) for row in duckdb.sql(asked.sql).fetchall()]
