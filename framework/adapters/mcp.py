@@ -145,6 +145,7 @@ async def mcp_capabilities(
     timeout_seconds: float = 60.0,
     sends_externally: bool = True,
     headers: Mapping[str, str] | None = None,
+    auth: Any = None,
     mode: str = "auto",
     **declarations: Any,
 ) -> McpCapabilities:
@@ -166,6 +167,7 @@ async def mcp_capabilities(
         timeout_seconds: Time limit of a call, and of connecting to the server.
         sends_externally: True if the tools' arguments leave the organization.
         headers: HTTP headers for each request to a URL, such as ``Authorization``.
+        auth: ``httpx2.Auth`` of each request to a URL, such as ``mcp.client.auth.OAuthClientProvider``.
         mode: Protocol mode of ``mcp.Client``. Use ``legacy`` for a server whose tools elicit input
             while they run, which the newest protocol does not support.
         **declarations: Declarations of :class:`~capgraph.base.spec.Declarations`, ``max_attempts``,
@@ -191,7 +193,12 @@ async def mcp_capabilities(
             f"{server!r:.200} is not an MCP server.",
             fix="Pass StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",
         )
-    hub = _Server(server, timeout_seconds, headers or {}, mode)
+    if auth is not None and not (is_http_url(server) and isinstance(auth, httpx2.Auth)):
+        raise ConfigurationError(
+            f"auth is {auth!r:.80}: expected httpx2.Auth and the URL of a server.",
+            fix="Pass auth=OAuthClientProvider(…) with a URL, or remove it.",
+        )
+    hub = _Server(server, timeout_seconds, headers or {}, auth, mode)
     declared = {
         **declarations,
         "permission": permission,
@@ -634,8 +641,11 @@ class _Connection:
 class _Server:
     """MCP server with one connection for each event loop."""
 
-    def __init__(self, target: Any, timeout: float, headers: Mapping[str, str], mode: str) -> None:
-        self._target, self._timeout, self._headers, self._mode = target, timeout, headers, mode
+    def __init__(
+        self, target: Any, timeout: float, headers: Mapping[str, str], auth: Any, mode: str
+    ) -> None:
+        self._target, self._timeout, self._mode = target, timeout, mode
+        self._headers, self._auth = headers, auth
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
     def __str__(self) -> str:
@@ -710,7 +720,8 @@ class _Server:
         if isinstance(target, str):
             # Created in a thread, because certificates are read from files.
             limits = httpx2.Timeout(self._timeout, read=None)  # calls have their own time limit
-            make = partial(httpx2.AsyncClient, headers=dict(self._headers), timeout=limits)
+            options = {"headers": dict(self._headers), "auth": self._auth, "timeout": limits}
+            make = partial(httpx2.AsyncClient, **options)
             http = await stack.enter_async_context(await run_in_thread(make))
             target = streamable_http_client(target, http_client=http)
         elif isinstance(target, StdioServerParameters):

@@ -108,8 +108,8 @@ def read_result(
         not_offered: Reasons of scenarios or checks of features that are not announced.
     """
     passed, failed, left_out, used = 0, {}, {}, set()
-    for path in sorted(output.glob("*/checks.json")):
-        scenario = _scenario_name(path, part)
+    for path in sorted(output.rglob("checks.json")):
+        scenario = _scenario_name(path.parent.relative_to(output), part)
         for check in json.loads(path.read_text()):
             name = f"{scenario}:{check['id']}"
             if check["status"] in ("SUCCESS", "WARNING") and scenario not in not_offered:
@@ -126,6 +126,6 @@ def read_result(
     return Result(suite, revision, passed, failed, left_out, obsolete)
 
 
-def _scenario_name(path: Path, part: str) -> str:
+def _scenario_name(folder: Path, part: str) -> str:
     # The folder ends with the time, such as ``server-tools-list-2026-01-01T10-00-00-000Z``.
-    return path.parent.name.removeprefix(f"{part}-").rpartition("T")[0][: -len("-2026-01-01")]
+    return str(folder).removeprefix(f"{part}-").rpartition("T")[0][: -len("-2026-01-01")]
