@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
@@ -541,3 +542,10 @@ async def test_form_without_required_fields_is_accepted_empty() -> None:
         await run(graph, "1", step("book"))
         out = await graph.ainvoke(Command(resume={}), on("1"))
     assert given(out, "BOOK_RESULT")["result"] == "accept window"
+
+
+async def test_auth_requires_the_url_of_a_server() -> None:
+    auth = httpx2.BasicAuth("ann", "secret")
+    for server, value in ((MCPServer("local"), auth), ("http://127.0.0.1:9/mcp", "secret")):
+        with pytest.raises(ConfigurationError):
+            await mcp_capabilities(server, auth=value)
