@@ -20,17 +20,6 @@ _SCENARIO_SECONDS = 60
 _MAX_PARALLEL = 4
 _FAILURES: dict[str, str] = {}
 """Reason of each expected failure, by scenario or ``scenario:check``."""
-_NOT_OFFERED = dict.fromkeys(
-    (
-        "auth/client-credentials-basic",
-        "auth/client-credentials-jwt",
-        "auth/dpop",
-        "auth/dpop-nonce",
-        "auth/enterprise-managed-authorization",
-        "auth/wif-jwt-bearer",
-    ),
-    "The argument auth takes any httpx2.Auth. The suite's client uses the authorization code flow.",
-)
 
 
 def run() -> list[Result]:
@@ -63,7 +52,7 @@ async def _run_revision(node: Path, program: Path, revision: str) -> Result:
 
     async with server:
         await asyncio.gather(*map(run_one, dict.fromkeys(scenarios)))
-    return read_result("client", revision, output, _FAILURES, _NOT_OFFERED)
+    return read_result("client", revision, output, _FAILURES, {})
 
 
 async def _serve_scenario(

@@ -108,7 +108,7 @@ async def echo_schema(graph: Any, tools: Any) -> None:
 
 
 async def run_scenario(url: str, scenario: str, context: dict[str, Any], revision: str) -> None:
-    """Call each tool of a server once, or the tools that the scenario names.
+    """Make the calls that the scenario names, and call each other tool of the server once.
 
     Args:
         url: URL of the server.
@@ -123,15 +123,16 @@ async def run_scenario(url: str, scenario: str, context: dict[str, Any], revisio
         url, timeout_seconds=15, effects={}, requires_approval=False, **options
     ) as tools:
         graph = build_graph(tools, checkpointer=InMemorySaver())
-        if calls := context.get("toolCalls"):
-            for call in calls:
-                await call_tool(graph, call["name"], call.get("arguments") or {})
-            return
+        calls = context.get("toolCalls") or []
+        for call in calls:
+            await call_tool(graph, call["name"], call.get("arguments") or {})
         if scenario.startswith("json-schema-"):
             await echo_schema(graph, tools)
             return
         for tool in tools:
             spec = tool.capability_spec
+            if any(call["name"] == spec.name for call in calls):
+                continue
             schema = spec.parameters.model_json_schema() if spec.parameters else {}
             required = {
                 name: example_value(schema["properties"].get(name, {}))
