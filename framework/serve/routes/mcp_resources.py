@@ -108,8 +108,8 @@ class McpResources:
             if "thread" in values:
                 return await self._read_thread(caller, uri, values["thread"])
             if "upload" in values and self._uploads is not None:
-                name, *opened = await self._uploads.open(caller, values["upload"])
-                return _file_result(uri, media_type(name), await _read_file(*opened))
+                name, file, size = await self._uploads.open(caller, values["upload"])
+                return _file_result(uri, media_type(name), await _read_file(file, size))
         except (NotFoundError, _TooLargeError) as exc:
             raise MCPError(INVALID_PARAMS, exc.message, {"uri": uri}) from exc
         raise MCPError(INVALID_PARAMS, "The resource does not exist.", {"uri": uri})
@@ -146,7 +146,11 @@ class _TooLargeError(NotFoundError):
 
 async def _artifact_block(thread_id: str, artifact: Artifact) -> ContentBlock:
     kind = artifact.media_type
-    block = {"image": ImageContent, "audio": AudioContent}.get(kind.partition("/")[0])
+    blocks: dict[str, type[ImageContent] | type[AudioContent]] = {
+        "image": ImageContent,
+        "audio": AudioContent,
+    }
+    block = blocks.get(kind.partition("/")[0])
     if block is not None and artifact.size <= _MAX_BYTES:
         data = await _read_file(*await asyncio.to_thread(artifact.open))
         return block(data=base64.b64encode(data).decode(), mime_type=kind)
