@@ -125,7 +125,9 @@ async def run_scenario(url: str, scenario: str, context: dict[str, Any], revisio
         graph = build_graph(tools, checkpointer=InMemorySaver())
         calls = context.get("toolCalls") or []
         for call in calls:
-            await call_tool(graph, call["name"], call.get("arguments") or {})
+            # A null that the tool's own schema forbids would be refused before the call.
+            arguments = {n: v for n, v in call.get("arguments", {}).items() if v is not None}
+            await call_tool(graph, call["name"], arguments)
         if scenario.startswith("json-schema-"):
             await echo_schema(graph, tools)
             return
