@@ -59,7 +59,7 @@ export function turnCard(app) {
 
   function fillFailures(list) {
     failures.hidden = !list.some((one) => one.text);
-    keyed(failures, list.filter((one) => one.text), (one) => one.name, (one) => h("li", { "data-status": one.status },
+    keyed(failures, list.filter((one) => one.text), (one) => `${one.name} ${Boolean(one.plan)}`, (one) => h("li", { "data-status": one.status },
       h("span", { class: "mark", "aria-hidden": "true" }, T.marks[one.status]),
       button(visible(one.name), () => app.showStep(one.key), { class: "link" }), h("span", { class: "words" }),
       one.plan ? button(T.turn.retry, () => app.send(T.turn.retryMessage(visible(one.name)), [], one.plan), { class: "small", testid: "retry-step" }) : null),
