@@ -241,9 +241,9 @@ class _AgentHooks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._behavior, name)
 
-    async def before_execute(self, context: BehaviorContext) -> None:
+    async def before_execute(self, context: BehaviorContext) -> Any:
         context.execution_id = _current_run().execution_id
-        await self._call_hook("before_execute", context)
+        return await self._call_hook("before_execute", context)
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:
         run = _current_run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, ClassVar, NotRequired
 from uuid import uuid4
 
 from langchain_core.messages import AnyMessage, BaseMessage
@@ -101,6 +101,20 @@ class BaseAgent:
     'HELLO'
     """
 
+    replaced_arguments: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("llm_gateway", "supervisor_gateway", "coordinator_gateway"),
+            "Pass model, a LangChain chat model.",
+        ),
+        "temperature": "Set the temperature of the chat model.",
+        **dict.fromkeys(
+            ("logger", "metrics", "performance_monitor"),
+            "Pass behaviors=[AuditBehavior(logger=…, metrics=…)], or add a sink of"
+            " capgraph.telemetry.",
+        ),
+        "tracer": "Export spans with capgraph.telemetry, or pass LangChain callbacks.",
+    }
+    """Arguments of other frameworks' agents, each with the fix that its error names."""
     model: Any = None
     tools: Sequence[Any] = ()
     behaviors: Sequence[Any] = ()

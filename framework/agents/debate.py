@@ -32,7 +32,8 @@ class DebateOrchestrator(BaseOrchestrator):
     """Team whose members take positions in parallel and revise them in rounds.
 
     A model then writes the conclusion. A failed member keeps its last position, and the result is
-    not successful. ``agent_outputs`` has the last positions, ``subtask_outputs`` all of them.
+    not successful. ``agent_outputs`` has the last positions, ``subtask_outputs`` all of them, and
+    ``rounds`` counts the revisions.
 
     Args:
         agents: The members. A repeated name gets a number, such as ``name#2``.
@@ -85,8 +86,9 @@ class DebateOrchestrator(BaseOrchestrator):
         """Collect and revise positions, then ask the model for the conclusion."""
         positions: dict[str, str] = {}
         subtasks = [(name, task) for name in self.members]
-        for _ in range(self.debate_rounds + 1):
+        for revisions in range(self.debate_rounds + 1):
             results = await team_run.delegate(subtasks, context)
+            team_run.rounds = revisions  # taking positions is not a round of the debate
             for (name, _), result in zip(subtasks, results, strict=True):
                 if result.success:
                     positions[name] = str(result.output)

@@ -169,7 +169,7 @@ class ReActAgent(BaseAgent):
             return failed
         if calls is not None or state["turns"] < self.max_steps:
             return None
-        return f"Reached max_steps={self.max_steps} without a final answer."
+        return f"Reached max_steps={self.max_steps} without Final Answer"
 
     def _repeated_failure(self, messages: Sequence[BaseMessage]) -> str | None:
         """Return an error if a tool call failed in two messages with the same arguments."""

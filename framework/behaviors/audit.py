@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,8 @@ class AuditBehavior(BaseBehavior):
     ``build_graph(…, audit=…)`` for a tamper-evident audit log.
 
     Args:
-        logger: The logger. Defaults to ``capgraph.behavior.audit``.
+        logger: The logger. Defaults to ``capgraph.behavior.audit``. A logger that is not from
+            ``logging``, such as that of structlog, receives the values as keyword arguments.
         metrics: Receiver of metrics: an object with ``increment(name, **labels)`` and
             ``histogram(name, value, **labels)``.
         preview: Maximum number of logged characters of a result.
@@ -49,7 +51,7 @@ class AuditBehavior(BaseBehavior):
     def before_execute(self, context: BehaviorContext) -> None:
         """Log the start of a step."""
         context.metadata[_STARTED_AT] = self._clock()
-        self._logger.info("%s started", self._describe(context))
+        self._log("info", "started", context)
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.invocations", agent_id=context.agent_id)
 
@@ -61,7 +63,7 @@ class AuditBehavior(BaseBehavior):
             if self._preview
             else ""
         )
-        self._logger.info("%s ended after %d ms: %s", self._describe(context), elapsed, preview)
+        self._log("info", "ended", context, elapsed, output_preview=preview)
         if self._metrics is not None:
             name = "behavior.audit.duration_ms"
             self._metrics.histogram(name, elapsed, agent_id=context.agent_id)
@@ -71,9 +73,7 @@ class AuditBehavior(BaseBehavior):
         message = escape_control_characters(
             mask_secrets(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
         )
-        self._logger.error(
-            "%s failed after %d ms: %s", self._describe(context), self._elapsed_ms(context), message
-        )
+        self._log("error", "failed", context, self._elapsed_ms(context), error=message)
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.errors", agent_id=context.agent_id)
 
@@ -81,6 +81,25 @@ class AuditBehavior(BaseBehavior):
         started_at = context.metadata.get(_STARTED_AT)
         return 0 if started_at is None else round((self._clock() - started_at) * 1000)
 
-    def _describe(self, context: BehaviorContext) -> str:
+    def _log(
+        self,
+        level: str,
+        event: str,
+        context: BehaviorContext,
+        duration_ms: int | None = None,
+        **details: str,
+    ) -> None:
+        """Log an event as text, or as keyword arguments if the logger is not from ``logging``."""
+        log = getattr(self._logger, level)
+        if not isinstance(self._logger, (logging.Logger, logging.LoggerAdapter)):
+            values: dict[str, Any] = {"agent_id": context.agent_id, "attempt": context.attempt}
+            values |= {"execution_id": context.execution_id} if context.execution_id else {}
+            values |= {} if duration_ms is None else {"duration_ms": duration_ms}
+            log(f"Agent task {event}", **values, **details)
+            return
         step = f" ({context.execution_id})" if context.execution_id else ""
-        return f"{context.agent_id}{step}, attempt {context.attempt}"
+        text = f"{context.agent_id}{step}, attempt {context.attempt} {event}"
+        if duration_ms is None:
+            log("%s", text)
+        else:
+            log("%s after %d ms: %s", text, duration_ms, *details.values())

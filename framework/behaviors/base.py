@@ -25,7 +25,12 @@ class BaseBehavior:
     """
 
     def before_execute(self, context: BehaviorContext) -> Any:
-        """Run before a step. An exception here fails the step."""
+        """Run before a step. An exception here fails the step.
+
+        Returns:
+            ``None`` or ``context``. Returning another context, or changing its task, fails the
+            step.
+        """
 
     def after_execute(self, context: BehaviorContext, result: Any) -> Any:
         """Run after a step with the result of its capability.

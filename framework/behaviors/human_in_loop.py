@@ -37,7 +37,8 @@ class PendingApproval(PolicyError):
         self.result = result
         super().__init__(
             f"The result for {task!r} waits for approval ({approval_id}).",
-            fix="Repeat the request once the result is approved.",
+            fix="Deliver error.result once it is approved, or resume the run with a submit_callback that"
+            " returns True then.",
         )
 
 
@@ -51,7 +52,9 @@ class HumanInLoopBehavior(BaseBehavior):
     Args:
         review_callback: ``(context, result) -> bool``, sync or async, which waits for the person.
         submit_callback: ``(context, result) -> approval_id``, sync or async, which submits the
-            result for approval elsewhere. The step fails with ``PendingApproval``.
+            result for approval elsewhere. The step fails with ``PendingApproval``, and its caller
+            may deliver ``error.result`` after the approval. If the run is resumed or repeated
+            instead, the callback returns the decision: True accepts the result, False rejects it.
 
     Raises:
         ValueError: Both callbacks are passed, or a callback is not callable.
@@ -101,7 +104,7 @@ class HumanInLoopBehavior(BaseBehavior):
         if callback is None:
             return
         answer = await maybe_await(callback(context, result))
-        if self._submit is not None:
+        if self._submit is not None and not isinstance(answer, bool):
             raise PendingApproval(str(answer), context.task, result)
         if answer is not True:
             raise HumanApprovalRequired(

@@ -47,6 +47,8 @@ def validate_arguments(function: T) -> T:
         if not cached:
             cached[:] = inspect.signature(function), _hints(function), _keywords(function)
         signature, hints, keywords = cached
+        if args and function.__name__ == "__init__":
+            _refuse_replaced(type(args[0]), kwargs.keys() - signature.parameters.keys())
         if keywords is not None and not kwargs.keys() <= set(keywords):
             if function.__name__ == "__init__":  # a subclass may have further keywords
                 check_options(type(args[0]).__name__, kwargs, _initializer_keywords(type(args[0])))
@@ -110,6 +112,17 @@ def _initializer_keywords(kind: type[Any]) -> list[str]:
         if inspect.isfunction(initializer)
         for name in _keyword_names(initializer)
     ]
+
+
+def _refuse_replaced(kind: type[Any], names: Iterable[str]) -> None:
+    """Raise an error for arguments that ``replaced_arguments`` of a class lists with their fix."""
+    replaced: Mapping[str, str] = getattr(kind, "replaced_arguments", {})
+    for name in sorted(replaced.keys() & set(names)):
+        raise UnknownOptionError(
+            f"{kind.__name__} has no argument {name!r}.",
+            fix=replaced[name],
+            facts={"argument": name},
+        )
 
 
 def check_options(name: str, names: Iterable[str], valid_names: Collection[str]) -> None:

@@ -8,7 +8,12 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from capgraph.base.errors import CapabilityError, FatalExecutionError, PolicyError
+from capgraph.base.errors import (
+    CapabilityError,
+    ConfigurationError,
+    FatalExecutionError,
+    PolicyError,
+)
 from capgraph.base.ports import Attempt, Behavior, BehaviorContext, ShortCircuit, StepRecord
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.pipeline.finalize import failed_record
@@ -107,9 +112,22 @@ async def call_with_hooks(
 
 
 async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
-    """Run the ``before_execute`` hooks."""
+    """Run the ``before_execute`` hooks.
+
+    Raises:
+        ConfigurationError: A hook returns another context or changes the task. The checks before
+            the hooks have read the task, so neither would have an effect.
+    """
+    task = context.task
     for behavior in behaviors:
-        await maybe_await(behavior.before_execute(context))
+        returned = await maybe_await(behavior.before_execute(context))
+        if context.task != task or not (returned is None or returned is context):
+            context.task = task
+            raise ConfigurationError(
+                f"before_execute of {behavior!r:.80} must not replace the context or its task.",
+                fix="Change context.metadata, or replace the result in after_execute.",
+                facts={"returned": type(returned).__name__},
+            )
 
 
 async def run_after_hooks(

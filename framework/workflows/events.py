@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, NotRequired
+from typing import Any, NoReturn, NotRequired
 
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict
@@ -118,6 +118,17 @@ class EventDrivenWorkflow(BaseWorkflow):
                 as an agent.
         """
         self._handlers.setdefault(event_name, []).append((handler, gives))
+
+    def emit(self, event: Any) -> NoReturn:
+        """Raise an error, because no queue outlives a run.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"{self.name} cannot emit an event: each run has its own queue.",
+            fix="Return the event from a handler, or pass run({'events': [event]}).",
+        )
 
     async def run(
         self,

@@ -1,0 +1,189 @@
+"""The flows of gmf forge's document with their imports changed, and the promises of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+
+from capgraph.agents import (
+    AgentResult,
+    AgentStep,
+    BaseAgent,
+    DebateOrchestrator,
+    ReActAgent,
+    SupervisorOrchestrator,
+    SwarmOrchestrator,
+)
+from capgraph.base.errors import ConfigurationError
+from capgraph.behaviors import (
+    AuditBehavior,
+    BaseBehavior,
+    BehaviorContext,
+    HumanApprovalRequired,
+    HumanInLoopBehavior,
+    PendingApproval,
+)
+from capgraph.configs.errors import UnknownOptionError
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import EventDrivenWorkflow, WorkflowEvent
+
+
+class Echo(BaseAgent):
+    async def execute(self, task: str, context: Any = None) -> AgentResult:
+        if task == "fail":
+            raise ValueError("out of order")
+        return AgentResult(task.upper())
+
+    async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
+        yield AgentStep("", "echo", observation=task.upper())
+
+
+# --- Behaviors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.row("G8")
+async def test_before_hook_may_return_its_context() -> None:
+    class Note(BaseBehavior):
+        async def before_execute(self, context: BehaviorContext) -> BehaviorContext:
+            context.metadata["seen"] = True
+            return context
+
+    assert (await Echo(behaviors=[Note()]).execute("hi")).output == "HI"
+
+
+@pytest.mark.row("G8")
+@pytest.mark.parametrize("is_copied", [True, False])
+async def test_before_hook_that_replaces_the_task_is_refused(is_copied: bool) -> None:
+    class Rewrite(BaseBehavior):
+        async def before_execute(self, context: BehaviorContext) -> BehaviorContext:
+            if is_copied:
+                return replace(context, task="other")
+            context.task = "other"
+            return context
+
+    with pytest.raises(ConfigurationError):
+        await Echo(behaviors=[Rewrite()]).execute("hi")
+
+
+@pytest.mark.row("G12")
+async def test_caller_resumes_after_an_approval_elsewhere() -> None:
+    decisions: dict[str, bool] = {}
+    submitted: list[Any] = []
+
+    async def submit_for_approval(context: BehaviorContext, result: Any) -> Any:
+        if context.task in decisions:
+            return decisions[context.task]
+        submitted.append(result.output)
+        return "ticket 7"
+
+    agent = Echo(behaviors=[HumanInLoopBehavior(submit_callback=submit_for_approval)])
+    with pytest.raises(PendingApproval) as pending:
+        await agent.execute("hi")
+    assert (pending.value.approval_id, pending.value.result.output) == ("ticket 7", "HI")
+    decisions["hi"] = True
+    assert (await agent.execute("hi")).output == "HI"
+    decisions["hi"] = False
+    with pytest.raises(HumanApprovalRequired):
+        await agent.execute("hi")
+    assert submitted == ["HI"]
+
+
+@pytest.mark.row("G15")
+async def test_audit_passes_values_to_a_logger_with_keyword_arguments() -> None:
+    class Logger:
+        def __init__(self) -> None:
+            self.lines: list[tuple[str, dict[str, Any]]] = []
+
+        def info(self, message: str, **values: Any) -> None:
+            self.lines.append((message, values))
+
+        error = info
+
+    logger = Logger()
+    agent = Echo(behaviors=[AuditBehavior(logger=logger)])
+    assert (await agent.execute("hi")).success
+    with pytest.raises(ValueError, match="out of order"):
+        await agent.execute("fail")
+    started, ended, _, failed = (values for _, values in logger.lines)
+    assert (started["agent_id"], started["attempt"]) == ("Echo", 1)
+    assert ended["duration_ms"] >= 0
+    assert "HI" in ended["output_preview"]
+    assert "out of order" in failed["error"]
+    assert all("task" not in values for _, values in logger.lines)
+
+
+# --- Agents and teams ---------------------------------------------------------------------------
+
+
+@pytest.mark.row("G18", "G19")
+@pytest.mark.parametrize(
+    ("agent_type", "argument"),
+    [
+        *(
+            (kind, name)
+            for kind in (Echo, ReActAgent)
+            for name in (
+                "llm_gateway",
+                "temperature",
+                "logger",
+                "metrics",
+                "performance_monitor",
+                "tracer",
+            )
+        ),
+        (SupervisorOrchestrator, "supervisor_gateway"),
+        (SwarmOrchestrator, "coordinator_gateway"),
+    ],
+)
+def test_replaced_argument_names_its_replacement(agent_type: Any, argument: str) -> None:
+    with pytest.raises(UnknownOptionError) as refused:
+        agent_type(**{argument: object()})
+    assert refused.value.facts["argument"] == argument
+    assert refused.value.fix == BaseAgent.replaced_arguments[argument]
+
+
+@pytest.mark.row("G18")
+def test_subclass_may_have_a_replaced_argument_of_its_own() -> None:
+    class Warm(Echo):
+        def __init__(self, temperature: float = 0.5, **options: Any) -> None:
+            super().__init__(**options)
+            self.temperature = temperature
+
+    assert Warm(temperature=0.7).temperature == 0.7
+
+
+@pytest.mark.row("G20")
+async def test_step_limit_and_failing_tool_have_the_words_of_the_document() -> None:
+    def read_level(tank: int) -> str:
+        """Read the level of a tank."""
+        raise ValueError("no such tank")
+
+    call = AIMessage("", tool_calls=[{"name": "read_level", "args": {"tank": 3}, "id": "1"}])
+    agent = ReActAgent(ScriptedModel(responses=[call]), tools=[read_level], max_steps=1)
+    result = await agent.execute("How full is tank 3?")
+    assert not result.success
+    assert result.error == "Reached max_steps=1 without Final Answer"
+    assert result.output == "Tool error: no such tank"
+
+
+@pytest.mark.row("G38")
+@pytest.mark.parametrize("debate_rounds", [0, 1, 2])
+async def test_rounds_counts_debate_rounds(debate_rounds: int) -> None:
+    model = ScriptedModel(responses=[{"answer": "Both."}])
+    team = DebateOrchestrator([lambda task: "Yes.", lambda task: "No."], debate_rounds, model)
+    result = await team.run("Is it so?")
+    assert (result.rounds, len(result.subtask_outputs)) == (debate_rounds, 2 + 2 * debate_rounds)
+
+
+# --- Workflows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.row("G34")
+async def test_emit_names_the_way() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        EventDrivenWorkflow().emit(WorkflowEvent("query_received", {"q": "AI"}))
+    assert refused.value.fix is not None
