@@ -88,7 +88,7 @@ class BaseAgent:
         agent_id: Name of the agent. Defaults to the class name.
 
     Raises:
-        ConfigurationError: Both ``tools`` and ``tool_registry`` are passed, or an item is not a
+        ConfigurationError: The class has no work to run, both ``tools`` and ``tool_registry`` are passed, or an item is not a
             tool.
 
     >>> import asyncio
@@ -138,6 +138,7 @@ class BaseAgent:
         state_store: KeyValueStore | None = None,
         agent_id: str | None = None,
     ) -> None:
+        self._require_work()
         if tools is not None and tool_registry is not None:
             raise ConfigurationError(
                 f"{type(self).__name__} has both tools and tool_registry: they mean the same.",
@@ -205,12 +206,20 @@ class BaseAgent:
             self._build() if override is None else self._build_override_graph("execute", override)
         )
 
+    def _require_work(self) -> None:
+        """Raise an error if the class is abstract."""
+        kind = type(self)
+        names = ("_build", "compile", "execute")
+        if all(getattr(kind, name) is getattr(BaseAgent, name) for name in names):
+            raise ConfigurationError(
+                f"{kind.__name__} has no work to run: it does not override 'execute'.",
+                fix="Add 'async def execute(self, task, context=None)' and 'stream_execute'.",
+            )
+
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
-        """Return the graph of this kind of agent."""
-        raise ConfigurationError(
-            f"{type(self).__name__} has no work to run: it does not override 'execute'.",
-            fix="Add 'async def execute(self, task, context=None)' and 'stream_execute'.",
-        )
+        """Return the graph of this kind of agent, unless it overrides ``execute``."""
+        self._require_work()
+        raise NotImplementedError
 
     def _build_override_graph(
         self, method: str, override: Callable[..., Any]

@@ -90,6 +90,15 @@ class BaseOrchestrator(BaseAgent):
         self.members: Mapping[str, Any] = dict(members or {})
         self.router = router
 
+    def _require_work(self) -> None:
+        kind = type(self)
+        names = ("_build", "compile", "execute", "run", "lead")
+        if all(getattr(kind, name) is getattr(BaseOrchestrator, name) for name in names):
+            raise ConfigurationError(
+                f"{kind.__name__} has no work to run: it does not override 'lead'.",
+                fix="Add 'async def lead(self, task, context, team_run)', or override 'run'.",
+            )
+
     @property
     def reads_context(self) -> bool:
         """True if a subclass overrides ``execute`` or ``run``, which read ``context``."""

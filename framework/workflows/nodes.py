@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NotRequired
@@ -19,11 +18,11 @@ from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
 )
-from capgraph.base.task_schemas import TaskOutput
+from capgraph.base.task_schemas import NamedInputs, TaskOutput
 from capgraph.engine.capability_node import member_scope
 from capgraph.engine.services import Services
 from capgraph.engine.step_tasks import label_scope
-from capgraph.engine.sync_graph import SyncGraph
+from capgraph.engine.sync_graph import SyncGraph, compile_graph, single_node_graph
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.plain_data import short_text
@@ -102,20 +101,40 @@ class WorkflowOutput(TaskOutput):
     metadata: NotRequired[dict[str, Any]]
 
 
-class BaseWorkflow(ABC):
+class BaseWorkflow:
     """Base class of workflows, which run nodes in a defined order as a LangGraph graph.
+
+    A custom workflow overrides ``run``, whose result is the output of its graph, or ``compile``.
 
     Args:
         services: Services for the capabilities and tools among the nodes.
         name: Name of the graph.
+
+    Raises:
+        ConfigurationError: The class overrides neither ``run`` nor ``compile``.
+
+    >>> import asyncio
+    >>> class Shout(BaseWorkflow):
+    ...     async def run(self, initial_input):
+    ...         return WorkflowResult(final_output=initial_input["task"].upper())
+    >>> asyncio.run(Shout().run({"task": "hello"})).final_output
+    'HELLO'
+    >>> asyncio.run(Shout().compile().ainvoke({"task": "hello"}))["output"]
+    'HELLO'
     """
 
     @validate_arguments
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:
+        if type(self).run is BaseWorkflow.run and type(self).compile is BaseWorkflow.compile:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no work to run: it overrides neither 'run' nor"
+                " 'compile'.",
+                fix="Add 'async def run(self, initial_input)'.",
+            )
         self.services = services
         self.name: str = name or type(self).__name__
 
-    @abstractmethod
+    @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Compile the workflow to a graph with input ``task`` and output ``output``.
 
@@ -126,6 +145,24 @@ class BaseWorkflow(ABC):
         Raises:
             ConfigurationError: The nodes do not fit together.
         """
+
+        async def run(state: Any) -> dict[str, Any]:
+            inputs = {**(state.get("inputs") or {}), "task": state["task"]}
+            with label_scope({}) as labels:
+                result = await self.run(inputs)
+            propagate_labels(labels)
+            return {
+                "output": result.final_output,
+                "success": result.success,
+                "error": result.error,
+                "outputs": {name: _to_node_output(item) for name, item in result.outputs.items()},
+                "metadata": result.metadata,
+            }
+
+        builder = single_node_graph(
+            "run", run, WorkflowOutput, input_schema=NamedInputs, output_schema=WorkflowOutput
+        )
+        return compile_graph(builder, checkpointer=checkpointer, name=self.name, **options)
 
     async def run(
         self,
@@ -219,6 +256,19 @@ class NodeOutput(TypedDict):
     success: bool
     error: str | None
     metadata: dict[str, Any]
+
+
+def _to_node_output(item: Any) -> NodeOutput:
+    """Return an output of a custom workflow, which may be any value, as plain data."""
+    if not hasattr(item, "success"):
+        return {"output": item, "success": True, "error": None, "metadata": {}}
+    details = dict(item.metadata)
+    return {
+        "output": item.output,
+        "success": item.success,
+        "error": item.error,
+        "metadata": details,
+    }
 
 
 async def run_node(

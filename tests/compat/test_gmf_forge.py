@@ -13,7 +13,10 @@ from capgraph.agents import (
     AgentResult,
     AgentStep,
     BaseAgent,
+    BaseOrchestrator,
+    ChainOfThoughtAgent,
     DebateOrchestrator,
+    PipelineOrchestrator,
     ReActAgent,
     SupervisorOrchestrator,
     SwarmOrchestrator,
@@ -29,7 +32,13 @@ from capgraph.behaviors import (
 )
 from capgraph.configs.errors import UnknownOptionError
 from capgraph.testing import ScriptedModel
-from capgraph.workflows import EventDrivenWorkflow, WorkflowEvent
+from capgraph.workflows import (
+    BaseWorkflow,
+    EventDrivenWorkflow,
+    NodeResult,
+    WorkflowEvent,
+    WorkflowResult,
+)
 
 
 class Echo(BaseAgent):
@@ -170,6 +179,20 @@ async def test_step_limit_and_failing_tool_have_the_words_of_the_document() -> N
     assert result.output == "Tool error: no such tank"
 
 
+@pytest.mark.row("G18", "G35", "G32")
+@pytest.mark.parametrize("base", [BaseAgent, BaseOrchestrator, BaseWorkflow])
+def test_abstract_class_and_its_empty_subclass_cannot_be_created(base: type[Any]) -> None:
+    for kind in (base, type("Empty", (base,), {})):
+        with pytest.raises(ConfigurationError):
+            kind()
+
+
+@pytest.mark.row("G24")
+def test_agent_without_tool_calls_refuses_tools() -> None:
+    with pytest.raises(ConfigurationError):
+        ChainOfThoughtAgent(ScriptedModel(responses=["4"]), tools=[len])
+
+
 @pytest.mark.row("G38")
 @pytest.mark.parametrize("debate_rounds", [0, 1, 2])
 async def test_rounds_counts_debate_rounds(debate_rounds: int) -> None:
@@ -187,3 +210,22 @@ async def test_emit_names_the_way() -> None:
     with pytest.raises(ConfigurationError) as refused:
         EventDrivenWorkflow().emit(WorkflowEvent("query_received", {"q": "AI"}))
     assert refused.value.fix is not None
+
+
+@pytest.mark.row("G32")
+@pytest.mark.parametrize("success", [True, False])
+async def test_own_workflow_with_run_works_alone_and_as_a_member(success: bool) -> None:
+    class Shout(BaseWorkflow):
+        async def run(self, initial_input: Any) -> WorkflowResult:  # type: ignore[override]
+            text = initial_input["task"].upper()
+            outputs = {"shout": NodeResult(text), "length": len(text)}
+            return WorkflowResult(outputs, text, success=success, error=None if success else "no")
+
+    assert (await Shout().run({"task": "hi"})).final_output == "HI"
+    output = await Shout().compile().ainvoke({"task": "hi"})
+    assert (output["output"], output["success"]) == ("HI", success)
+    assert {name: item["output"] for name, item in output["outputs"].items()} == {
+        "shout": "HI",
+        "length": 2,
+    }
+    assert (await PipelineOrchestrator([Shout()]).run("hi")).success is success
