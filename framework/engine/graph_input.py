@@ -161,7 +161,9 @@ async def route_resume(
     )
     ids = dict.fromkeys(question.id for question in open_ if not is_wait_interrupt(question.value))
     if is_empty_form:
-        if len(ids) != 1:
+        # An approval request is no form: it needs a decision.
+        has_steps = any(isinstance(q.value, Mapping) and "steps" in q.value for q in open_)
+        if len(ids) != 1 or has_steps:
             raise _unidentified_question_error(graph_input.resume)
         return replace(graph_input, resume={question_id: {} for question_id in ids})
     questions: dict[str, list[str]] = {}
