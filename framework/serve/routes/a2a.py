@@ -85,7 +85,8 @@ def endpoint(
         for path in (_PREFIX, f"{_PREFIX}/")
         for route in create_jsonrpc_routes(handler, path, context, **compatible)
     ]
-    rest = create_rest_routes(handler, context, **compatible, path_prefix=_PREFIX)
+    # The SDK's REST routes for 0.3 break the connection if a subscription is refused.
+    rest = create_rest_routes(handler, context, path_prefix=_PREFIX)
     # The routes of tenants would match every path of the server.
     rest = [route for route in rest if isinstance(route, Route)]
     return [Route(AGENT_CARD_WELL_KNOWN_PATH, card, methods=["GET"]), *rpc, *rest], push.run
@@ -108,15 +109,15 @@ def _require_json(endpoint: Any) -> Any:
 def _build_card(services: Services, settings: ServeSettings, uploads: Uploads | None) -> AgentCard:
     agent = services.settings
     kinds = uploads.settings.kinds if uploads is not None else ()
-    versions = ("1.0", "0.3") if settings.a2a.version_0_3 else ("1.0",)
+    bindings = [("1.0", "JSONRPC"), ("1.0", "HTTP+JSON")]
+    bindings += [("0.3", "JSONRPC")] if settings.a2a.version_0_3 else []
     return AgentCard(
         name=agent.name,
         description=agent.description or agent.name,
         version=server_version(),
         supported_interfaces=[
             AgentInterface(url=_PREFIX, protocol_binding=binding, protocol_version=version)
-            for version in versions
-            for binding in ("JSONRPC", "HTTP+JSON")
+            for version, binding in bindings
         ],
         capabilities=AgentCapabilities(
             streaming=True, push_notifications=bool(settings.a2a.push_hosts)
