@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from capgraph.base import BaseExample, OrchestratorGuide, TaskClassifierGuide
+from capgraph.configs.logger import get_logger
 
 
 class PromptBuilder:
@@ -80,12 +81,27 @@ class PromptBuilder:
         return _join((self.get_prefix(**context), self.get_dynamic_context(**context)))
 
     def get_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Return the planning guide of a capability whose prompt this builder builds."""
+        """Return the planning guide of a capability whose prompt this builder builds.
+
+        The default logs a warning and returns None.
+        """
+        _warn_missing_guide(type(self), "planning")
         return None
 
     def get_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Return the selection guide of a capability whose prompt this builder builds."""
+        """Return the selection guide of a capability whose prompt this builder builds.
+
+        The default logs a warning and returns None.
+        """
+        _warn_missing_guide(type(self), "selection")
         return None
+
+
+def _warn_missing_guide(cls: type[PromptBuilder], kind: str) -> None:
+    method = "get_orchestrator_guide" if kind == "planning" else "get_classifier_guide"
+    get_logger("framework", "prompts").warning(
+        "%s has no %s guide. Fix: override %s.", cls.__name__, kind, method
+    )
 
 
 def _join(sections: Sequence[str]) -> str:
