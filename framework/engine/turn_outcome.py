@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from capgraph.planning import TERMINAL_STEPS
@@ -33,10 +33,11 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     'completed'
     """
     results = state.get("execution_step_results") or {}
-    planned = TurnView(state).steps_by_key
-    work_keys = [
-        key for key, step in planned.items() if step.get("capability") not in TERMINAL_STEPS
-    ]
+    work_keys = _work_keys(TurnView(state).steps_by_key.values())
+    is_plan_refused = not work_keys and bool(state.get("control_reclassification_count"))
+    if is_plan_refused and (history := state.get("planning_history")):
+        # The selection of other capabilities dropped the plan, whose finished steps still count.
+        work_keys = _work_keys(history[-1]["plan"]["steps"])
     undo = state.get("control_undo") or {}
     work_keys = undo.get("wanted", work_keys)
     done = [key for key in work_keys if (results.get(key) or {}).get("success")]
@@ -50,8 +51,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
             status = "failed"
         else:
             status = "partial" if missing else "completed"
-            if not work_keys and state.get("control_reclassification_count"):
-                # The planned work was refused, and no other capability could do it.
+            if is_plan_refused:  # and no other capability could do the work
                 status = "failed"
     outcome: dict[str, Any] = {"status": status, "done": done, "missing": missing}
     if not_needed:
@@ -82,6 +82,10 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     elif state.get("control_is_killed"):
         outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
     return outcome
+
+
+def _work_keys(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [s["context_key"] for s in steps if s.get("capability") not in TERMINAL_STEPS]
 
 
 def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:
