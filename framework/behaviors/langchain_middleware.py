@@ -67,7 +67,7 @@ def adapt_middleware(item: Any, location: str) -> Any:
 
 
 class _MiddlewareAdapter:
-    """Agent middleware that runs at the stage ``call`` of model calls."""
+    """Agent middleware for the ``call`` stage, which runs around each model call."""
 
     stage = "call"
 

@@ -80,7 +80,7 @@ class GuardrailRule:
     def __post_init__(self) -> None:
         if self.apply_to not in _APPLY_TO:
             raise ConfigurationError(
-                f"Invalid apply_to {self.apply_to!r} of the rule {self.name!r}: it would never run.",
+                f"Invalid apply_to {self.apply_to!r} of the rule {self.name!r}: the rule would never run.",
                 fix=f"Use one of {', '.join(_APPLY_TO)}.",
             )
         if self.max_length is not None and self.max_length < 1:

@@ -101,7 +101,7 @@ class _AliasFinder(MetaPathFinder):
 
 
 class _AliasLoader(InspectLoader):
-    """Returns a module that is already imported, unchanged, and its code to ``runpy``."""
+    """Loader that returns an already imported module unchanged and supplies its code to ``runpy``."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module

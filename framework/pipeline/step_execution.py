@@ -364,7 +364,7 @@ def body_scope(execution: StepExecution | None) -> AbstractContextManager[None]:
 
 
 def claimed_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:
-    """Return the names of effects that finished steps of the plan have claimed."""
+    """Return the names of the effects that the plan's finished steps have already claimed."""
     return {
         effect for key in keys if (effect := (results.get(key) or {}).get("effect")) is not None
     }

@@ -112,7 +112,7 @@ class StateMachineWorkflow(BaseWorkflow):
         known = {*self._states, *self._terminal_states}
         if invalid := [state for state in self._states if not is_valid_node_name(state)]:
             raise ConfigurationError(
-                f"Invalid state names {', '.join(map(repr, invalid))}: LangGraph nodes cannot have them.",
+                f"Invalid state names {', '.join(map(repr, invalid))}: LangGraph does not accept them as names of nodes.",
                 fix="Use letters, digits and underscores, without '__' around them.",
             )
         used = [("the initial state", self._initial_state)]

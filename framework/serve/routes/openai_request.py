@@ -306,7 +306,7 @@ class _Conversation:
     def _add_result(self, call_id: Any, text: str) -> None:
         if (name := self._tool_names.get(str(call_id))) is None:
             raise BadRequestError(
-                f"The result of the tool call {str(call_id)[:80]!r} follows no such call.",
+                f"The tool result {str(call_id)[:80]!r} has no matching tool call before it.",
                 fix="Send the assistant's message with the tool call before its result.",
                 param=f"{self._param}[{len(self._messages)}]",
             )
