@@ -68,20 +68,26 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:
-        metadata = (info.get("classification") or {}).get("metadata") or {}
-        if metadata.get("code") in {"CG-LIMIT", "CG-STOPPED"}:
-            outcome["status"] = "stopped"
-        outcome |= {
-            "reason": info.get("user_message"),
-            "severity": (info.get("classification") or {}).get("severity"),
-            "origin": info.get("context_key") or info.get("node_name"),
-            "code": metadata.get("code") or metadata.get("category"),
-            "tried": dict(state.get("control_attempts") or {}),
-            "plans": state.get("control_plans_created_count", 0),
-        }
+        outcome |= _failure_facts(state, info)
     elif state.get("control_is_killed"):
         outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
     return outcome
+
+
+def _failure_facts(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a failed turn, and its status if a limit or a stop ended it."""
+    classification = info.get("classification") or {}
+    metadata = classification.get("metadata") or {}
+    is_stopped = metadata.get("code") in {"CG-LIMIT", "CG-STOPPED"}
+    return {
+        **({"status": "stopped"} if is_stopped else {}),
+        "reason": info.get("user_message"),
+        "severity": classification.get("severity"),
+        "origin": info.get("context_key") or info.get("node_name"),
+        "code": metadata.get("code") or metadata.get("category"),
+        "tried": dict(state.get("control_attempts") or {}),
+        "plans": state.get("control_plans_created_count", 0),
+    }
 
 
 def _work_keys(steps: Iterable[Mapping[str, Any]]) -> list[str]:
