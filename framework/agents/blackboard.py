@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.dict_serialization import DictSerializable
+from capgraph.stores.custom_store import as_listable_store
 from capgraph.stores.state_store import BaseStateStore
 
 
@@ -56,7 +57,7 @@ class Blackboard:
     def __init__(
         self, store: BaseStateStore, namespace: str = "default", ttl: float | None = None
     ) -> None:
-        self._store, self._ttl = store, ttl
+        self._store, self._ttl = as_listable_store(store), ttl
         self._prefix = f"blackboard/{quote(namespace, safe='')}/"
 
     @validate_arguments

@@ -23,6 +23,7 @@ from capgraph.helpers.clock import Clock, SystemClock, as_clock
 from capgraph.helpers.dict_serialization import DictSerializable
 from capgraph.helpers.plain_data import copy_plain, to_json_text
 from capgraph.langgraph_compat import is_state_key, plain_values
+from capgraph.stores.custom_store import ListableStore, as_listable_store
 from capgraph.stores.history import load_full_checkpoint
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import RECORD_PREFIX, record_from_checkpoint, write_record
@@ -95,7 +96,7 @@ class CheckpointManager:
         )
         self._ttl = default_ttl
         if isinstance(store, BaseStateStore):
-            self._backend: _StoreBackend | _SaverBackend = _StoreBackend(store)
+            self._backend: _StoreBackend | _SaverBackend = _StoreBackend(as_listable_store(store))
         elif isinstance(store, BaseStore):
             time = SystemClock() if clock is None else as_clock(clock)
             self._backend = _StoreBackend(_LangGraphStoreAdapter(store, time))
@@ -185,7 +186,7 @@ class CheckpointManager:
 class _StoreBackend:
     """Snapshots in a store: one entry with the data, and one entry per index."""
 
-    def __init__(self, store: BaseStateStore | _LangGraphStoreAdapter) -> None:
+    def __init__(self, store: BaseStateStore | ListableStore | _LangGraphStoreAdapter) -> None:
         self._store = store
 
     async def save(self, checkpoint: Checkpoint, ttl: float | None) -> str:

@@ -58,6 +58,10 @@ class _Options(TypedDict, total=False):
 class BaseStateStore(ABC):
     """Base class of state stores.
 
+    A store of your own may override ``get``, ``set``, ``delete``, ``exists``, and ``clear`` alone,
+    with an ``__init__`` that does not call this one. ``Blackboard`` and ``CheckpointManager``
+    accept such a store. The other operations require a storage backend.
+
     Args:
         values: Storage backend.
         key_prefix: Prefix of the stored keys. Stores of one database with different prefixes are

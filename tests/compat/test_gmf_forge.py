@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from capgraph.agents import (
     AgentStep,
     BaseAgent,
     BaseOrchestrator,
+    Blackboard,
     ChainOfThoughtAgent,
     DebateOrchestrator,
     PipelineOrchestrator,
@@ -31,6 +33,7 @@ from capgraph.behaviors import (
     PendingApproval,
 )
 from capgraph.configs.errors import UnknownOptionError
+from capgraph.stores import BaseStateStore, CheckpointManager
 from capgraph.testing import ScriptedModel
 from capgraph.workflows import (
     BaseWorkflow,
@@ -49,6 +52,59 @@ class Echo(BaseAgent):
 
     async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
         yield AgentStep("", "echo", observation=task.upper())
+
+
+# --- State --------------------------------------------------------------------------------------
+
+
+class OwnStore(BaseStateStore):
+    """A store with the five methods of the document."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def get(self, key: str) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return self.values.get(key)
+
+    async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
+        await asyncio.sleep(0)
+        self.values[key] = value
+
+    async def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+    async def exists(self, key: str) -> bool:
+        return key in self.values
+
+    async def clear(self) -> None:  # type: ignore[override]
+        self.values.clear()
+
+
+@pytest.mark.row("G1", "G7")
+async def test_own_store_works_with_blackboards() -> None:
+    store = OwnStore()
+    board, other = Blackboard(store, "one"), Blackboard(store, "two")
+    writes = [b.write(str(n), n, author="gauge") for n in range(10) for b in (board, other)]
+    await asyncio.gather(*writes, *(board.keys() for _ in range(5)))  # a reader removes nothing
+    assert sorted(await board.keys()) == sorted(await other.keys()) == [str(n) for n in range(10)]
+    store.values.pop("blackboard/one/3")  # expired
+    await board.delete("4")
+    assert sorted(await board.keys()) == ["0", "1", "2", "5", "6", "7", "8", "9"]
+    await board.clear()
+    assert await board.keys() == []
+    assert await other.read("3") == 3
+
+
+@pytest.mark.row("G1", "G6")
+async def test_own_store_works_with_checkpoint_managers() -> None:
+    manager = CheckpointManager(OwnStore())
+    ids = await asyncio.gather(*(manager.save("pilot", {"n": n}, "flight 7") for n in range(5)))
+    assert {c.checkpoint_id for c in await manager.list("pilot")} == set(ids)
+    latest = await manager.load_latest_for_execution("flight 7")
+    assert latest is not None
+    await manager.delete(latest.checkpoint_id, "pilot")
+    assert len(await manager.list_by_execution("flight 7")) == 4
 
 
 # --- Behaviors ----------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Key listing for state stores of an application, which have only the five basic methods."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from capgraph.stores.cross_loop import CrossLoopLock
+from capgraph.stores.state_store import BaseStateStore
+
+_INDEX_KEY = "__keys__"
+_locks: WeakKeyDictionary[BaseStateStore, CrossLoopLock] = WeakKeyDictionary()
+
+
+class ListableStore:
+    """State store that also stores the list of its keys, so that they can be found by prefix.
+
+    Concurrent writes of one process lose no key. The list is a single value, so processes that
+    share such a store must not write at the same time.
+
+    Args:
+        store: Store with ``get``, ``set``, ``delete``, ``exists``, and ``clear``.
+    """
+
+    def __init__(self, store: BaseStateStore) -> None:
+        self._store = store
+        # All users of a store share the lock of its list of keys.
+        self._lock = _locks.setdefault(store, CrossLoopLock())
+
+    async def get(self, key: str) -> Any:
+        """Return a value, or None if the key is not set or has expired."""
+        return await self._store.get(key)
+
+    async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
+        """Store a value and list its key."""
+        async with self._lock:
+            keys = await self._list_keys()
+            if key not in keys:
+                await self._store.set(_INDEX_KEY, [*keys, key])
+            await self._store.set(key, value, ttl)
+
+    async def delete(self, key: str) -> None:
+        """Delete a value and its key."""
+        await self._delete_all([key])
+
+    async def entries(self, prefix: str) -> dict[str, Any]:
+        """Return the values whose keys start with a prefix, by key. Expired keys are unlisted."""
+        async with self._lock:
+            keys = await self._list_keys()
+            values = {key: await self._store.get(key) for key in keys if key.startswith(prefix)}
+            expired = {key for key, value in values.items() if value is None}
+            if expired:
+                await self._store.set(_INDEX_KEY, [key for key in keys if key not in expired])
+        return {key: values[key] for key in sorted(values.keys() - expired)}
+
+    async def clear(self, prefix: str) -> None:
+        """Delete the values whose keys start with a prefix."""
+        await self._delete_all(await self.entries(prefix))
+
+    async def _delete_all(self, deleted_keys: Collection[str]) -> None:
+        async with self._lock:
+            for key in deleted_keys:
+                await self._store.delete(key)
+            keys = [key for key in await self._list_keys() if key not in deleted_keys]
+            await self._store.set(_INDEX_KEY, keys)
+
+    async def _list_keys(self) -> list[str]:
+        return list(await self._store.get(_INDEX_KEY) or ())
+
+
+def as_listable_store(store: BaseStateStore) -> BaseStateStore | ListableStore:
+    """Return the store itself if it can list its keys, or else a store that lists them.
+
+    Args:
+        store: A store of capgraph, or of a subclass that does not call its ``__init__``.
+    """
+    if hasattr(store, "_values") or type(store).entries is not BaseStateStore.entries:
+        return store
+    return ListableStore(store)
