@@ -49,6 +49,7 @@ def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture
 def context(browser: Any, served: Served) -> Iterator[Any]:
     found = browser.new_context(viewport={"width": 1360, "height": 820})
+    found.set_default_timeout(90_000)  # a busy machine is slow
     yield served.logged_in(found)
     found.close()
 
