@@ -28,9 +28,15 @@ def create_private(path: str | os.PathLike[str]) -> None:
         path: Path of the file; ``:memory:`` is ignored.
     """
     if os.fspath(path) not in ("", ":memory:"):
-        # The caller opens the file and reports problems.
+        temporary = f"{os.fspath(path)}.{uuid.uuid4().hex[:8]}"
+        # The file itself must not be opened here: closing it would release the locks that SQLite holds
+        # on it in this process. The caller opens the file and reports problems.
         with suppress(OSError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            try:
+                os.link(temporary, path)
+            finally:
+                os.unlink(temporary)
 
 
 def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
