@@ -70,7 +70,7 @@ def _failure_reason(
 def _step_names(state: AgentState) -> dict[str | None, str]:
     """Return a readable name for each step: its objective, or else its capability."""
     return {
-        key: str(step.get("task_objective") or step["capability"].replace("_", " "))
+        key: str(step.get("task_objective") or str(step.get("capability", key)).replace("_", " "))
         for key, step in TurnView(state).steps_by_key.items()
     }
 

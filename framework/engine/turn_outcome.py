@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from capgraph.planning import TERMINAL_STEPS
@@ -33,11 +33,11 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     'completed'
     """
     results = state.get("execution_step_results") or {}
-    work_keys = _work_keys(TurnView(state).steps_by_key.values())
+    work_keys = _work_keys(TurnView(state).steps_by_key)
     is_plan_refused = not work_keys and bool(state.get("control_reclassification_count"))
     if is_plan_refused and (history := state.get("planning_history")):
         # The selection of other capabilities dropped the plan, whose finished steps still count.
-        work_keys = _work_keys(history[-1]["plan"]["steps"])
+        work_keys = _work_keys({s["context_key"]: s for s in history[-1]["plan"]["steps"]})
     undo = state.get("control_undo") or {}
     work_keys = undo.get("wanted", work_keys)
     done = [key for key in work_keys if (results.get(key) or {}).get("success")]
@@ -90,8 +90,8 @@ def _failure_facts(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[st
     }
 
 
-def _work_keys(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [s["context_key"] for s in steps if s.get("capability") not in TERMINAL_STEPS]
+def _work_keys(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [key for key, step in steps.items() if step.get("capability") not in TERMINAL_STEPS]
 
 
 def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def target(path: str, things: Things) -> str:
         kinds = {f"{kind[:-1]}_id": value for kind, value in of_kind.items()}
         before = path[: found.start()].rstrip("/").rpartition("/")[2]
         named = {"key": "go", "file_id": things.made, **kinds}
-        return named.get(name) or {**of_kind, "files": things.file}.get(before) or CANARY
+        by_folder = {**of_kind, "files": things.file, "models": "another"}
+        return named.get(name) or by_folder.get(before) or CANARY
 
     return re.sub(r"\{([^}]*)\}", fill, path)
 
@@ -186,7 +187,7 @@ def problematic(told: str, answer: Answer, protocol: bool = False) -> list[str]:
     found = bare(told, answer)
     if answer.status < 400 or not answer.body:
         return found
-    if protocol:  # JSON-RPC has a form of its own
+    if protocol or re.search(r"\s?/(a2a|v1)\b", told):  # these protocols have forms of their own
         return found
     if answer.headers.get("content-type") != "application/problem+json":
         return [*found, f"{told}: {answer.status} is {answer.headers.get('content-type')}"]
@@ -363,7 +364,8 @@ def test_other_users_cannot_read_or_change_resources(
     for one in table:
         if one.path == "/logout":
             continue
-        for headers, query in (([], ""), (FORGED_HEADERS, f"?{FORGED_QUERY}")):
+        version = [("A2A-Version", "1.0")] if one.path.startswith("/a2a") else []
+        for headers, query in ((version, ""), ([*version, *FORGED_HEADERS], f"?{FORGED_QUERY}")):
             told = f"{one.method} {one.path}, as bob{query and ' who says he is ann'}"
             asked = [
                 served.ask(
@@ -379,7 +381,9 @@ def test_other_users_cannot_read_or_change_resources(
             ]
             wrong += bare(told, asked[0]) + told_of_ann(told, asked[0])
             if "{id}" in one.path:
-                if asked[0].status != 404:
+                # A2A refuses what it does not offer before it looks for the task.
+                allowed = (404, 400) if one.path.startswith("/a2a") else (404,)
+                if asked[0].status not in allowed:
                     wrong.append(f"{told}: {asked[0].status} {asked[0].body[:200]!r}")
                 elif (asked[0].status, asked[0].body) != (asked[1].status, asked[1].body):
                     wrong.append(f"{told}: {asked[0].body!r}, of a missing one {asked[1].body!r}")
