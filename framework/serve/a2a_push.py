@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from fnmatch import fnmatch
-from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -23,9 +22,8 @@ from capgraph.base.ports import Caller
 from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import ServeSettings
 from capgraph.engine.services import Services
+from capgraph.serve.deliveries import DeliveryStore, deliver_in_background, repeat
 from capgraph.serve.problems import NotFoundError
-from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
-from capgraph.stores.persistence import Persistence
 
 _CONFIGS = "a2a_push/"
 _LEASES = "a2a_push_lease/"
@@ -51,13 +49,9 @@ class PushNotifications:
     """
 
     def __init__(self, services: Services, settings: ServeSettings, follow: FollowTask) -> None:
-        persistence: Persistence | None = services.persistence
-        self._values: AtomicValueStore = (
-            persistence.values
-            if persistence is not None and persistence.tables is not None
-            else MemoryValues(10_000)
-        )
-        self._clock, self._follow = services.clock, follow
+        self._deliveries = DeliveryStore(services.persistence, services.clock)
+        self._values, self._clock = self._deliveries.values, services.clock
+        self._follow = follow
         self._hosts = settings.a2a.push_hosts
         self._retention_seconds = settings.keep_runs_days * 86_400
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -128,22 +122,10 @@ class PushNotifications:
         if not self._hosts:
             yield
             return
-        polling = asyncio.create_task(self._poll_forever())
-        try:
+        warning = "Push configurations cannot be read: %s"
+        polling = repeat(self._deliver_all, _POLL_SECONDS, "a2a", warning)
+        async with deliver_in_background(polling, self._tasks):
             yield
-        finally:
-            tasks = [polling, *self._tasks.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
-    async def _poll_forever(self) -> None:
-        while True:
-            try:
-                await self._deliver_all()
-            except CapgraphError as exc:
-                get_logger("serve", "a2a").warning("Push configurations cannot be read: %s", exc)
-            await asyncio.sleep(_POLL_SECONDS)
 
     async def _deliver_all(self) -> None:
         """Start to follow each task that no process follows."""
@@ -152,7 +134,7 @@ class PushNotifications:
             task_id = name.removeprefix(_CONFIGS)
             if value.get("is_over"):
                 continue
-            if task_id not in self._tasks and await self._renew_lease(task_id, is_new=True):
+            if task_id not in self._tasks and await self._claim(task_id):
                 self._start_delivery(Caller(**value["caller"]), task_id)
 
     def _start_delivery(self, caller: Caller, task_id: str) -> None:
@@ -190,15 +172,7 @@ class PushNotifications:
     async def _keep_lease(self, task_id: str) -> None:
         while True:
             await asyncio.sleep(_LEASE_SECONDS / 3)
-            await self._renew_lease(task_id)
+            await self._claim(task_id, renew=True)
 
-    async def _renew_lease(self, task_id: str, *, is_new: bool = False) -> bool:
-        """Claim or extend the lease of a task. Return False if another process has it."""
-        change = partial(_extend_lease, is_new=is_new)
-        return await self._values.achange(_LEASES + task_id, change, self._clock)
-
-
-def _extend_lease(value: Any, now: float, *, is_new: bool) -> tuple[Any, float, bool]:
-    if is_new and value is not None and value > now:
-        return value, value - now, False
-    return now + _LEASE_SECONDS, _LEASE_SECONDS, True
+    async def _claim(self, task_id: str, *, renew: bool = False) -> bool:
+        return await self._deliveries.claim(_LEASES + task_id, _LEASE_SECONDS, renew=renew)

@@ -28,14 +28,12 @@ from capgraph.approvals import parse_decisions
 from capgraph.approvals.requests import restricts_approvers
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.errors import (
-    CapgraphError,
     LimitError,
     PersistenceError,
     ThreadBusyError,
     ValidationError,
 )
 from capgraph.base.ports import Caller, normalize_user_id
-from capgraph.configs.logger import get_logger
 from capgraph.engine.graph_input import validate_input
 from capgraph.engine.thread_lease import share_lease
 from capgraph.governance.information_flow import UNTRUSTED
@@ -43,7 +41,7 @@ from capgraph.graph.signals import signal as send_signal
 from capgraph.graph.turn_runner import DRAIN_SECONDS
 from capgraph.pipeline.run_config import configurable_for
 from capgraph.pipeline.step_execution import LABELS_KEY
-from capgraph.scale.agent_rules import describe_agent
+from capgraph.scale.agent_rules import AgentRules
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import (
     QUESTION_HASH_LENGTH,
@@ -52,11 +50,12 @@ from capgraph.scale.run_executor import (
     identify_question,
     mark_stopped,
 )
+from capgraph.serve.deliveries import repeat
 from capgraph.serve.problems import AnswerRefusedError, ConflictError, NotFoundError
 from capgraph.state import TurnView
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
-from capgraph.stores.run_log import STOPPING, LoggedRun, RunLog
+from capgraph.stores.run_log import STOPPING, LoggedRun, RunLog, starts_turn
 from capgraph.stores.threads import list_suspended_threads, open_questions
 
 if TYPE_CHECKING:
@@ -144,6 +143,7 @@ class Runs:
         current: Callable[[Caller], Awaitable[Caller]] | None = None,
     ) -> None:
         self._engine, self._current = engine, current
+        self._rules = AgentRules(graph.services)
         self._graph = graph
         self._saver = graph.checkpointer
         self._persistence: Persistence = graph.persistence
@@ -263,11 +263,11 @@ class Runs:
         if self.is_draining:
             raise PersistenceError("The server is shutting down.", fix="Try again in a moment.")
         owner = self._threads.prefix_of(storage_id)
-        if "message" not in request and "plan" not in request:
+        if not starts_turn(request):
             await self._record_current_roles(storage_id)
         request = {**request, "caller": asdict(caller)}
         if self._engine is not None:
-            request["agent"] = describe_agent(self._graph.services, caller)
+            request["agent"] = self._rules.describe(caller)
         run = LoggedRun(str(uuid.uuid4()), storage_id, owner, request=request)
         limit = self._settings.max_active_runs_per_user
         if self._engine is not None:
@@ -678,12 +678,7 @@ class Runs:
 
     async def maintain(self) -> None:
         """Wake due threads and resume abandoned runs, until canceled."""
-        while True:
-            try:
-                await self._maintain_once()
-            except CapgraphError as exc:
-                get_logger("serve", "runs").warning("Maintenance failed: %s", exc)
-            await asyncio.sleep(_POLL_SECONDS)
+        await repeat(self._maintain_once, _POLL_SECONDS, "runs", "Maintenance failed: %s")
 
     async def _maintain_once(self) -> None:
         if self._engine is not None:

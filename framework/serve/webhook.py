@@ -21,10 +21,8 @@ from urllib.parse import quote, urlsplit
 
 from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.configs.logger import get_logger
-from capgraph.helpers.clock import Clock
 from capgraph.scale.run_executor import identify_question
-from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
-from capgraph.stores.persistence import Persistence
+from capgraph.serve.deliveries import DeliveryStore, deliver_in_background, repeat
 from capgraph.stores.records import thread_config
 from capgraph.stores.threads import open_questions
 
@@ -72,11 +70,7 @@ class Webhook:
                 "serve.webhook requires serve.base_url: messages contain links to the console.",
                 fix="Set serve.base_url.",
             )
-        persistence: Persistence = graph.persistence
-        self._values: AtomicValueStore = (
-            persistence.values if persistence.tables is not None else MemoryValues(10_000)
-        )
-        self._clock: Clock = graph.services.clock
+        self._deliveries = DeliveryStore(graph.persistence, graph.services.clock)
         self._saver, self._threads, self._log = graph.checkpointer, threads, log
         self._retention_seconds = settings.keep_runs_days * 86_400
         self._key = _decode_secret(self._settings.secret.get_secret_value())
@@ -87,22 +81,9 @@ class Webhook:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Context manager: deliver notifications in the background."""
-        polling = asyncio.create_task(self._poll_forever())
-        try:
+        polling = repeat(self.poll, _POLL_SECONDS, "webhook", "Questions cannot be read: %s")
+        async with deliver_in_background(polling, self._tasks):
             yield
-        finally:
-            tasks = [polling, *self._tasks.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
-    async def _poll_forever(self) -> None:
-        while True:
-            try:
-                await self.poll()
-            except CapgraphError as exc:
-                get_logger("serve", "webhook").warning("Questions cannot be read: %s", exc)
-            await asyncio.sleep(_POLL_SECONDS)
 
     async def poll(self) -> None:
         """Start delivering the questions that have not been delivered yet."""
@@ -128,19 +109,9 @@ class Webhook:
             for key, value in interrupts.items():
                 question = identify_question(run.thread_id, key, value)
                 claim = f"webhook/{question['question_id']}"
-                if await self._claim(claim, _CLAIM_SECONDS):
+                if await self._deliveries.claim(claim, _CLAIM_SECONDS):
                     await self._send(self.build_message(run, question), question["question_id"])
-                    await self._claim(claim, self._retention_seconds, renew=True)
-
-    async def _claim(self, name: str, seconds: float, *, renew: bool = False) -> bool:
-        """Claim a question for some seconds. Return False if another process owns it."""
-
-        def change(value: Any, now: float) -> tuple[Any, float, bool]:
-            if value is not None and value > now and not renew:
-                return value, value - now, False
-            return now + seconds, seconds, True
-
-        return await self._values.achange(name, change, self._clock)
+                    await self._deliveries.claim(claim, self._retention_seconds, renew=True)
 
     def build_message(self, run: LoggedRun, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the message for a question; thread content only if enabled."""

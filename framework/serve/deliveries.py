@@ -1,0 +1,88 @@
+"""Deliveries of a server in the background: one process makes each, and all processes look for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from capgraph.base.errors import CapgraphError
+from capgraph.configs.logger import get_logger
+from capgraph.helpers.clock import Clock
+from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
+from capgraph.stores.persistence import Persistence
+
+_MAX_MEMORY_VALUES = 10_000
+
+
+class DeliveryStore:
+    """Values of deliveries, and claims that keep two processes from making the same delivery.
+
+    Args:
+        persistence: Persistence of the graph. Without tables, the values belong to this process.
+        clock: Clock of the claims.
+    """
+
+    def __init__(self, persistence: Persistence | None, clock: Clock) -> None:
+        self.clock = clock
+        self.values: AtomicValueStore = (
+            persistence.values
+            if persistence is not None and persistence.tables is not None
+            else MemoryValues(_MAX_MEMORY_VALUES)
+        )
+
+    async def claim(self, name: str, seconds: float, *, renew: bool = False) -> bool:
+        """Claim a delivery for some seconds. Return False if another process has claimed it.
+
+        Args:
+            name: Name of the claim.
+            seconds: Lifetime of the claim.
+            renew: True to extend a claim of this process.
+        """
+
+        def change(value: Any, now: float) -> tuple[Any, float, bool]:
+            if value is not None and value > now and not renew:
+                return value, value - now, False
+            return now + seconds, seconds, True
+
+        return await self.values.achange(name, change, self.clock)
+
+
+async def repeat(
+    poll: Callable[[], Awaitable[None]], seconds: float, logger_name: str, warning: str
+) -> None:
+    """Call a function again and again, until canceled. An error is logged and ends nothing.
+
+    Args:
+        poll: The function.
+        seconds: Pause between two calls.
+        logger_name: Name of the server's logger.
+        warning: Message for an error, with ``%s`` for the error.
+    """
+    while True:
+        try:
+            await poll()
+        except CapgraphError as exc:
+            get_logger("serve", logger_name).warning(warning, exc)
+        await asyncio.sleep(seconds)
+
+
+@asynccontextmanager
+async def deliver_in_background(
+    polling: Awaitable[None], deliveries: Mapping[str, asyncio.Task[None]]
+) -> AsyncIterator[None]:
+    """Context manager: poll in the background. At the end, cancel the polling and all deliveries.
+
+    Args:
+        polling: Call of :func:`repeat`.
+        deliveries: Tasks of the deliveries in progress.
+    """
+    poll_task = asyncio.ensure_future(polling)
+    try:
+        yield
+    finally:
+        tasks = [poll_task, *deliveries.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
