@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,53 +19,62 @@ from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import compute_digest
 
 
-def describe_agent(services: Services, caller: Caller) -> dict[str, Any]:
-    """Return the capabilities and rules of an agent as plain data.
+class AgentRules:
+    """The capabilities of an agent, and the rules that apply to callers.
 
     Args:
         services: Services of the agent's graph.
-        caller: The caller of the run.
     """
-    specs, permissions = services.registry.capabilities, services.permissions
-    return {
-        "capabilities": {name: _spec_digest(spec) for name, spec in specs.items()},
-        "allowed": sorted(
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        # Cached, because the digests of a thousand capabilities take longer than a turn.
+        specs = self._services.registry.capabilities
+        return {
+            "capabilities": {name: _spec_digest(spec) for name, spec in specs.items()},
+            "limits": self._services.limits.model_dump(),
+            "rules": _rule_digests(self._services),
+        }
+
+    def describe(self, caller: Caller) -> dict[str, Any]:
+        """Return the capabilities, and the rules for the caller of a run, as plain data."""
+        permissions = self._services.permissions
+        allowed = sorted(
             name
-            for name in specs
+            for name in self._services.registry.capabilities
             if permissions is None or permissions.outcome(name, caller).allowed
-        ),
-        "limits": services.limits.model_dump(),
-        "rules": _rule_digests(services),
-    }
+        )
+        return {**self._fixed, "allowed": allowed}
 
+    def find_mismatch(
+        self, submitted: Mapping[str, Any], caller: Caller, *, is_decision: bool
+    ) -> str | None:
+        """Return why a worker with this agent must not execute a run; ``None`` if it may.
 
-def find_mismatch(
-    submitted: Mapping[str, Any], services: Services, caller: Caller, *, is_decision: bool
-) -> str | None:
-    """Return why a worker must not execute a run; ``None`` if it may.
-
-    Args:
-        submitted: Description of the client's agent, from :func:`describe_agent`.
-        services: Services of the worker's graph.
-        caller: The caller of the run.
-        is_decision: True if the run continues with a person's decision, which applies to
-            capabilities with the same declarations only.
-    """
-    own, expected = describe_agent(services, caller), submitted["capabilities"]
-    if missing := expected.keys() - own["capabilities"].keys():
-        return f"it has no capability {min(missing)!r}"
-    changed = [name for name, digest in expected.items() if own["capabilities"][name] != digest]
-    if is_decision and changed:
-        return f"its capability {min(changed)!r} has other declarations"
-    if wider := set(own["allowed"]) - set(submitted["allowed"]):
-        return f"its permissions allow {min(wider)!r}"
-    for name, limit in submitted["limits"].items():
-        own_limit = own["limits"].get(name)
-        if limit is not None and (own_limit is None or own_limit > limit):
-            return f"its limit {name} is {own_limit}, not {limit}"
-    if Counter(submitted["rules"]) - Counter(own["rules"]):
-        return "it lacks a policy, budget, behavior, or approval setting"
-    return None
+        Args:
+            submitted: Description of the client's agent, from :meth:`describe`.
+            caller: The caller of the run.
+            is_decision: True if the run continues with a person's decision, which applies to
+                capabilities with the same declarations only.
+        """
+        own, expected = self.describe(caller), submitted["capabilities"]
+        if missing := expected.keys() - own["capabilities"].keys():
+            return f"it has no capability {min(missing)!r}"
+        changed = [name for name, digest in expected.items() if own["capabilities"][name] != digest]
+        if is_decision and changed:
+            return f"its capability {min(changed)!r} has other declarations"
+        if wider := set(own["allowed"]) - set(submitted["allowed"]):
+            return f"its permissions allow {min(wider)!r}"
+        for name, limit in submitted["limits"].items():
+            own_limit = own["limits"].get(name)
+            if limit is not None and (own_limit is None or own_limit > limit):
+                return f"its limit {name} is {own_limit}, not {limit}"
+        if Counter(submitted["rules"]) - Counter(own["rules"]):
+            return "it lacks a policy, budget, behavior, or approval setting"
+        return None
 
 
 def _rule_digests(services: Services) -> list[str]:

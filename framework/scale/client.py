@@ -27,7 +27,7 @@ from capgraph.engine.thread_lease import share_lease
 from capgraph.graph.signals import signal as send_signal
 from capgraph.langgraph_compat import count_resume_values
 from capgraph.pipeline.run_config import configurable_for
-from capgraph.scale.agent_rules import describe_agent
+from capgraph.scale.agent_rules import AgentRules
 from capgraph.scale.engine import Engine
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import RunExecutor, graph_input, mark_stopped
@@ -72,6 +72,7 @@ class Client:
 
     def __init__(self, graph: Any, log: RunLog, engine: Engine) -> None:
         self.graph: Any = graph
+        self._rules = AgentRules(graph.services)
         self.log: RunLog = log
         self.engine: Engine = engine
         self._saver = graph.checkpointer
@@ -140,7 +141,7 @@ class Client:
         self, thread: str, run_id: str, request: Mapping[str, Any], caller: Caller
     ) -> bool:
         owner = thread.partition("/")[0] + "/" if thread.startswith("@") else ""
-        own_agent = {"agent": describe_agent(self.graph.services, caller)}
+        own_agent = {"agent": self._rules.describe(caller)}
         request = {**own_agent, **request, "caller": asdict(caller)}
         run = LoggedRun(run_id, thread, owner, request=request)
         is_new = await self.log.create(run, is_local=False)

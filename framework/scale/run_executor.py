@@ -33,7 +33,7 @@ from capgraph.graph.turn_runner import (
 from capgraph.helpers.plain_data import to_plain
 from capgraph.langgraph_compat import plain_values
 from capgraph.pipeline.run_config import configurable_for
-from capgraph.scale.agent_rules import find_mismatch
+from capgraph.scale.agent_rules import AgentRules
 from capgraph.scale.agui_events import EventTranslator
 from capgraph.scale.client_tools import ClientToolGraphs
 from capgraph.scale.jobs import TurnJob
@@ -116,7 +116,7 @@ class RunExecutor:
     def __init__(
         self, graph: Any, log: RunLog, *, max_concurrent: int = 1000, checks_rules: bool = False
     ) -> None:
-        self._checks_rules = checks_rules
+        self._rules = AgentRules(graph.services) if checks_rules else None
         self._graph, self._log = graph, log
         self._tool_graphs = ClientToolGraphs(graph)
         self._saver = graph.checkpointer
@@ -153,8 +153,8 @@ class RunExecutor:
             run, is_alone = None, True
             try:
                 next_run, is_alone = await self._next_run(job.thread)
-                if next_run is not None and self._checks_rules:
-                    self._check_rules(next_run)
+                if next_run is not None and self._rules is not None:
+                    _check_rules(next_run, self._rules)
                 run = next_run
             finally:
                 if run is None:
@@ -169,21 +169,6 @@ class RunExecutor:
                 break
         has_more = self.is_draining and bool(await self._log.open_runs(job.thread))
         return AdvanceResult(job.thread, ended, has_more)
-
-    def _check_rules(self, run: LoggedRun) -> None:
-        """Raise if the agent of this process may not execute a run."""
-        submitted = run.request.get("agent")
-        if submitted is None or run.status == STOPPING:
-            return
-        caller, services = Caller(**run.request["caller"]), self._graph.services
-        is_decision = "answers" in run.request
-        reason = find_mismatch(submitted, services, caller, is_decision=is_decision)
-        if reason is not None:
-            raise PersistenceError(
-                f"This worker does not execute the run {run.run_id!r}: {reason}.",
-                fix="Start all workers with the configuration of the client that submits turns.",
-                facts={"run_id": run.run_id, "reason": reason},
-            )
 
     async def _next_run(self, thread: str) -> tuple[LoggedRun | None, bool]:
         """Return the run to execute next, and whether it is the only one."""
@@ -478,6 +463,21 @@ async def mark_stopped(graph: Any, thread: str) -> TurnResult:
     outcome = {"status": "stopped", "cancelled": True}
     await _end_turn(graph, thread, outcome)
     return TurnResult(thread, status="stopped", outcome=outcome)
+
+
+def _check_rules(run: LoggedRun, rules: AgentRules) -> None:
+    """Raise if an agent with these rules may not execute a run."""
+    submitted = run.request.get("agent")
+    if submitted is None or run.status == STOPPING:
+        return
+    caller, is_decision = Caller(**run.request["caller"]), "answers" in run.request
+    reason = rules.find_mismatch(submitted, caller, is_decision=is_decision)
+    if reason is not None:
+        raise PersistenceError(
+            f"This worker does not execute the run {run.run_id!r}: {reason}.",
+            fix="Start all workers with the configuration of the client that submits turns.",
+            facts={"run_id": run.run_id, "reason": reason},
+        )
 
 
 async def _end_turn(graph: Any, thread: str, outcome: Mapping[str, Any]) -> None:
