@@ -9,15 +9,15 @@ from capgraph.helpers.number_validation import check_number
 
 @dataclass(frozen=True, slots=True)
 class ApprovalPolicy:
-    """Approvers of a step and lifetime of their approvals.
+    """Rule for who must approve a capability's steps and how long an approval is valid.
 
     ``requires_approval = True`` means one approval by any user.
 
     Attributes:
         approvers: Number of different users who must approve.
-        not_requester: Whether the user who requested the turn may not be one of them.
-        expires_seconds: Lifetime of a request and of each approval. None means until the end of the
-            turn. Expired approvals are requested again.
+        not_requester: True if the user who requested the turn must not approve.
+        expires_seconds: Lifetime of an approval request and of each approval, in seconds. None means
+            until the end of the turn. Expired approvals are requested again.
 
     Raises:
         ValueError: A number is out of range.

@@ -1,7 +1,7 @@
-"""Arguments that the framework supplies by annotation, so that plans need not and must not.
+"""Injection of arguments by their type annotation, so that no plan has to supply them.
 
-Besides the types of this module these are the types that LangGraph injects into nodes and LangChain
-into tools. They are matched by name, because this package does not import LangGraph.
+Injected types are those of this module, those that LangGraph injects into nodes, and those that
+LangChain injects into tools. They are matched by name, because this package does not import LangGraph.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ Getter = Callable[[StepContext], Any]
 
 
 class Injection(NamedTuple):
-    """Rule for supplying an argument of a certain type.
+    """Rule for injecting an argument of a certain type.
 
     Attributes:
-        kind: Name of the type, for messages.
-        get: Function that returns the value for a step. None if capabilities cannot have the type.
-        fix: Instruction for the author if capabilities cannot have the type.
+        kind: Name of the type, for error messages.
+        get: Function that returns the argument for a step. None if the type is not supported.
+        fix: Instruction for the author if the type is not supported.
     """
 
     kind: str
@@ -68,10 +68,10 @@ class Injection(NamedTuple):
 
 
 def find_injection(annotation: Any) -> Injection | None:
-    """Return how the framework supplies an argument with this annotation, or None for a plain type.
+    """Return the injection rule for an annotation, or None if the type is not injected.
 
     ``Optional``, ``Annotated``, and string annotations are read as in LangGraph and LangChain. A type
-    that contains an injected one, such as a list of it, cannot be supplied.
+    that contains an injected type, such as a list of it, is not supported.
 
     >>> from langchain_core.runnables import RunnableConfig
     >>> find_injection(RunnableConfig | None).kind, find_injection(int)
@@ -83,7 +83,7 @@ def find_injection(annotation: Any) -> Injection | None:
         names = [name for name in re.findall(r"\w+", annotation) if name not in _NOT_TYPES]
         known = {full.rpartition(".")[2]: full for full in (*_TYPES, *_MARKS, _WRITER)}
         if len(names) == 1 and names[0] in known:
-            return _injection(
+            return _find_named_injection(
                 known[names[0]], None, is_optional=bool(_OPTIONAL_PATTERN.search(annotation))
             )
         return next(
@@ -93,15 +93,15 @@ def find_injection(annotation: Any) -> Injection | None:
     for mark in marks:
         for name in _qualified_names(mark if isinstance(mark, type) else type(mark)):
             if name in _MARKS:
-                return _injection(name, mark, is_optional=is_optional)
+                return _find_named_injection(name, mark, is_optional=is_optional)
     if isinstance(kind, ForwardRef):
         return find_injection(kind.__forward_arg__)
     if get_origin(kind) is Callable and get_args(kind) in _WRITES:
-        return _injection(_WRITER, None)
+        return _find_named_injection(_WRITER, None)
     origin = get_origin(kind) or kind
     for name in _qualified_names(origin) if isinstance(origin, type) else ():
         if name in _TYPES:
-            return _injection(name, origin, is_optional=is_optional)
+            return _find_named_injection(name, origin, is_optional=is_optional)
     try:
         own = _GETTERS.get(kind)
     except TypeError:  # annotated with an unhashable value
@@ -109,14 +109,14 @@ def find_injection(annotation: Any) -> Injection | None:
     if own is not None:
         return Injection(getattr(kind, "__name__", str(kind)), own)
     parts = (find_injection(part) for part in get_args(kind) if not isinstance(part, (str, list)))
-    return next((_nested_injection(part.kind) for part in parts if part is not None), None)
+    return next((_unsupported_injection(part.kind) for part in parts if part is not None), None)
 
 
 def check_parameter(owner: str, name: str, annotation: Any) -> None:
     """Raise an error if LangGraph or LangChain would inject a step parameter.
 
     Args:
-        owner: Subject of the message.
+        owner: Name of the class or function, for the error message.
         name: Name of the parameter.
         annotation: Type of the parameter.
 
@@ -126,8 +126,8 @@ def check_parameter(owner: str, name: str, annotation: Any) -> None:
     found = find_injection(annotation)
     if found is not None:
         raise ValidationError(
-            f"{owner} has the parameter {name!r} of type {found.kind}: the run supplies such"
-            " values, not the plan.",
+            f"{owner} has the parameter {name!r} of type {found.kind}: LangGraph injects such"
+            " arguments, so a plan cannot supply them.",
             fix=found.fix or "Make it an argument of the function or of execute.",
         )
 
@@ -135,17 +135,17 @@ def check_parameter(owner: str, name: str, annotation: Any) -> None:
 def argument_getter(
     owner: str, name: str, annotation: Any, *, is_input: bool = False
 ) -> Getter | None:
-    """Return the function that supplies an argument, or None if the argument is a step parameter.
+    """Return the function that supplies an argument, or None if the plan supplies it.
 
     Args:
-        owner: Name of the function, for the message.
+        owner: Name of the function, for the error message.
         name: Name of the argument.
         annotation: Type of the argument.
-        is_input: Whether the argument is a context input, whose name is unrestricted.
+        is_input: True if the argument is an input with a context type, so that any name is valid.
 
     Raises:
-        ValidationError: LangGraph or LangChain would inject the argument, and capabilities cannot have
-            that type.
+        ValidationError: The argument has a type or name that LangGraph or LangChain reserves, but
+            that capabilities do not support.
     """
     found = find_injection(annotation)
     if found is not None and found.get is not None:
@@ -163,7 +163,7 @@ def argument_getter(
 
 
 def argument_getters(function: Any) -> dict[str, Getter]:
-    """Return the functions that supply the injected arguments of ``execute``, by argument name.
+    """Return the functions that supply an ``execute`` function's injected arguments, by name.
 
     Args:
         function: An ``execute`` function. Its first argument is the state or the instance. Arguments
@@ -186,7 +186,7 @@ def argument_getters(function: Any) -> dict[str, Getter]:
         annotation = hints.get(name, one.annotation)
         if annotation is one.empty:
             full = _UNANNOTATED.get(name)
-            match = None if full is None else _injection(full, None, is_optional=True)
+            match = None if full is None else _find_named_injection(full, None, is_optional=True)
         else:
             match = find_injection(annotation)
         if match is not None and match.get is not None:
@@ -214,6 +214,7 @@ def resolve_hints(function: Any) -> dict[str, Any]:
 
 
 def _resolve_hint(annotation: Any, names: dict[str, Any]) -> Any:
+    """Evaluate a string annotation, or return it unchanged if it refers to an unknown name."""
     holder: Any = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
         return get_type_hints(holder, names, include_extras=True)["it"]
@@ -248,15 +249,15 @@ def _qualified_names(cls: type[Any]) -> Iterator[str]:
         yield f"{one.__module__}.{one.__qualname__}"
 
 
-def _injection(name: str, value: Any, *, is_optional: bool = False) -> Injection:
-    entry = {**_TYPES, **_MARKS, _WRITER: _writer}[name]
+def _find_named_injection(name: str, value: Any, *, is_optional: bool = False) -> Injection:
+    entry = {**_TYPES, **_MARKS, _WRITER: _get_writer}[name]
     kind = name.rpartition(".")[2]
     if isinstance(entry, str):
         return Injection(kind, None, entry)
     return Injection(kind, partial(entry, value, is_optional))
 
 
-def _nested_injection(kind: str) -> Injection:
+def _unsupported_injection(kind: str) -> Injection:
     return Injection(kind, None, f"Take {kind} itself.")
 
 
@@ -267,15 +268,15 @@ def current_run_config() -> Mapping[str, Any]:
     return ensure_config()
 
 
-def _config(_value: Any, _optional: bool, _step: StepContext) -> Any:
+def _get_config(_value: Any, _optional: bool, _step: StepContext) -> Any:
     return current_run_config()
 
 
-def _runtime(_value: Any, _optional: bool, step: StepContext) -> Any:
+def _get_runtime(_value: Any, _optional: bool, step: StepContext) -> Any:
     return step.runtime
 
 
-def _tool_runtime(cls: Any, is_optional: bool, step: StepContext) -> Any:
+def _create_tool_runtime(cls: Any, is_optional: bool, step: StepContext) -> Any:
     runtime = _require_runtime("ToolRuntime", is_optional, step)
     return runtime and cls(
         state=dict(step.state),
@@ -289,7 +290,7 @@ def _tool_runtime(cls: Any, is_optional: bool, step: StepContext) -> Any:
     )
 
 
-def _store(_value: Any, is_optional: bool, step: StepContext) -> Any:
+def _get_store(_value: Any, is_optional: bool, step: StepContext) -> Any:
     found = getattr(_require_runtime("the store", is_optional, step), "store", None)
     if found is None and not is_optional:
         raise CapabilityError(
@@ -299,16 +300,16 @@ def _store(_value: Any, is_optional: bool, step: StepContext) -> Any:
     return found
 
 
-def _writer(_value: Any, _optional: bool, step: StepContext) -> Any:
+def _get_writer(_value: Any, _optional: bool, step: StepContext) -> Any:
     return step.runtime.stream_writer if step.runtime is not None else lambda _chunk: None
 
 
-def _state(mark: Any, _optional: bool, step: StepContext) -> Any:
+def _get_state(mark: Any, _optional: bool, step: StepContext) -> Any:
     field = getattr(mark, "field", None)
     return dict(step.state) if field is None else step.state.get(field)
 
 
-def _call_id(_value: Any, _optional: bool, step: StepContext) -> Any:
+def _get_call_id(_value: Any, _optional: bool, step: StepContext) -> Any:
     return step.idempotency_key
 
 
@@ -325,10 +326,10 @@ _CALLBACKS = "Take config: RunnableConfig; config['callbacks'] holds the callbac
 _WRITER = "langgraph.types.StreamWriter"
 """Alias of ``Callable[[Any], None]``, for which there is no class to match."""
 _TYPES: dict[str, Any] = {
-    "langchain_core.runnables.config.RunnableConfig": _config,
-    "langgraph.runtime.Runtime": _runtime,
-    "langgraph.prebuilt.tool_node.ToolRuntime": _tool_runtime,
-    "langgraph.store.base.BaseStore": _store,
+    "langchain_core.runnables.config.RunnableConfig": _get_config,
+    "langgraph.runtime.Runtime": _get_runtime,
+    "langgraph.prebuilt.tool_node.ToolRuntime": _create_tool_runtime,
+    "langgraph.store.base.BaseStore": _get_store,
     "langgraph.errors.NodeError": "Remove it, and classify errors with classify_error.",
     "langchain_core.callbacks.base.BaseCallbackHandler": _CALLBACKS,
     "langchain_core.callbacks.base.BaseCallbackManager": _CALLBACKS,
@@ -337,9 +338,9 @@ _TYPES: dict[str, Any] = {
 }
 """Function that returns the value of an injected class, or the fix if there is none."""
 _MARKS: dict[str, Any] = {
-    "langgraph.prebuilt.tool_node.InjectedState": _state,
-    "langgraph.prebuilt.tool_node.InjectedStore": _store,
-    "langchain_core.tools.base.InjectedToolCallId": _call_id,
+    "langgraph.prebuilt.tool_node.InjectedState": _get_state,
+    "langgraph.prebuilt.tool_node.InjectedStore": _get_store,
+    "langchain_core.tools.base.InjectedToolCallId": _get_call_id,
     "langchain_core.tools.base.InjectedToolArg": "Take ToolRuntime or InjectedState, or bind the"
     " argument with a function of your own.",
 }

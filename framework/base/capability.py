@@ -82,9 +82,9 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         super().__init_subclass__(**kwargs)
         # Copy the lists. Otherwise subclasses that append would change the base class.
         for name in ("provides", "requires"):
-            given = getattr(cls, name)
-            if given is None or isinstance(given, list):
-                setattr(cls, name, list(given or []))
+            entries = getattr(cls, name)
+            if entries is None or isinstance(entries, list):
+                setattr(cls, name, list(entries or []))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:
         """Check the required attributes before any code of the subclass runs."""
@@ -192,18 +192,22 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         self._step_context().notify(message, fraction)
 
     def store(self, context: CapabilityContext) -> None:
-        """Add an output besides the return value."""
+        """Add an output in addition to the return value.
+
+        Args:
+            context: The output, an instance of a declared context type.
+        """
         self._step_context().stored_outputs.append(context)
 
     def once(self, key: str, call: Callable[[], Any]) -> Awaitable[Any]:
         """Run a part of the step at most once, across retries, approval requests, and restarts.
 
-        Code before an ``interrupt()`` runs again when the answer arrives. A call inside ``once`` does not:
-        its first result is stored and returned.
+        Code before an ``interrupt()`` runs again when the answer arrives. A call inside ``once`` does not
+        run again, because its first result is stored and returned.
 
         Args:
-            key: Name of the part within the step.
-            call: Function that performs it. May return an awaitable. The result must be plain data.
+            key: Name of the part, unique within the step.
+            call: Function to run. It may return an awaitable. The result must be plain data.
         """
         return self._step_context().once(key, call)
 
@@ -241,34 +245,39 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Decide from its wording whether a task needs this capability.
+        """Decide by words or patterns whether a task needs this capability.
 
-        Used for selection without a model, in addition to the examples. It applies only if the task
-        resembles a request that the agent supports.
+        Selection without a chat model calls it before it compares the task with the examples. It applies
+        only if the task resembles a request that the agent supports.
 
         Args:
-            task: The task.
+            task: Text of the task.
 
         Returns:
-            True or False if the wording decides, None to let the examples decide.
+            True or False if the text is decisive. None, the default, if the examples should decide.
         """
         return None
 
     @staticmethod
     def parameters_from(task: str) -> Mapping[str, Any]:
-        """Extract parameters from a task, for planning without a model.
+        """Extract parameters from a task, for planning without a chat model.
 
         Args:
-            task: The task.
+            task: Text of the task.
 
         Returns:
-            The parameters that the task contains, by name. The others keep their defaults.
+            Parameter values by name. Missing parameters keep their defaults.
         """
         return {}
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return ``max_attempts`` (including the first), ``delay_seconds``, and ``backoff_factor``."""
+        """Return the retry policy.
+
+        Returns:
+            A dictionary with ``max_attempts`` (including the first attempt), ``delay_seconds`` (before the
+            second attempt), and ``backoff_factor`` (by which each further delay is multiplied).
+        """
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
 
     @staticmethod
@@ -299,16 +308,16 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
     @property
     def orchestrator_guide(self) -> OrchestratorGuide | None:
         """The planning guide, created on first use."""
-        guide: OrchestratorGuide | None = self._guide("orchestrator")
+        guide: OrchestratorGuide | None = self._get_guide("orchestrator")
         return guide
 
     @property
     def classifier_guide(self) -> TaskClassifierGuide | None:
         """The selection guide, including the declared ``examples``, created on first use."""
-        guide: TaskClassifierGuide | None = self._guide("classifier")
+        guide: TaskClassifierGuide | None = self._get_guide("classifier")
         return guide
 
-    def _guide(self, kind: str) -> Any:
+    def _get_guide(self, kind: str) -> Any:
         with _guide_lock:
             # There is no __init__ to create it: a subclass, such as a dataclass, has its own.
             guides: dict[str, Any] = self.__dict__.setdefault("_guides", {})

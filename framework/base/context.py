@@ -46,7 +46,7 @@ class CapabilityContext(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         if not cls.__dict__.get("CONTEXT_TYPE"):
-            cls.CONTEXT_TYPE = _upper_snake(cls.__name__.removesuffix("Context") or cls.__name__)
+            cls.CONTEXT_TYPE = _to_upper_snake(cls.__name__.removesuffix("Context") or cls.__name__)
         if not isinstance(cls.CONTEXT_TYPE, str) or not cls.CONTEXT_TYPE.strip():
             raise ValidationError(
                 f"{cls.__name__}.CONTEXT_TYPE is {cls.CONTEXT_TYPE!r}, not a non-empty string.",
@@ -66,10 +66,10 @@ class CapabilityContext(BaseModel):
         try:
             return handler(data)
         except PydanticValidationError as exc:
-            raise _with_suggestions(exc, cls) from None
+            raise _add_suggestions(exc, cls) from None
 
     def get_summary(self) -> str:
-        """Return the data in plain sentences. Without a model it is the answer.
+        """Return the data as text for the user. Agents without a chat model answer with it.
 
         By default, return the fields as one line. Long values are truncated, with the omitted length.
         """
@@ -103,9 +103,7 @@ class CapabilityContext(BaseModel):
         }
 
 
-def _with_suggestions(
-    exc: PydanticValidationError, cls: type[BaseModel]
-) -> PydanticValidationError:
+def _add_suggestions(exc: PydanticValidationError, cls: type[BaseModel]) -> PydanticValidationError:
     """Return the validation error with the closest field name added for each unknown field."""
     errors = exc.errors(include_url=False)
     if all(error["type"] != _UNKNOWN_FIELD for error in errors):
@@ -123,7 +121,7 @@ def _with_suggestions(
     return PydanticValidationError.from_exception_data(exc.title, found)
 
 
-def _upper_snake(name: str) -> str:
+def _to_upper_snake(name: str) -> str:
     parts: list[str] = []
     for index, char in enumerate(name):
         previous_lower = index > 0 and (name[index - 1].islower() or name[index - 1].isdigit())

@@ -55,12 +55,11 @@ _READ_BY_DECORATOR = {
 
 
 def accepted_names(form: Form, *, yaml: bool = False) -> tuple[str, ...]:
-    """Return the declarations that a form accepts.
+    """Return the names of the declarations that a form of capability accepts.
 
     Args:
-        form: The form.
-        yaml: Whether to return the keys of a YAML entry: the declarations and the keys that name the
-            adapted object.
+        form: Form of the capability, such as ``"class"`` or ``"tool"``.
+        yaml: True to add the keys of a YAML entry that name the adapted object.
 
     >>> "requires" in accepted_names("tool"), "requires" in accepted_names("function")
     (True, False)
@@ -93,7 +92,7 @@ def check_names(owner: str, names: Iterable[str], valid_names: Collection[str]) 
     """Raise an error for unknown declarations.
 
     Args:
-        owner: Subject of the message, such as ``"tool_capability('search')"``.
+        owner: Object that has the declarations, for the message, such as ``"tool_capability('search')"``.
         names: The declared names.
         valid_names: The accepted names.
 
@@ -108,11 +107,12 @@ def check_names(owner: str, names: Iterable[str], valid_names: Collection[str]) 
     for name in names:
         if name not in valid_names:
             raise ValidationError(
-                f"{owner} has the unknown declaration {name!r}.", fix=_fix_of(name, valid_names)
+                f"{owner} has the unknown declaration {name!r}.",
+                fix=_suggest_fix(name, valid_names),
             )
 
 
-def _fix_of(name: str, valid_names: Collection[str]) -> str:
+def _suggest_fix(name: str, valid_names: Collection[str]) -> str:
     near = suggest_name(name, valid_names)
     if near is not None:
         return f"Write {near!r}."
@@ -142,7 +142,7 @@ def check_attributes(target: type[Any], base: type[Any], valid_names: Collection
     classes = [cls for cls in target.__mro__ if cls not in base_classes]
     defined = {name for cls in classes for name in vars(cls)}
     hooks = [*_overridable_methods(base) - defined, *{"Parameters"} & set(valid_names) - defined]
-    own = _own_names(classes, "__init__" in defined)
+    own = _annotated_names(classes, "__init__" in defined)
     for cls in classes:
         # Other base classes need not follow the rules of capabilities.
         is_strict = cls is target or issubclass(cls, base)
@@ -154,11 +154,11 @@ def check_attributes(target: type[Any], base: type[Any], valid_names: Collection
                     raise _shadowing_error(cls, name, base, valid_names)
                 continue
             if _is_member(value):
-                suggestion = _suggest(name, hooks)
+                suggestion = _suggest_declaration(name, hooks)
             elif name.startswith("_"):
                 continue
             else:
-                suggestion = _suggest(name, valid_names)
+                suggestion = _suggest_declaration(name, valid_names)
                 if suggestion is None and is_strict and name not in own and name[0].islower():
                     suggestion = correct_spelling(name, valid_names, 1) or ""
             if suggestion is not None:
@@ -193,8 +193,8 @@ def _is_member(value: Any) -> bool:
     return isinstance(value, type) or hasattr(type(value), "__get__")
 
 
-def _own_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
-    """Return the attributes whose annotations mark them as the author's own."""
+def _annotated_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
+    """Return the annotated attributes that are no declarations: class variables and instance fields."""
     return {
         name
         for cls in classes
@@ -204,7 +204,7 @@ def _own_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
     }
 
 
-def _suggest(name: str, valid_names: Iterable[str]) -> str | None:
+def _suggest_declaration(name: str, valid_names: Iterable[str]) -> str | None:
     is_private = name.startswith("_")
     candidates = [
         other

@@ -75,7 +75,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
         return lambda function: capability_node(function, **options)
     if not isinstance(target, type):
         return capability_node(capability_from_function(target, **options))
-    _declare_on(target, options)
+    _set_examples(target, options)
     _check_class(target, "capability")
     check_attributes(target, BaseCapability, accepted_names("class"))
     if not issubclass(target, BaseCapability):
@@ -89,7 +89,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
     return target
 
 
-def _declare_on(target: type[Any], options: dict[str, Any]) -> None:
+def _set_examples(target: type[Any], options: dict[str, Any]) -> None:
     """Set the examples of the decorator call as a class attribute."""
     owner = f"capability_node got {sorted(options)} for the class {target.__name__}"
     for name, value in options.items():
@@ -140,10 +140,10 @@ def infrastructure_node(
         cls: Class with ``name``, ``description``, a static ``execute``, ``classify_error``, and
             ``get_retry_policy``.
         quiet: Whether to omit the start and the end of the node from the log.
-        before: Node that runs after this custom node, such as ``"classifier"``. The class attribute of
-            that name has the same effect.
-        after: Node that runs before this custom node, such as ``"respond"``.
-        **unknown: Unknown names, which are refused.
+        before: Name of the node before which a custom node is inserted, such as ``"classifier"``. The
+            class attribute ``before`` has the same effect.
+        after: Name of the node after which a custom node is inserted, such as ``"respond"``.
+        **unknown: Unknown options, which raise an error.
 
     Raises:
         ValueError: A required attribute or method is missing, or a name is unknown.
@@ -198,18 +198,22 @@ def _check_class(cls: Any, kind: str) -> None:
     # A synchronous capability runs in a thread; an infrastructure node must be a coroutine.
     if kind != "capability" and is_sync(cls.execute):
         raise ValueError(
-            f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r}) is not a coroutine"
-            " function. Fix: write it with 'async def'."
+            f"The method 'execute' of the {kind} {cls.__name__} ({cls.name!r}) is not a coroutine"
+            " function. Fix: define it with 'async def'."
         )
     _check_signature(cls, kind)
 
 
 def _check_static(cls: Any, kind: str, method: str) -> None:
-    """Check a method that is called on the class, before a failure calls it for the first time."""
+    """Check that a method is synchronous and static.
+
+    The framework calls the method on the class, and only after a failure. A wrong definition would
+    otherwise hide that failure.
+    """
     function = inspect.getattr_static(cls, method)
-    label = f"The {method!r} of the {kind} {cls.__name__} ({cls.name!r})"
+    label = f"The method {method!r} of the {kind} {cls.__name__} ({cls.name!r})"
     if inspect.iscoroutinefunction(getattr(cls, method)):
-        raise ValueError(f"{label} is a coroutine function. Fix: write it with 'def'.")
+        raise ValueError(f"{label} is a coroutine function. Fix: define it with 'def'.")
     if inspect.isfunction(function) and "self" in list(inspect.signature(function).parameters)[:1]:
         raise ValueError(f"{label} is not static. Fix: add @staticmethod.")
 
@@ -220,7 +224,7 @@ def _check_signature(cls: Any, kind: str) -> None:
     static = isinstance(execute, staticmethod)
     if static and kind != "capability":
         return
-    label = f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
+    label = f"The method 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
     # A decorator of the author may supply further arguments, so only its own signature counts.
     function = getattr(execute, "__func__", execute)
     parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())

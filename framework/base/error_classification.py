@@ -35,7 +35,7 @@ class ErrorClassification:
     """Severity of a failure, with a message and details. ``classify_error`` returns it.
 
     Attributes:
-        severity: How the turn handles the failure.
+        severity: Severity, which decides how the turn continues.
         user_message: Message for the user. None means the default message.
         metadata: Details for developers and for the next planning prompt.
 
@@ -74,7 +74,7 @@ class ErrorClassification:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, the form in which state holds it."""
+        """Return the classification as plain data for the graph state."""
         return {
             "severity": self.severity.value,
             "user_message": self.user_message,
@@ -83,7 +83,7 @@ class ErrorClassification:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
-        """Return the classification that :meth:`to_dict` wrote."""
+        """Create a classification from the result of :meth:`to_dict`."""
         return cls(
             ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
         )
@@ -144,11 +144,11 @@ _RETRY_INFO = re.compile(r"retryDelay\W{1,9}+([\d.]{1,20}+)s")
 
 
 class Diagnosis(NamedTuple):
-    """Category of an exception.
+    """Category of an exception and the cause that determines it.
 
     Attributes:
-        category: The category.
-        cause: Exception in the chain that determines the category.
+        category: Category, such as ``network`` or ``programming_error``.
+        cause: Exception in the chain of causes that determines the category.
         retry_after: Delay in seconds that the server requested, if any.
     """
 
@@ -168,8 +168,8 @@ def diagnose(exc: BaseException) -> Diagnosis:
     for error in iter_causes(exc):
         category = categorize(error)
         if category != "unknown":
-            asked = (_retry_after(each) for each in iter_causes(exc))
-            return Diagnosis(category, error, next((s for s in asked if s is not None), None))
+            delays = (_requested_delay(each) for each in iter_causes(exc))
+            return Diagnosis(category, error, next((s for s in delays if s is not None), None))
     return Diagnosis("unknown", exc)
 
 
@@ -178,14 +178,14 @@ def classify_exception(
 ) -> ErrorClassification:
     """Classify an exception by its type. This is the default for capabilities and nodes.
 
-    Transient errors (network, timeout, rate limit, overload) are RETRIABLE, errors of the project have
-    their own severity, and all others are CRITICAL. A step with ``effect="once"`` is never RETRIABLE
-    because of a transient error, since its outcome is unknown.
+    Transient errors (network, timeout, rate limit, overload) are RETRIABLE, capgraph's errors have their
+    declared severity, and all others are CRITICAL. A transient error of a step with ``effect="once"``
+    is CRITICAL, because the step may have had its effect before it failed.
 
     Args:
-        exc: The exception.
+        exc: Exception to classify.
         origin: Beginning of the message, such as ``"Unhandled error in weather"``.
-        effect: Declared effect of the capability.
+        effect: Declared effect of the capability: ``none``, ``idempotent``, or ``once``.
 
     >>> classify_exception(RuntimeError("broken"), "Unhandled error in weather").user_message
     'Unhandled error in weather: broken'
@@ -218,7 +218,9 @@ def classify_exception(
 
 
 def is_self_classified(exc: BaseException) -> bool:
-    """Return True if an exception has its own severity, or is not about the work of the capability.
+    """Return True if a capgraph error determines an exception's severity.
+
+    A ``CapabilityError``, ``ModelError``, or ``ValidationError`` does so only if it sets ``severity``.
 
     >>> is_self_classified(RuntimeError("broken")), is_self_classified(MissingExtraError("no x"))
     (False, True)
@@ -247,7 +249,7 @@ def iter_causes(exc: BaseException) -> Iterator[BaseException]:
 
 
 def categorize(error: BaseException) -> Category:
-    """Return the category of one exception, without its causes."""
+    """Return the category of one exception and ignore its causes."""
     if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
         return "unknown"  # its cause decides
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
@@ -269,11 +271,11 @@ def categorize(error: BaseException) -> Category:
 
 
 def _service_category(error: BaseException) -> Category | None:
-    """Return the category of a service's error: by type, status, or error code."""
-    status = _status(error)
+    """Return the category of a remote service's error, by exception type, HTTP status, or error code."""
+    status = _http_status(error)
     codes = [getattr(error, name, None) for name in ("code", "type")]
     is_service_error = status is not None or any(isinstance(code, str) for code in codes)
-    if is_service_error and status != 429 and _is_about_context(str(error)):
+    if is_service_error and status != 429 and _is_context_overflow(str(error)):
         return "context_too_long"
     for base in type(error).__mro__:
         if base.__name__ in _LANGCHAIN_CATEGORIES:
@@ -290,11 +292,11 @@ def _service_category(error: BaseException) -> Category | None:
     )
 
 
-def _is_about_context(text: str) -> bool:
+def _is_context_overflow(text: str) -> bool:
     return bool(_CONTEXT.search(text) and _EXCEEDED.search(text))
 
 
-def _status(error: BaseException) -> int | None:
+def _http_status(error: BaseException) -> int | None:
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "http_status", "code"):
             value = getattr(holder, name, None)
@@ -325,7 +327,7 @@ def _is_network_type(error: BaseException) -> bool:
     return bool(names & {"APIConnectionError", "NetworkError", "TransportError", "gaierror"})
 
 
-def _retry_after(error: BaseException) -> float | None:
+def _requested_delay(error: BaseException) -> float | None:
     own = getattr(error, "retry_after", None)
     if isinstance(own, (int, float)) and math.isfinite(own):
         return max(0.0, float(own))

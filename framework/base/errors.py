@@ -61,9 +61,9 @@ class CapabilityError(CapgraphError):
 
 
 class AskAgain(CapabilityError):
-    """A capability rejects its parameters.
+    """A capability rejected its parameters.
 
-    The planner reads the message and makes a new plan with other parameters.
+    Raise it to make the planner create a new plan with other parameters. The planner reads the message.
 
     >>> str(AskAgain("There is no channel 'T7'.", fix="Ask for one of T1 to T6."))
     "There is no channel 'T7'. Fix: Ask for one of T1 to T6."
@@ -80,7 +80,7 @@ class InfrastructureError(CapgraphError):
 
 
 class RegistryError(CapgraphError):
-    """Registrations contradict each other."""
+    """Two registrations contradict each other."""
 
     code = "CG-REGISTRY"
 
@@ -112,9 +112,8 @@ class PersistenceError(CapgraphError):
     """A saver, store, or database failed.
 
     Attributes:
-        stops_run: True if the run's own records cannot be stored. The run stops, because it could no
-            longer report what it does.
-        is_unreadable: True if stored data cannot be read by this version. A retry does not help.
+        stops_run: True if the run must stop because it cannot store a record of its actions.
+        is_unreadable: True if this version cannot read the stored data, so a retry does not help.
         is_unavailable: True if the database could not be reached. A later attempt may succeed.
     """
 

@@ -40,7 +40,7 @@ class _Arguments:
     absent: dict[str, Any] = field(default_factory=dict)  # defaults of optional inputs
 
     def requires(self) -> list[tuple[type[CapabilityContext], str, str | None]]:
-        """Return the inputs as ``requires`` entries. Several of one type have their names as roles."""
+        """Return the inputs as ``requires`` entries. Inputs of the same type get their names as roles."""
         kinds = [kind for kind, _ in self.inputs.values()]
         return [
             (kind, cardinality, name if kinds.count(kind) > 1 else None)
@@ -82,7 +82,7 @@ def capability_from_function(
     """
     label = getattr(function, "__name__", repr(function))
     _check_function(function, label, options)
-    hints = _hints(function, label)
+    hints = _resolve_annotations(function, label)
     arguments = _Arguments()
     for parameter in inspect.signature(function).parameters.values():
         _read_argument(parameter, hints, label, arguments)
@@ -93,7 +93,7 @@ def capability_from_function(
             fix="Give it a docstring, or pass description=.",
         )
     name = options.get("name") or function.__name__
-    outputs = _outputs(hints.get("return"), name, function.__module__, label)
+    outputs = _output_types(hints.get("return"), name, function.__module__, label)
     namespace = {
         **options,
         "name": name,
@@ -101,7 +101,7 @@ def capability_from_function(
         "provides": outputs,
         "requires": arguments.requires(),
         # Needed even without fields, so that unknown parameters are refused.
-        "Parameters": _parameters_model(name, arguments.parameters, label),
+        "Parameters": _create_parameters_model(name, arguments.parameters, label),
         "execute": _create_execute(function, arguments, outputs),
         **methods_from_options(label, max_attempts, delay_seconds, classify_error, parameters_from),
         "__module__": function.__module__,
@@ -167,7 +167,7 @@ def methods_from_options(
     classify_error: ClassifyError | None = None,
     parameters_from: ParametersFrom | None = None,
 ) -> dict[str, Any]:
-    """Return the methods of a capability class that is generated from a function or a tool.
+    """Create the methods of a capability class that is generated from a function or a tool.
 
     Args:
         label: Name of the capability, for messages.
@@ -180,7 +180,7 @@ def methods_from_options(
         ValidationError: A number is out of range.
     """
     methods: dict[str, Any] = {
-        "get_retry_policy": staticmethod(_retry_policy(label, max_attempts, delay_seconds)),
+        "get_retry_policy": staticmethod(_create_retry_policy(label, max_attempts, delay_seconds)),
         # These forms have no guides besides the examples, so no warning about defaults is needed.
         "_create_classifier_guide": lambda _self: None,
         "_create_orchestrator_guide": lambda _self: None,
@@ -192,7 +192,7 @@ def methods_from_options(
     return methods
 
 
-def _retry_policy(
+def _create_retry_policy(
     label: str, max_attempts: int | None, delay_seconds: float | None
 ) -> Callable[[], dict[str, Any]]:
     if max_attempts is not None:
@@ -204,7 +204,7 @@ def _retry_policy(
     return lambda: {**BaseCapability.get_retry_policy(), **policy}
 
 
-def _parameters_model(name: str, fields: dict[str, Any], label: str) -> type[BaseModel]:
+def _create_parameters_model(name: str, fields: dict[str, Any], label: str) -> type[BaseModel]:
     create: Any = create_model
     try:
         with warnings.catch_warnings():  # parameters may be named 'copy' or 'json'
@@ -230,7 +230,7 @@ def _parameters_model(name: str, fields: dict[str, Any], label: str) -> type[Bas
         raise
 
 
-def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
+def _resolve_annotations(function: Callable[..., Any], label: str) -> dict[str, Any]:
     frame = inspect.currentframe()
     # Types that are defined inside a function are visible only in its frame.
     local: dict[str, Any] = {}
@@ -268,9 +268,9 @@ def _read_argument(
         )
     annotation = hints[name]
     default = ... if parameter.default is parameter.empty else parameter.default
-    kind, is_optional = _unannotated(annotation), default is not ...
+    kind, is_optional = _strip_annotated(annotation), default is not ...
     if get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind):
-        others = [_unannotated(item) for item in get_args(kind) if item is not type(None)]
+        others = [_strip_annotated(item) for item in get_args(kind) if item is not type(None)]
         if len(others) == 1:  # X | None is supplied like X
             kind, is_optional = others[0], True
     context = _context_type(kind)
@@ -300,16 +300,18 @@ def _is_context(annotation: Any) -> bool:
 def _context_type(annotation: Any) -> type[CapabilityContext] | None:
     """Return the context type of an argument, alone or as a list."""
     if get_origin(annotation) in (list, Sequence):
-        annotation = _unannotated(get_args(annotation)[0])
+        annotation = _strip_annotated(get_args(annotation)[0])
     return annotation if _is_context(annotation) else None
 
 
-def _unannotated(annotation: Any) -> Any:
+def _strip_annotated(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[CapabilityContext]]:
-    annotation, original = _unannotated(annotation), annotation
+def _output_types(
+    annotation: Any, name: str, module: str, label: str
+) -> list[type[CapabilityContext]]:
+    annotation, original = _strip_annotated(annotation), annotation
     if annotation in (None, type(None)):
         return []
     if is_command(annotation):  # the output is the text of its messages
@@ -317,11 +319,11 @@ def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[C
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
     others = [option for option in options if not is_command(option)]
     if len(others) < len(options):
-        if not any(_is_context(_unannotated(option)) for option in others):
+        if not any(_is_context(_strip_annotated(option)) for option in others):
             others += [str, None]
-        return _outputs(reduce(or_, others), name, module, label)
+        return _output_types(reduce(or_, others), name, module, label)
     parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
-    kinds = [_unannotated(kind) for kind in parts]
+    kinds = [_strip_annotated(kind) for kind in parts]
     if all(_is_context(kind) for kind in kinds):
         if len(set(kinds)) < len(kinds):
             raise ValidationError(
@@ -332,7 +334,7 @@ def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[C
     contexts = [
         part
         for kind in kinds
-        for part in (kind, *map(_unannotated, get_args(kind)))
+        for part in (kind, *map(_strip_annotated, get_args(kind)))
         if _is_context(part)
     ]
     is_list = get_origin(annotation) in (list, Sequence)

@@ -202,7 +202,7 @@ class TaskClassifierGuide(BaseModel):
 
     Attributes:
         instructions: When the capability is needed.
-        examples: Requests that need the capability and requests that do not.
+        examples: Requests that need the capability, and requests that do not.
         actions_if_true: Actions after a match.
     """
 

@@ -26,8 +26,8 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
         description: What the node does (required).
         behaviors: Behaviors of the node, from ``capgraph.behaviors``.
         quiet: True if the start and the end of the node are not logged.
-        before: Node that runs after this one. For a node without a role of its own.
-        after: Node that runs before this one. For a node without a role of its own.
+        before: Name of the node before which a custom node is inserted.
+        after: Name of the node after which a custom node is inserted.
     """
 
     name: str = None  # type: ignore[assignment]
@@ -81,7 +81,12 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return ``max_attempts`` (including the first), ``delay_seconds``, and ``backoff_factor``."""
+        """Return the retry policy.
+
+        Returns:
+            A dictionary with ``max_attempts`` (including the first attempt), ``delay_seconds`` (before the
+            second attempt), and ``backoff_factor`` (by which each further delay is multiplied).
+        """
         return {"max_attempts": 2, "delay_seconds": 0.2, "backoff_factor": 1.2}
 
     def __repr__(self) -> str:

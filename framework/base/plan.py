@@ -41,8 +41,8 @@ class PlannedStep(TypedDict, total=False):
         look_again: Whether the planner reviews the results after the step and may change the steps that
             have not started. On the final ``respond`` step: whether the planner reviews all results
             before the answer and may plan more steps or write the answer.
-        wait_until: Earliest start: a time with UTC offset, or a duration (``"2h"``) from when the step
-            could start.
+        wait_until: Earliest start: a time with a UTC offset, or a delay such as ``"2h"`` after the
+            step's inputs are available.
         wait_for: Key of the external event that the step waits for, or ``{"key": "paid", "within":
             "2d"}``.
     """
@@ -64,10 +64,10 @@ class PlannedStep(TypedDict, total=False):
 
 
 class ExecutionPlan(TypedDict, total=False):
-    """A list of steps.
+    """List of steps with limits for their execution.
 
     Attributes:
-        steps: The steps. An input may refer only to the result of an earlier step.
+        steps: Steps in order. An input may refer only to the result of an earlier step.
         deadline: Maximum duration of all steps in seconds. Waiting for approvals does not count.
         budget: Limits for the rest of the turn, with the names of ``Budget`` arguments.
         stamp: Origin of the plan. The graph sets it; plans of callers have none.
@@ -92,7 +92,7 @@ BUDGET_NAMES = (
 
 
 def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits that a plan sets: ``deadline`` and ``budget``.
+    """Return a plan's limits: its ``deadline`` and ``budget``, if they are set.
 
     >>> plan_limits({"steps": [], "deadline": 5, "budget": None})
     {'deadline': 5}
@@ -101,7 +101,7 @@ def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of a plan that replaces another one. They never exceed the current limits.
+    """Return the limits for a replacement plan. They never exceed the limits of the current plan.
 
     >>> tighten_limits({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
     {'deadline': 5, 'budget': {'steps': 3, 'tokens': 8}}
@@ -117,7 +117,7 @@ def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -
 
 
 def element_key(key: str, number: int) -> str:
-    """Return the context key of the step copy for one list element, counted from 0.
+    """Return the context key of a ``for_each`` step's copy for the list element with this index.
 
     >>> element_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
     ('pay[3]', 'pay', 'pay')
@@ -126,7 +126,7 @@ def element_key(key: str, number: int) -> str:
 
 
 def plan_key(key: str) -> str:
-    """Return the key of the planned step: the key without the index of a list element."""
+    """Remove the list index that :func:`element_key` added to a context key."""
     return key.partition("[")[0]
 
 

@@ -88,7 +88,7 @@ class ExecutionRecord:
 
 
 class CapabilityMatch(BaseModel):
-    """Reply to the question whether a request needs a capability.
+    """Structured reply of a model that decides whether a request needs a capability.
 
     >>> CapabilityMatch(is_match=True).is_match
     True

@@ -74,7 +74,7 @@ class Requirement:
         A type is a name or a context class.
 
         Raises:
-            ValidationError: The entry has another form.
+            ValidationError: The entry has none of these forms.
         """
         if isinstance(entry, Requirement):
             return entry
@@ -97,7 +97,14 @@ def _is_role(value: Any) -> bool:
 
 
 def context_type_name(entry: Any) -> str | None:
-    """Return the name of a context type, or None if the entry is neither a name nor a context class."""
+    """Return the name of a context type.
+
+    Args:
+        entry: Name or class of a context type.
+
+    Returns:
+        The name, or None if the entry is neither a non-empty string nor a context class.
+    """
     if isinstance(entry, type) and issubclass(entry, CapabilityContext):
         return entry.CONTEXT_TYPE
     return entry if isinstance(entry, str) and entry else None
@@ -112,7 +119,7 @@ def sorted_unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _gate(value: Any) -> Any:
+def _validate_gate(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, type) or not callable(getattr(value, "evaluate_result", None)):
@@ -131,7 +138,7 @@ _Names = Annotated[Sequence[str], _validated_as(Annotated[tuple[str, ...], Stric
 _Objects = Annotated[Sequence[Any], _validated_as(Annotated[tuple[Any, ...], Strict(False)])]
 
 
-def _examples(texts: tuple[str, ...]) -> tuple[str, ...]:
+def _validate_examples(texts: tuple[str, ...]) -> tuple[str, ...]:
     if not all(text.strip() for text in texts):
         raise ValueError("an example must not be empty")
     return texts
@@ -162,9 +169,9 @@ class Declarations:
         max_parallel: Maximum number of concurrent steps. None means no limit.
         timeout_seconds: Time limit of one attempt. None means the default from the settings.
         on_unknown: Policy for a ``once`` step that started and whose outcome is unknown.
-        on_error: ``fail``: the severity of a failure decides. ``observe``: a planner that reviews
-            results (``planning.mode``) sees the failure and continues. LangChain tools without an
-            effect default to ``observe``.
+        on_error: ``fail`` handles a failure by its severity. ``observe`` passes the failure as a result
+            to a planner that reviews results (``planning.mode``). LangChain tools without an effect
+            default to ``observe``.
         always_active: Whether the capability is selected for every request.
         effect_key: Names of the parameters that identify an effect. None means all parameters and
             inputs.
@@ -182,7 +189,7 @@ class Declarations:
             workers it has no effect.
     """
 
-    examples: Annotated[_Names, AfterValidator(_examples)] = ()
+    examples: Annotated[_Names, AfterValidator(_validate_examples)] = ()
     effect: Effect = "none"
     requires_approval: bool | ApprovalPolicy = False
     max_parallel: Annotated[int, Field(ge=1)] | None = None
@@ -201,7 +208,7 @@ class Declarations:
         ]
         | None
     ) = None
-    gate: Annotated[Any, AfterValidator(_gate)] = None
+    gate: Annotated[Any, AfterValidator(_validate_gate)] = None
     labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
     sends_externally: bool = False
     undo: Annotated[
@@ -219,7 +226,7 @@ DECLARED: dict[str, Any] = {
 
 
 @cache
-def _adapters() -> dict[str, TypeAdapter[Any]]:
+def _type_adapters() -> dict[str, TypeAdapter[Any]]:
     strict = ConfigDict(strict=True)
     hints = get_type_hints(Declarations, include_extras=True)
     return {name: TypeAdapter(hints[name], config=strict) for name in DECLARED}
@@ -228,6 +235,11 @@ def _adapters() -> dict[str, TypeAdapter[Any]]:
 def check_declaration(owner: str, name: str, value: Any) -> Any:
     """Validate one declaration.
 
+    Args:
+        owner: Name of the class, for the error message.
+        name: Name of the declaration, such as ``"effect"``.
+        value: Value to validate.
+
     Returns:
         The value in the form that ``CapabilitySpec`` stores.
 
@@ -235,7 +247,7 @@ def check_declaration(owner: str, name: str, value: Any) -> Any:
         ValidationError: The value is invalid.
     """
     try:
-        return _adapters()[name].validate_python(value)
+        return _type_adapters()[name].validate_python(value)
     except PydanticError as exc:
         errors = "; ".join(dict.fromkeys(error["msg"] for error in exc.errors(include_url=False)))
         errors = errors.replace("valid tuple", "list")  # authors write lists
@@ -286,7 +298,7 @@ class CapabilitySpec(Declarations):
             ValidationError: A declaration is invalid. The message names the class and the attribute.
         """
         owner = target.__name__
-        provides, requires = (_entries(target, name) for name in ("provides", "requires"))
+        provides, requires = (_read_entries(target, name) for name in ("provides", "requires"))
         outputs = [context_type_name(entry) for entry in provides]
         if None in outputs:
             raise ValidationError(
@@ -305,13 +317,13 @@ class CapabilitySpec(Declarations):
             )
         _check_effect_key(owner, declared["effect_key"], parameters)
         parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
-        needs = tuple(Requirement.parse(entry) for entry in requires)
-        _check_labels(owner, needs)
+        requirements = tuple(Requirement.parse(entry) for entry in requires)
+        _check_labels(owner, requirements)
         return cls(
             name=target.name,
             description=target.description,
             provides=cast("tuple[str, ...]", tuple(dict.fromkeys(outputs))),
-            requires=needs,
+            requires=requirements,
             parameters=parameters,
             context_types=tuple(dict.fromkeys(part for part in parts if isinstance(part, type))),
             cls=target,
@@ -319,7 +331,7 @@ class CapabilitySpec(Declarations):
         )
 
 
-def _entries(target: type[Any], name: str) -> list[Any]:
+def _read_entries(target: type[Any], name: str) -> list[Any]:
     value = getattr(target, name, None) or []
     is_entry = isinstance(value, tuple) and value[1:] and value[1] in get_args(Cardinality)
     if is_entry or not isinstance(value, (list, tuple, set, frozenset)):
@@ -330,8 +342,8 @@ def _entries(target: type[Any], name: str) -> list[Any]:
     return list(value)
 
 
-def _check_labels(owner: str, needs: Sequence[Requirement]) -> None:
-    labels = [need.label for need in needs]
+def _check_labels(owner: str, requirements: Sequence[Requirement]) -> None:
+    labels = [requirement.label for requirement in requirements]
     duplicates = sorted({label for label in labels if labels.count(label) > 1})
     if duplicates:
         raise ValidationError(
@@ -383,8 +395,8 @@ def _check_effect_key(
 
 def is_valid_node_name(name: str) -> bool:
     """Return True if a graph node may have the name: not reserved by LangGraph, and printable."""
-    kept = name.startswith("__") and name.endswith("__")
-    return not (kept or set(name) & {":", "|"}) and escape_control_characters(name) == name
+    is_reserved = name.startswith("__") and name.endswith("__")
+    return not (is_reserved or set(name) & {":", "|"}) and escape_control_characters(name) == name
 
 
 INFRASTRUCTURE_ROLES = (
@@ -419,8 +431,8 @@ class InfrastructureSpec:
         name: Name of the node, which is its role in the graph.
         description: What the node does.
         quiet: True if the start and the end of the node are not logged.
-        before: Node that runs after this one. For a node without a role of its own.
-        after: Node that runs before this one. For a node without a role of its own.
+        before: Name of the node before which a custom node is inserted.
+        after: Name of the node after which a custom node is inserted.
         behaviors: Behaviors of the node: hooks, retry rules, and time limits.
         cls: The decorated class.
     """

@@ -90,7 +90,7 @@ class StepContext:
         return get_logger("capability", self.capability)
 
 
-def _inputs(context: StepContext) -> StepInputs:
+def _create_inputs(context: StepContext) -> StepInputs:
     inputs = StepInputs(context.inputs)
     inputs.once = context.once
     return inputs
@@ -98,7 +98,7 @@ def _inputs(context: StepContext) -> StepInputs:
 
 EXECUTE_ARGUMENTS: Mapping[str, Callable[[StepContext], Any]] = {
     "step": attrgetter("step"),
-    "context": _inputs,
+    "context": _create_inputs,
     "runtime": attrgetter("runtime"),
     "logger": attrgetter("logger"),
     "streamer": lambda context: get_streamer("capability", context.capability),

@@ -55,17 +55,17 @@ class TurnBudget:
         self.attempts += 1
 
     def uncount_attempt(self) -> None:
-        """Take back an attempt that does not count."""
+        """Subtract an attempt that was counted but must not use up the limit."""
         self.attempts -= 1
 
     def allow_more_attempts(self, more: int) -> None:
-        """Raise the maximum number of attempts. Without a limit this does nothing."""
+        """Raise the maximum number of step attempts. Without a maximum, do nothing."""
         if self.allowed_attempts:
             self.allowed_attempts += more
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:
-        """Return the counters that :meth:`to_plain` wrote. Missing counters are 0."""
+        """Create counters from the result of :meth:`to_plain`. Missing counters are 0."""
         known = data or {}
         return cls(**{field.name: int(known.get(field.name, 0)) for field in fields(cls)})
 

@@ -41,10 +41,10 @@ class ValueContext(CapabilityContext):
 
 
 def unwrap_value(data: Any, kind: type[CapabilityContext] | None) -> Any:
-    """Return the data that reference paths start from: the value of a plain value, or the data itself.
+    """Return the value inside the stored data of a :class:`ValueContext`, or other data unchanged.
 
     Args:
-        data: The stored data.
+        data: Stored context data.
         kind: Context type. None if its class is not registered, as for most tools.
 
     >>> unwrap_value({"value": [3]}, None), unwrap_value({"days": 3}, None)
@@ -56,9 +56,11 @@ def unwrap_value(data: Any, kind: type[CapabilityContext] | None) -> Any:
 
 
 def value_field_names(kind: type[CapabilityContext]) -> list[str]:
-    """Return the field names of a structured plain value, or those that a server declares.
+    """Return the names of the fields to which plans may refer individually.
 
-    Other context types return an empty list, because plans refer to them as a whole.
+    These are the fields of a dataclass, pydantic model, or TypedDict that a function returns, and the
+    fields that an MCP server declares. The list is empty for other context types, because plans refer
+    to them as a whole.
     """
     if not issubclass(kind, ValueContext):
         return list(getattr(kind, "DECLARED_FIELDS", ()))

@@ -1,4 +1,4 @@
-"""Data and protocols that packages use to talk to each other, split by subject."""
+"""Data types and protocols that the packages share, so that they need not import each other."""
 
 from typing import TYPE_CHECKING
 

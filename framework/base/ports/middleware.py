@@ -46,7 +46,7 @@ class ModelCallMiddleware(Protocol):
 
 @runtime_checkable
 class RetryRule(Protocol):
-    """Retry policy that replaces a capability's own one in the stage ``retry``.
+    """Retry policy that replaces the capability's ``get_retry_policy`` in the stage ``retry``.
 
     ``capgraph.behaviors.RetryBehavior`` implements it.
     """
@@ -59,7 +59,11 @@ class RetryRule(Protocol):
         """Return True if the failure should be retried."""
 
     def delay(self, failures: int) -> float:
-        """Return the delay in seconds after this number of failures."""
+        """Return the delay before the next attempt, in seconds.
+
+        Args:
+            failures: Number of failed attempts so far.
+        """
 
     def policy(self) -> dict[str, Any]:
         """Return the rule in the form of ``get_retry_policy``."""
@@ -67,7 +71,7 @@ class RetryRule(Protocol):
 
 @runtime_checkable
 class TimeLimit(Protocol):
-    """Time limit that replaces a capability's own one in the stage ``timeout``.
+    """Time limit that replaces the capability's ``timeout_seconds`` in the stage ``timeout``.
 
     ``capgraph.behaviors.TimeoutBehavior`` implements it.
     """
@@ -118,10 +122,17 @@ class Behavior(Protocol):
 
 @runtime_checkable
 class AvailabilityProvider(Protocol):
-    """Behavior that knows which capabilities are unavailable, so that plans avoid them."""
+    """Behavior that reports unavailable capabilities, so that plans avoid them."""
 
     async def unavailable_capabilities(self, capabilities: Collection[str]) -> Mapping[str, str]:
-        """Return the unavailable capabilities, each with the reason and the expected end."""
+        """Return the unavailable capabilities.
+
+        Args:
+            capabilities: Names of the capabilities to check.
+
+        Returns:
+            The reason and the expected end of each unavailability, by capability name.
+        """
         ...
 
 
@@ -157,7 +168,11 @@ class TurnGuardrail(Protocol):
         """Return the final message of a turn, possibly rewritten."""
 
     def merged_with(self, others: Sequence[Any]) -> TurnGuardrail:
-        """Return one guardrail that combines this one and others."""
+        """Combine this guardrail with others.
+
+        Args:
+            others: Further guardrails, which run after this one.
+        """
 
 
 AnyBehavior = Middleware | ModelCallMiddleware | Behavior | RetryRule | TimeLimit

@@ -109,7 +109,7 @@ class TurnSnapshot(Protocol):
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
-        """Records of the finished steps, by context key."""
+        """State entries of the finished steps, by context key."""
 
     @property
     def contexts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -125,9 +125,9 @@ class TurnSnapshot(Protocol):
 
     @property
     def callers(self) -> Sequence[Caller]:
-        """The caller with each role that applies: when the turn started, and now.
+        """The caller with the role at the start of the turn, and with the current role.
 
-        A permission applies only if all of them have it.
+        A step is permitted only if both roles permit it.
         """
 
 
@@ -141,8 +141,8 @@ class PlanPolicy(Protocol):
 class StepPolicy(Protocol):
     """Policy that decides about a step when the plan is accepted and again before the step starts.
 
-    A policy with the attribute ``decides_by_name = True`` needs only the caller and the name of the
-    capability. It is evaluated before guardrails, hooks, and parameters.
+    A policy with the attribute ``decides_by_name = True`` reads only the caller and the capability's
+    name. It is evaluated first, before guardrails and hooks run and parameters are validated.
     """
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
@@ -165,12 +165,31 @@ class FlowPolicy(Protocol):
         """
 
     def check(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
-        """Decide whether data with these labels may reach a step."""
+        """Decide whether a step may receive labeled data.
+
+        Args:
+            spec: ``CapabilitySpec`` of the step's capability.
+            step: The planned step.
+            labels: Labels of the data, each with its source.
+        """
 
     def stored_labels(self, kind: str, key: str, view: Any) -> Mapping[str, str]:
-        """Return the labels of a stored context."""
+        """Return the labels of a stored context, each with its source.
+
+        Args:
+            kind: Name of the context type.
+            key: Context key.
+            view: ``TurnView`` of the turn.
+        """
 
     def label_record(
         self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
     ) -> StepRecord:
-        """Return a step's record with the labels of its outputs."""
+        """Return a copy of the record with the labels of the step's outputs.
+
+        Args:
+            record: Outcome of the step.
+            spec: ``CapabilitySpec`` of the step's capability.
+            labels: Labels of the step's inputs, each with its source.
+            view: ``TurnView`` of the turn.
+        """

@@ -37,7 +37,7 @@ class ShortCircuit(NamedTuple):
 
     Attributes:
         value: The result, in any form that the capability may return.
-        source: Origin of the result, as the step's record shows it.
+        source: Origin of the result, which the step's record contains.
         is_emitted: True if the event for the end of the step has been emitted.
     """
 
@@ -78,8 +78,7 @@ class Attempt:
             and ``messages``.
         parameters: Validated parameters, set by ``validate``: a model instance, or a dictionary if
             the capability declares no model.
-        values: The parameters as plain data, with defaults. They are what is shown, approved, and
-            hashed.
+        values: The parameters as plain data, with defaults. Approval requests show and hash them.
         idempotency_key: Key of the effect. All attempts and all plans of a turn share it.
         kind: ``step`` or ``model``.
         short_circuit: Result to use instead of calling the capability. Middleware outside
@@ -116,7 +115,7 @@ class Attempt:
         return self.short_circuit is not None and self.short_circuit.source == "record"
 
     def event_fields(self) -> dict[str, Any]:
-        """Return the fields that every event of this attempt has."""
+        """Return the fields that all events of this attempt share."""
         element = self.element
         return {
             **({"element": element.number, "elements": element.of} if element is not None else {}),
@@ -173,7 +172,7 @@ class Failure:
         return ErrorClassification(self.severity, self.message, dict(self.metadata))
 
     def to_state(self) -> dict[str, Any]:
-        """Return the failure as plain data, the form in which state holds it."""
+        """Return the failure as plain data for the graph state."""
         origin = {
             "capability_name": self.capability,
             "node_name": self.node,
@@ -193,7 +192,7 @@ class Failure:
 
     @classmethod
     def from_state(cls, info: Mapping[str, Any]) -> Failure:
-        """Return the failure that :meth:`to_state` wrote. An invalid severity becomes CRITICAL."""
+        """Create a failure from the result of :meth:`to_state`. An invalid severity becomes CRITICAL."""
         classification = info.get("classification") or {}
         try:
             severity = ErrorSeverity(classification.get("severity"))
@@ -231,7 +230,7 @@ class StepRecord:
         error: The failure. None for a success.
         skipped: Reason why the step was skipped and will not run. None if it was not skipped.
         not_needed: True if the step was skipped because its ``when`` condition is false.
-        observed: True if the planner sees the failure and continues.
+        observed: True if the planner reviews the failure and the turn continues.
         attempts: Number of the last attempt.
         execution_time: Seconds of the last attempt.
         timestamp: Time at which the step ended, in ISO format.
@@ -274,10 +273,10 @@ class StepRecord:
 
     @classmethod
     def from_attempt(cls, attempt: Attempt, **fields: Any) -> StepRecord:
-        """Return the record of an attempt.
+        """Create the record of an attempt.
 
         Args:
-            attempt: The attempt, which supplies key, capability, index, and objective.
+            attempt: Attempt that supplies the key, the capability, the index, and the objective.
             **fields: Values of the other fields.
 
         >>> attempt = Attempt("read", {}, "level")
@@ -292,7 +291,7 @@ class StepRecord:
         return {kind: next(iter(entries)) for kind, entries in self.contexts.items()}
 
     def to_state_entry(self) -> dict[str, Any]:
-        """Return the step's entry in ``execution_step_results``."""
+        """Return the step's entry for ``execution_step_results`` in the graph state."""
         entry: dict[str, Any] = {
             "step_index": self.index,
             "capability": self.capability,
@@ -322,14 +321,14 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """Request for a person's decision, without which a step cannot continue.
+    """Request for a person's decision, for which a step waits.
 
     Attributes:
         kind: ``step`` (approve the step), ``result`` (approve its result), ``unknown_outcome``,
             ``acted_before``, or ``missing_capability``.
         capability: Name of the capability.
         reason: Reason for the request.
-        digest: Digest of what is shown. An approval is valid for this digest only.
+        digest: Digest of the shown data. An approval is valid only for this digest.
         shown: Further data to show in full: the parameters and the values of the inputs.
         run: Number of the effect's run.
         effect: Key of the effect record.
