@@ -60,7 +60,7 @@ class PromptBuilder:
         return ""
 
     def get_prefix(self, **context: Any) -> str:
-        """Join all sections except the dynamic context."""
+        """Return the prompt without the dynamic context. Model providers can cache this prefix."""
         shown = BaseExample.join(self.get_examples())
         examples = f"EXAMPLES:\n{shown}" if shown else ""
         sections = (
@@ -73,10 +73,10 @@ class PromptBuilder:
         return _join(sections)
 
     def get_system_instructions(self, **context: Any) -> str:
-        """Join all sections.
+        """Return the complete prompt.
 
         Args:
-            **context: Values for the dynamic sections. Each builder documents its own.
+            **context: Values for the dynamic sections. Each subclass documents its values.
         """
         return _join((self.get_prefix(**context), self.get_dynamic_context(**context)))
 

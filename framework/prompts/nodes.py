@@ -94,11 +94,11 @@ class ClassificationPrompt(PromptBuilder):
         """Return the request and the capabilities that failed for it."""
         text = as_request(task)
         if excluded:
-            text += f"\n\n{_excluded_section(excluded)}"
+            text += f"\n\n{_format_excluded(excluded)}"
         return text
 
 
-def _excluded_section(excluded: Mapping[str, str]) -> str:
+def _format_excluded(excluded: Mapping[str, str]) -> str:
     tried = "\n".join(f"{name}: {reason}" for name, reason in excluded.items())
     title = "These were tried for this request and did not fit; do not choose them:\n"
     return title + as_data("tried", tried)
@@ -165,7 +165,7 @@ class OrchestratorPrompt(PromptBuilder):
             left = ", ".join(f"{name} {value:g}" for name, value in budget_left.items())
             parts.append(f"Left of the budget: {left}. A plan that needs more is refused.")
         if excluded:
-            parts.append(_excluded_section(excluded))
+            parts.append(_format_excluded(excluded))
         if unavailable_capabilities:
             unavailable = "\n".join(
                 f"{name}: {reason}" for name, reason in unavailable_capabilities.items()
@@ -199,7 +199,7 @@ class OrchestratorPrompt(PromptBuilder):
                 else _LAST_REVIEW_TITLE
             )
             parts.append(f"{title}\n{format_finished_steps(finished, planned, texts, task)}")
-        if look_again and (following := _open_steps(planned, finished or {}, look_again)):
+        if look_again and (following := _unfinished_steps(planned, finished or {}, look_again)):
             steps = json.dumps(following, ensure_ascii=False, default=str)
             parts.append(
                 "The plan is half done. These steps come next; your steps take their place, and no"
@@ -240,18 +240,18 @@ class IterativePlanningPrompt(OrchestratorPrompt):
 def _latest_first(
     finished: Mapping[str, Mapping[str, Any]], reviewed_keys: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the outputs of finished steps: reviewed steps first, then the others, latest first."""
+    """Return the type and key of each finished step's outputs, reviewed steps first, latest first."""
     keys = [*reviewed_keys, *(key for key in reversed([*finished]) if key not in reviewed_keys)]
     records = [finished[key] for key in keys if key in finished]
     return [pair for record in records for pair in (record.get("outputs") or {}).items()]
 
 
-def _open_steps(
+def _unfinished_steps(
     planned_steps: Sequence[Mapping[str, Any]],
     finished: Mapping[str, Any],
     reviewed_keys: Sequence[str],
 ) -> list[Mapping[str, Any]]:
-    """Return the steps of a plan that have not finished."""
+    """Return the unfinished steps of a plan."""
     ended = {*finished, *reviewed_keys}
     open_steps = [step for step in planned_steps if step.get("context_key") not in ended]
     return [step for step in open_steps if step.get("capability") not in TERMINAL_STEPS]
@@ -313,7 +313,7 @@ def _join_sections(
 
 
 class ClarificationPrompt(PromptBuilder):
-    """Prompt for a question to the person.
+    """Prompt for a clarifying question to the user.
 
     Context: ``task``, ``question``, ``results``, ``missing``, ``abilities``.
     """
@@ -336,13 +336,13 @@ class ClarificationPrompt(PromptBuilder):
         missing: Sequence[str] = (),
         **_: Any,
     ) -> str:
-        """Return the request and what is unclear about it."""
+        """Return the request and the question that clarifies it."""
         unclear = f"What is unclear:\n{as_data('unclear', question)}" if question else ""
         return _join_sections(task, unclear, results, missing)
 
 
 class ErrorAnalysisPrompt(PromptBuilder):
-    """Prompt that explains a failure to the person. Context: ``task``, ``failure``, ``finished``."""
+    """Prompt that explains a failure to the user. Context: ``task``, ``failure``, ``finished``."""
 
     role = "You explain to a person why an agent could not do what they asked."
     instructions = (

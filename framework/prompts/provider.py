@@ -16,7 +16,7 @@ ENTRY_POINT_GROUP = "capgraph.prompts"
 
 
 class PromptProvider:
-    """Provider of prompt builders. An application can replace each of them.
+    """Provider of the prompt builders of an application, each of which can be replaced.
 
     Args:
         **builders: Builders by name, which replace the defaults or add to them. Each is returned by
@@ -65,7 +65,7 @@ class PromptProvider:
 
 @contextmanager
 def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
-    """Set the default provider of ``get_framework_prompts`` inside a ``with`` block.
+    """Make a provider the default of ``get_framework_prompts`` inside a ``with`` block.
 
     >>> with use_prompts(PromptProvider()) as mine:
     ...     get_framework_prompts() is mine
@@ -76,16 +76,16 @@ def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
 
 
 def get_framework_prompts(application: str | None = None) -> PromptProvider:
-    """Return the prompts of an application.
+    """Return the prompt provider of an application.
 
     Args:
-        application: Name of an entry point in the group ``capgraph.prompts``, or
-            ``"package.module:provider"``. By default: the provider of :func:`use_prompts`, else the
-            installed entry point, else the built-in prompts.
+        application: Name of an entry point in the group ``capgraph.prompts``, or an import reference
+            ``"package.module:provider"``. The default is the provider of :func:`use_prompts`, then the
+            only installed entry point, then the built-in prompts.
 
     Raises:
-        ConfigurationError: The application is unknown, or several are installed and ``application`` is
-            missing. It is a ``ValueError``.
+        ConfigurationError: The application is unknown, or ``application`` is missing although several
+            applications are installed.
 
     >>> builder = get_framework_prompts().get_orchestrator_prompt_builder()
     >>> builder.get_role().startswith("You plan")

@@ -21,7 +21,7 @@ _ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
 
 def preview_json(value: Any, limit: int) -> str:
-    """Return plain data as JSON of roughly limited length, cut between elements.
+    """Return plain data as JSON of roughly limited length, truncated between elements.
 
     An object keeps its keys. A list keeps its first elements, and the IDs of the others if they fit.
 
@@ -30,35 +30,35 @@ def preview_json(value: Any, limit: int) -> str:
     >>> preview_json("x" * 100, 50)
     '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx … (60 more characters)"'
     """
-    return _json(_cut(value, max(limit, _MIN_PART)))
+    return _to_json(_truncate(value, max(limit, _MIN_PART)))
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
 
 
-def _cut(value: Any, limit: int) -> Any:
-    text = _json(value)
+def _truncate(value: Any, limit: int) -> Any:
+    text = _to_json(value)
     if len(text) <= limit:
         return value
     if isinstance(value, list):
-        return _cut_list(value, limit)
+        return _truncate_list(value, limit)
     if isinstance(value, dict):
-        return _cut_object(value, limit)
+        return _truncate_object(value, limit)
     return sanitize_text(value if isinstance(value, str) else text, limit - 10)
 
 
-def _cut_list(items: list[Any], limit: int) -> list[Any]:
+def _truncate_list(items: list[Any], limit: int) -> list[Any]:
     # A quarter of the space is reserved for the IDs of the other elements.
     remaining, shown_items = limit - limit // 4, []
     for item in items:
-        size = len(_json(item)) + 2
+        size = len(_to_json(item)) + 2
         if size > remaining:
             break
         shown_items.append(item)
         remaining -= size
     if not shown_items and items:
-        shown_items.append(_cut(items[0], max(remaining, _MIN_PART)))
+        shown_items.append(_truncate(items[0], max(remaining, _MIN_PART)))
     rest = items[len(shown_items) :]
     if not rest:
         return shown_items
@@ -73,8 +73,8 @@ def _cut_list(items: list[Any], limit: int) -> list[Any]:
     return [*shown_items, f"… {len(rest):,} more{names}"]
 
 
-def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
-    sizes = {key: len(_json(item)) for key, item in value.items()}
+def _truncate_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
+    sizes = {key: len(_to_json(item)) for key, item in value.items()}
     remaining = limit - sum(len(str(key)) + 6 for key in value)
     each: dict[str, int] = {}
     # Small values stay complete. Large ones share the remaining space.
@@ -82,7 +82,7 @@ def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
         each[key] = max(remaining // (len(sizes) - count), 0)
         remaining -= min(sizes[key], each[key])
     shown_keys = list(value)[: max(limit // 10, 1)]
-    found = {key: _cut(value[key], max(each[key], _MIN_PART)) for key in shown_keys}
+    found = {key: _truncate(value[key], max(each[key], _MIN_PART)) for key in shown_keys}
     more = len(value) - len(shown_keys)
     return found if not more else {**found, "…": f"{more:,} more keys"}
 
@@ -105,12 +105,12 @@ def _is_identifier(value: Any) -> bool:
 
 
 class ResultPreviews:
-    """Texts of results that share the token budget of one prompt.
+    """Formatter of step results that share one prompt's token budget.
 
     Args:
-        available: The stored results, by type and key.
-        max_tokens: Maximum number of tokens of complete results.
-        types: The known context types of the results.
+        available: Stored results, by context type and context key.
+        max_tokens: Maximum number of tokens for complete results.
+        types: Registered context classes by name.
     """
 
     def __init__(
@@ -124,29 +124,32 @@ class ResultPreviews:
         self._types: ContextTypes = types or {}
 
     def full_texts(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return the texts of results and charge their size to the budget.
+        """Return results as JSON texts and charge their size to the token budget.
 
-        A text beyond the budget is a preview.
+        A result that exceeds the rest of the budget is shortened to a preview.
+
+        Args:
+            outputs: Context type and context key of each result.
         """
         texts = {}
         for kind, key in outputs:
             content = self._available.get(kind, {}).get(key)
             if content is None:
                 continue
-            text = _json(self._plain(kind, content))
+            text = _to_json(self._unwrap(kind, content))
             if len(text) > self._left:
-                text = preview_json(self._plain(kind, content), max(self._left, _MAX_PREVIEW))
+                text = preview_json(self._unwrap(kind, content), max(self._left, _MAX_PREVIEW))
             self._left = max(self._left - len(text), 0)
             texts[kind, key] = text
         return texts
 
     def short_text(self, kind: str, key: str, limit: int = _MAX_PREVIEW) -> str:
-        """Return the author's summary of a result, or a preview."""
+        """Return the result's ``get_summary`` text if its class defines one, otherwise a preview."""
         content = self._available[kind][key]
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
             return sanitize_text(summarize_entry(kind, key, content, self._types), limit)
-        return preview_json(self._plain(kind, content), limit)
+        return preview_json(self._unwrap(kind, content), limit)
 
     def stored_lines(
         self,
@@ -154,12 +157,12 @@ class ResultPreviews:
         full_texts: Mapping[tuple[str, str], str],
         excluded: Iterable[tuple[str, str]] = (),
     ) -> str:
-        """Return lines with the recent and latest stored results, and the keys of older ones.
+        """List the stored results: the latest with their content, older results only with their keys.
 
         Args:
-            max_latest: Number of results of each type that are shown with their content.
+            max_latest: Maximum number of results of each type that are listed with their content.
             full_texts: Texts of the results that are shown completely, by type and key.
-            excluded: Results that are shown elsewhere, by type and key.
+            excluded: Type and key of each result that the prompt contains elsewhere.
         """
         excluded_keys = set(excluded)
         found = {
@@ -182,8 +185,8 @@ class ResultPreviews:
                 lines.append(f"{kind}, older: {names}{more}")
         return "\n".join(lines)
 
-    def _plain(self, kind: str, content: Any) -> Any:
-        """Return stored data as references read it: the value itself for a plain value."""
+    def _unwrap(self, kind: str, content: Any) -> Any:
+        """Return stored data as plans refer to it, without the wrapper of a plain value."""
         return unwrap_value(content, self._types.get(kind))
 
 
@@ -193,19 +196,19 @@ def format_finished_steps(
     result_texts: Mapping[tuple[str, str], str],
     task: str,
 ) -> str:
-    """Return a line for each finished step with its key, its call, and its result.
+    """List the finished steps, each with its context key, its call, and its result.
 
     Args:
-        finished: Records by context key.
-        planned_steps: The steps of the current plan, which hold the parameters.
+        finished: State entries of the finished steps, by context key.
+        planned_steps: Steps of the current plan, which contain the parameters.
         result_texts: Texts of the results, by type and key.
-        task: The request. A step with the same objective does not repeat it.
+        task: The request. A step's objective is omitted if it is the same text.
     """
     parameters = {step.get("context_key"): step.get("parameters") for step in planned_steps}
     lines = []
     for key, record in finished.items():
         objective = str(record.get("task_objective") or "")
-        call = f"{record.get('capability', '')}({_json(parameters.get(key) or {})[1:-1]})"
+        call = f"{record.get('capability', '')}({_to_json(parameters.get(key) or {})[1:-1]})"
         line = f"{key} = {call}" + (f": {objective}" if objective not in ("", task) else "")
         outputs = (record.get("outputs") or {}).items()
         for kind, name in outputs:

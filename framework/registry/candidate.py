@@ -12,14 +12,14 @@ class Candidate:
     """Texts of a capability that selection compares with a task.
 
     Attributes:
-        name: Unique name. Its words count as evidence.
-        description: What the capability does, in a sentence or two.
-        instructions: When to select it, from its classifier guide.
-        positives: Requests that need it (classifier examples with ``result=True``).
-        negatives: Requests that do not need it (classifier examples with ``result=False``).
-        parameters: Name, description, and choices of each parameter.
-        matches_task: Function that returns whether a task needs the capability; ``None`` as its result
-            leaves the decision to the selector.
+        name: Unique name of the capability. Its words are compared, too.
+        description: What the capability does, in one or two sentences.
+        instructions: When to select the capability, from its classifier guide.
+        positives: Requests that need the capability (classifier examples with ``result=True``).
+        negatives: Requests that do not need the capability (``result=False``).
+        parameters: Name, description, and choices of each parameter, one text per parameter.
+        matches_task: Function that returns whether a task needs the capability, or ``None`` to leave the
+            decision to the selector.
 
     >>> Candidate("weather", "Gives the weather of a place.", positives=("Is it raining?",)).name
     'weather'

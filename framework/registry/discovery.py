@@ -14,13 +14,13 @@ ENTRY_POINT_GROUP = "capgraph.capabilities"
 
 
 def import_modules(package: str, failures: list[str]) -> Iterator[ModuleType]:
-    """Import a module and all modules of a package, in alphabetical order.
+    """Import a module, or all modules of a package in alphabetical order.
 
     Modules whose name starts with an underscore are skipped.
 
     Args:
-        package: Dotted name.
-        failures: List that collects the modules that cannot be imported, with the cause.
+        package: Dotted name of the module or package.
+        failures: List to which an error message is appended for each failed import.
     """
     import pkgutil
 
@@ -40,7 +40,7 @@ def import_modules(package: str, failures: list[str]) -> Iterator[ModuleType]:
 
 
 def import_object(reference: str) -> Any:
-    """Import ``"module:attribute"``.
+    """Import the object that a ``"module:attribute"`` reference names.
 
     Raises:
         RegistryError: The reference is malformed, or the object does not exist.

@@ -19,7 +19,12 @@ _SUFFIXES = (".yml", ".yaml")
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Load a recipe from its file. Its capabilities are checked when it is registered.
+    """Load a recipe (stored plan with parameters) from a YAML file.
+
+    The recipe's capabilities are checked when it is registered.
+
+    Args:
+        path: Path of the file.
 
     Raises:
         ConfigurationError: The file cannot be read or is invalid. The message lists every problem.
@@ -38,22 +43,25 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def _known_keys(path: tuple[Any, ...]) -> Iterable[str]:
-    """Return the valid keys of a part of the file. ``place`` ends with the unknown key."""
+    """Return the valid keys at a position in the file. ``path`` ends with the unknown key."""
     parts: dict[Any, type[BaseModel]] = {"parameters": RecipeParameter, "examples": RecipeExample}
     part = parts.get(path[0], Recipe) if len(path) > 1 else Recipe
     return list(part.model_fields)
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
-    """Write a recipe to its file atomically."""
+    """Write a recipe to a YAML file atomically."""
     text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=100)
     write_atomic(Path(path), text)
 
 
 def find_recipe_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the recipe files in files and folders.
+    """Find recipe files.
 
-    A folder that does not exist counts as empty: saving the first recipe creates it.
+    A missing folder is treated as empty, because saving the first recipe creates it.
+
+    Args:
+        paths: Recipe files, and folders that contain recipe files.
 
     Raises:
         ConfigurationError: A file does not exist.

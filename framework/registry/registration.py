@@ -21,7 +21,7 @@ from capgraph.base.spec import (
 
 
 def registration_name(value: type) -> str | None:
-    """Return the name of a decorated class or context type, or ``None`` if discovery ignores the class."""
+    """Return the name under which discovery registers a class, or ``None`` if it ignores the class."""
     own = value.__dict__
     spec = own.get("capability_spec") or own.get("infrastructure_spec")
     if spec is not None:
@@ -30,10 +30,10 @@ def registration_name(value: type) -> str | None:
 
 
 def find_adapted_capabilities(value: Any) -> list[Any]:
-    """Return the adapted capabilities in a value of a module: the value itself, or items of a collection.
+    """Find capabilities that adapters created in a module attribute, which may be a collection.
 
-    Adapters create such classes, and so does ``capability_node`` for an imported function. Their
-    ``__module__`` does not name the module that contains them, so each module that names them counts.
+    ``capability_node`` creates such classes, too, for an imported function. Their ``__module__`` is not
+    the module that contains them, so they are registered from every module that refers to them.
     """
     items: Iterable[Any] = (value,)
     if isinstance(value, Mapping):
@@ -55,7 +55,7 @@ def _is_adapted(item: type) -> bool:
 
 
 def lacks_decorator(value: type) -> bool:
-    """Return True if a class is a complete capability or node except for its decorator."""
+    """Return True if a class defines a capability or node but has no decorator."""
     if value.__name__.startswith("_") or inspect.isabstract(value):
         return False
     return issubclass(value, (BaseCapability, BaseInfrastructureNode)) and bool(
@@ -64,17 +64,17 @@ def lacks_decorator(value: type) -> bool:
 
 
 def required_decorator(item: Any) -> str:
-    """Return the decorator that an object lacks."""
+    """Return the name of the decorator to add to an undecorated class or function."""
     node = isinstance(item, type) and issubclass(item, BaseInfrastructureNode)
     return "@infrastructure_node" if node else "@capability_node"
 
 
 def registration_error(item: Any, *, inherits: bool) -> RegistryError:
-    """Return the error for an object that cannot be registered.
+    """Create the error for an object that cannot be registered.
 
     Args:
-        item: The object.
-        inherits: True if a base class is decorated.
+        item: Object that was passed to ``Registry.register``.
+        inherits: True if only a base class of the object is decorated.
     """
     name = getattr(item, "name", None) or type(item).__name__
     if hasattr(item, "args_schema") and hasattr(item, "ainvoke"):
@@ -89,7 +89,7 @@ def registration_error(item: Any, *, inherits: bool) -> RegistryError:
         )
     if inspect.isroutine(item):
         return RegistryError(
-            f"{item.__name__!r} is a function without a decorator.",
+            f"The function {item.__name__!r} is not decorated.",
             fix="Decorate it with @capability_node.",
         )
     return RegistryError(
@@ -100,7 +100,7 @@ def registration_error(item: Any, *, inherits: bool) -> RegistryError:
 
 
 def capability_list_fix(item: Any) -> str:
-    """Return the fix for a single object in place of a list of capabilities.
+    """Return the fix for an error message about an object that is not a list of capabilities.
 
     >>> capability_list_fix(3)
     'Pass a list of capabilities, or a Registry.'
@@ -113,7 +113,11 @@ def capability_list_fix(item: Any) -> str:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise an error for a name that a node of a graph cannot have.
+    """Raise an error for an invalid graph node name.
+
+    Args:
+        kind: Kind of the node, for the error message.
+        name: Name to check.
 
     Raises:
         RegistryError: The name is reserved by LangGraph, or not printable.
@@ -127,7 +131,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def check_insertion_point(node: InfrastructureSpec) -> None:
-    """Raise an error for an infrastructure node that no edge of the graph would reach.
+    """Raise an error for an infrastructure node that has no position in the graph.
 
     Raises:
         RegistryError: The node has neither a role nor a valid insertion point.
@@ -141,8 +145,9 @@ def check_insertion_point(node: InfrastructureSpec) -> None:
         if target in allowed:
             return
         raise RegistryError(
-            f"The infrastructure node {node.name!r} cannot be inserted {point} {target!r}.",
-            fix=f"Use one of: {', '.join(allowed)}.",
+            f"The infrastructure node {node.name!r} cannot be inserted {point} {target!r}: this"
+            " node is not an insertion point.",
+            fix=f"Set {point} to one of: {', '.join(allowed)}.",
         )
     raise RegistryError(
         f"The infrastructure node {node.name!r} would never run: its name is not a role"
@@ -153,6 +158,6 @@ def check_insertion_point(node: InfrastructureSpec) -> None:
 
 
 def qualified_name(value: Any) -> str:
-    """Return the qualified name of a class or of a declaration's class."""
+    """Return the qualified name of a class, or of the class that a specification describes."""
     cls = getattr(value, "cls", value)
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -95,12 +95,12 @@ class Registry:
 
     @property
     def provided_types(self) -> frozenset[str]:
-        """Context types that the caller supplies."""
+        """Names of the context types that the caller of the graph supplies."""
         return frozenset(self._provided_types)
 
     @validate_arguments
     def capability(self, name: str) -> Any:
-        """Return the instance of a capability that provides its guides.
+        """Return the instance of a capability, which provides its planning and selection guides.
 
         Raises:
             RegistryError: No capability has that name.
@@ -112,24 +112,24 @@ class Registry:
         return self._instances[name]
 
     def describe(self) -> str:
-        """Return a readable list of the capabilities."""
+        """Return the capabilities' names and descriptions as a Markdown list."""
         return "\n".join(f"- {s.name}: {s.description}" for s in self._capabilities.values())
 
     def candidates(self) -> Sequence[Candidate]:
-        """Return the capabilities for selection. Capabilities that are always active are not included."""
+        """Return the capabilities to select from, without those that are always active."""
         if not self._frozen:
-            return self._all_candidates()
+            return self._create_candidates()
         # Cached: generating the schemas of a thousand capabilities takes half a second.
         if self._candidates is None:
-            self._candidates = self._all_candidates()
+            self._candidates = self._create_candidates()
         return self._candidates
 
-    def _all_candidates(self) -> Sequence[Candidate]:
+    def _create_candidates(self) -> Sequence[Candidate]:
         candidates = []
         for name, spec in self._capabilities.items():
             if spec.always_active:
                 continue
-            guide = self._get_guide(name, "classifier_guide")
+            guide = self._load_guide(name, "classifier_guide")
             examples = guide.examples if guide else []
             schema = spec.parameters.model_json_schema() if spec.parameters is not None else {}
             candidates.append(
@@ -149,7 +149,7 @@ class Registry:
         """Return the planning guides of capabilities as one prompt section, in stable order."""
         entries = []
         for name in sorted(set(names) & set(self._capabilities)):
-            guide = self._get_guide(name, "orchestrator_guide")
+            guide = self._load_guide(name, "orchestrator_guide")
             if guide is not None:
                 title = type(self.capability(name)).__name__.removesuffix("Capability")
                 examples = OrchestratorExample.format_examples_for_prompt(guide.examples)
@@ -166,13 +166,16 @@ class Registry:
         settings: Settings,
         storage_key: str | None = None,
     ) -> dict[str, str]:
-        """Return the notes of capabilities about the current state, by capability name.
+        """Collect the ``planning_notes`` of capabilities.
 
         Args:
             names: Names of the capabilities.
-            state: The state.
-            settings: The settings.
-            storage_key: Name of the caller's folder.
+            state: State of the graph.
+            settings: Settings, whose capability sections are passed to ``planning_notes``.
+            storage_key: Name of the caller's storage folder.
+
+        Returns:
+            The notes by capability name, without empty notes.
         """
         texts = {}
         for name in sorted(set(names) & set(self._capabilities)):
@@ -186,7 +189,7 @@ class Registry:
                 texts[name] = text
         return texts
 
-    def _get_guide(self, name: str, attribute: str) -> Any:
+    def _load_guide(self, name: str, attribute: str) -> Any:
         capability = self.capability(name)
         # A class that is not a subclass of BaseCapability may have no guide. getattr with a default
         # would hide an AttributeError that the guide itself raises.
@@ -195,7 +198,11 @@ class Registry:
     # --- copying --------------------------------------------------------------------------
 
     def freeze(self) -> Registry:
-        """Close the registry for registrations and return it."""
+        """Prevent further registrations and return the registry.
+
+        Raises:
+            RegistryError: A registered recipe uses a capability that was removed or changed.
+        """
         for spec in self._capabilities.values():
             # Its capabilities may have been removed or replaced since its registration.
             recipe: Any = getattr(spec.cls, "recipe", None)
@@ -206,7 +213,7 @@ class Registry:
 
     @validate_arguments
     def with_(self, *items: Any, without: Iterable[str] = ()) -> Registry:
-        """Return a changed copy. This registry does not change.
+        """Return a copy with further or fewer items. This registry does not change.
 
         Args:
             *items: Items to register. Each replaces an item of the same name.
@@ -259,8 +266,8 @@ class Registry:
         """Register a decorated class, a decorated function, a recipe, or a context type.
 
         Args:
-            item: The item.
-            override: Replace an item of the same name instead of raising an error.
+            item: Object to register.
+            override: True to replace a registered item of the same name.
 
         Returns:
             The item, so that the method can be used as a decorator.
@@ -329,7 +336,7 @@ class Registry:
 
         Args:
             package: Dotted name of the module or package.
-            override: Replace items of the same name.
+            override: True to replace registered items of the same name.
 
         Returns:
             Names of the registered items, in order.
@@ -400,7 +407,7 @@ class Registry:
         Args:
             include: Names of the capabilities to keep; ``None`` keeps all.
             exclude: Names of the capabilities to remove.
-            override: Capability name to the ``"module:Class"`` that replaces it.
+            override: Import reference (``"module:Class"``) of a replacement, by capability name.
 
         Raises:
             RegistryError: A name is not registered, or a replacement has another name.
@@ -431,7 +438,7 @@ class Registry:
         problems: list[CapgraphError] | None = None,
         adapted: Iterable[Any] | None = None,
     ) -> Registry:
-        """Return the registry that settings describe.
+        """Create a registry from settings.
 
         Settings with ``tools``, ``graphs``, ``agents``, or ``mcp`` require
         :func:`~capgraph.adapters.settings_registry.open_registry`, which opens and closes them.

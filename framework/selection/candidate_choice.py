@@ -26,7 +26,7 @@ _MAX_FIRST_SHARE = 0.65  # of a clause's evidence, for the first candidate
 
 
 def max_evidence(evidence: Array) -> Array:
-    """Return each candidate's maximum evidence over the whole task and its clauses.
+    """Return each candidate's highest evidence (similarity score) over the whole task and its clauses.
 
     The best candidate for the whole task ranks first, because a clause lacks the rest of the request.
     """
@@ -43,17 +43,22 @@ def choose_candidates(
     min_evidence: float,
     is_exclusive: bool = False,
 ) -> Array:
-    """Return a mask of the chosen candidates, given that the best one fits.
+    """Choose the candidates that a task needs, provided that the best candidate fits the task.
 
     Args:
-        evidence: One row for the task and one for each clause; 0 for excluded candidates.
+        evidence: Evidence (similarity scores) with one row for the task and one for each clause, and one
+            column for each candidate. It is 0 for excluded candidates.
         has_examples: True for each candidate with examples.
-        unexplained_evidence: Function that returns the evidence that the chosen candidates do not
-            explain. ``None`` treats every candidate as if it had examples.
-        margin: Minimum evidence of a candidate with examples, as a share of the best one's. A candidate
-            that nearly fits by itself is chosen as well.
-        min_evidence: Evidence from which a candidate fits by itself.
-        is_exclusive: True if the candidates share the evidence of a text, as with logistic regression.
+        unexplained_evidence: Function that returns the evidence in those words of the task that the
+            chosen candidates do not explain. ``None`` treats all candidates as if they had examples.
+        margin: Minimum evidence of a further candidate with examples, as a fraction of the highest
+            evidence. A candidate that nearly fits by itself is chosen as well.
+        min_evidence: Minimum evidence with which a candidate fits by itself.
+        is_exclusive: True if the evidence of a text is divided among the candidates, as by logistic
+            regression.
+
+    Returns:
+        A Boolean mask of the candidates.
     """
     values = max_evidence(evidence)
     if is_exclusive:
@@ -66,7 +71,7 @@ def choose_candidates(
     log_count = np.log(evidence.shape[1])
     chosen = [
         first,
-        *_best_by_clause(
+        *_choose_by_clause(
             evidence, first, min_evidence * (_MIN_CLAUSE[0] + _MIN_CLAUSE[1] * log_count)
         ),
     ]
@@ -84,7 +89,7 @@ def choose_candidates(
 
 
 def _choose_exclusive(evidence: Array, margin: float, min_evidence: float) -> Array:
-    """Return the best candidates of the task, and the best of each clause that fits by itself."""
+    """Choose the best candidates for the task, and each clause's best candidate if it fits by itself."""
     chosen: Array = evidence[0] >= margin * evidence[0].max()
     chosen[max_evidence(evidence).argmax()] = True
     for row in evidence[1:]:
@@ -92,8 +97,8 @@ def _choose_exclusive(evidence: Array, margin: float, min_evidence: float) -> Ar
     return chosen
 
 
-def _best_by_clause(evidence: Array, first: int, min_evidence: float) -> list[int]:
-    """Return the best candidates of the clauses that clearly do not belong to the first candidate."""
+def _choose_by_clause(evidence: Array, first: int, min_evidence: float) -> list[int]:
+    """Choose the best candidate of each clause that the first candidate clearly does not cover."""
     best = [int(column) for column in evidence[1:].argmax(axis=1)]
     if first not in best:
         return []

@@ -14,15 +14,15 @@ NO_EXCLUSIONS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Selection:
-    """Capabilities that a task needs. Without names, no capability fits.
+    """Result of a selector: the capabilities that a task needs. It is false if no capability fits.
 
     Attributes:
-        names: The selected capabilities, best first.
-        scores: Score of every compared candidate, from 0 to 1. A capability fits from 0.5.
-        best: The highest score of the capabilities that were not excluded.
-        reason: One sentence for people that explains the result.
-        answer: The reply, if the selector already wrote one because no capability fits.
-        deferred: True if the names are only candidates and the planner selects among them.
+        names: Names of the selected capabilities, best first.
+        scores: Score of every compared candidate, from 0 to 1. A capability with at least 0.5 fits.
+        best: Highest score of the capabilities that were not excluded.
+        reason: Explanation of the result, in one sentence for users.
+        answer: Answer to the user, if no capability fits and the selector wrote an answer.
+        deferred: True if the names are only candidates from which the planner selects.
 
     >>> bool(Selection((), {}, 0.0, "There are no capabilities."))
     False
@@ -50,11 +50,12 @@ class Selector(Protocol):
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Return the capabilities that the task needs.
+        """Select the capabilities that a task needs.
 
         Args:
-            task: The person's request, in their words.
-            candidates: The capabilities to select from.
-            excluded: Capabilities that failed for this task, with the reason. They are never selected.
+            task: The user's request, unchanged.
+            candidates: Capabilities to select from.
+            excluded: Capabilities that failed for this task and must not be selected, each with the
+                reason.
         """
         ...

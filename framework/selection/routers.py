@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # importing chat models is slower than importing this package
 @validate_arguments
 @dataclass
 class RoutingRequest:
-    """Request to route, with the agents that can take it.
+    """Request that a router assigns to one of several agents.
 
     Attributes:
         input: Text of the request.
@@ -56,7 +56,7 @@ class RoutingRequest:
 
 @dataclass
 class RoutingDecision:
-    """Agent that takes a request.
+    """Result of a router: the agent that handles a request.
 
     Attributes:
         target: Name of an available agent; empty if none is available.
@@ -75,8 +75,8 @@ class BaseRouter(ABC):
     """Base class of routers.
 
     Args:
-        fallback_target: Agent that takes requests without a match. If it is not available, the first
-            available agent takes them.
+        fallback_target: Name of the agent that handles requests without a match. If it is not available,
+            the first available agent handles them.
 
     >>> import asyncio
     >>> class First(BaseRouter):
@@ -93,15 +93,15 @@ class BaseRouter(ABC):
     @abstractmethod
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Return one of ``request.available_agents``."""
+        """Choose one of ``request.available_agents`` for the request."""
 
     def fallback(self, request: RoutingRequest, reason: str, **metadata: Any) -> RoutingDecision:
-        """Return the decision for a request without a match: the fallback, if it is available.
+        """Choose the fallback agent for a request without a match.
 
         Args:
-            request: The request.
-            reason: Why no agent matches.
-            **metadata: Further data for the decision.
+            request: Request to route.
+            reason: Explanation why no agent matches.
+            **metadata: Values for the decision's ``metadata``.
         """
         available = request.available_agents
         if not available:
@@ -145,7 +145,12 @@ class RuleBasedRouter(BaseRouter):
 
     @validate_arguments
     def add_rule(self, condition: Condition, target: str) -> None:
-        """Append a rule."""
+        """Append a rule.
+
+        Args:
+            condition: Predicate on the request. It may be a coroutine function.
+            target: Name of the agent that handles matching requests.
+        """
         self._rules.append((condition, target))
 
     @validate_arguments
@@ -158,7 +163,7 @@ class RuleBasedRouter(BaseRouter):
 
 
 class SemanticRouter(BaseRouter):
-    """Router that uses the agent whose description is most similar to the request.
+    """Router that chooses the agent whose description is most similar to the request.
 
     Args:
         embed_fn: LangChain ``Embeddings``, or a function from a text to its vector.
@@ -196,7 +201,12 @@ class SemanticRouter(BaseRouter):
 
     @validate_arguments
     async def add_route(self, name: str, description: str) -> None:
-        """Add the description of an agent, or replace it."""
+        """Add or replace the description of an agent.
+
+        Args:
+            name: Name of the agent.
+            description: Text to compare with requests.
+        """
         embed_documents = getattr(self._embed, "aembed_documents", None)
         vectors = (
             embed_documents([description])
@@ -213,7 +223,7 @@ class SemanticRouter(BaseRouter):
 
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Return the most similar of the available agents that have a route."""
+        """Choose the available agent whose description is most similar to the request."""
         known = [name for name in request.available_agents if name in self._routes]
         if not known:
             return self.fallback(request, "No available agent has a route.")
@@ -258,10 +268,11 @@ class LoadBalancingRouter(BaseRouter):
     """Router that distributes requests by weight, or to the agent with the lowest load.
 
     Args:
-        agent_weights: Share of the requests by agent. The default is 1; an agent with 0 gets none.
-        load: Function from an agent's name to its current load; may be a coroutine function. The lowest
-            load is chosen, and weights decide between equal loads. An infinite load excludes the agent.
-            The state of a circuit breaker or of a limiter can be used as a load.
+        agent_weights: Relative share of the requests, by agent. The default is 1. An agent with 0
+            receives no requests.
+        load: Function that returns an agent's current load, given its name. It may be a coroutine
+            function. The agent with the lowest load is chosen. Weights decide between equal loads. An
+            infinite load, such as that of an open circuit breaker, excludes the agent.
 
     Raises:
         ConfigurationError: A weight is negative or not a number.
@@ -292,7 +303,7 @@ class LoadBalancingRouter(BaseRouter):
 
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Return an available agent with a weight above 0."""
+        """Choose an available agent by its load and weight."""
         names = [name for name in request.available_agents if self._weights.get(name, 1)]
         if not names:
             return RoutingDecision("", 0.0, "No available agent has a weight above 0.")
@@ -303,7 +314,7 @@ class LoadBalancingRouter(BaseRouter):
                 if not matches_annotation(loads[name], float) or math.isnan(loads[name]):
                     raise ValidationError(
                         f"The load of {name!r} is {loads[name]!r:.80}: expected a number.",
-                        fix="Return a number or infinity from the load function.",
+                        fix="Return a number, or infinity to exclude the agent, from the load function.",
                     )
             least = min(loads.values())
             if least == math.inf:
@@ -316,7 +327,7 @@ class LoadBalancingRouter(BaseRouter):
         return RoutingDecision(target, 1.0, reasoning, {"loads": loads} if loads else {})
 
     def _next_by_weight(self, names: Sequence[str]) -> str:
-        """Return the next agent by smooth weighted round-robin."""
+        """Choose the next agent by smooth weighted round-robin."""
         with self._lock:
             for name in names:
                 self._credit[name] = self._credit.get(name, 0.0) + self._weights.get(name, 1)
@@ -334,13 +345,13 @@ class _Choice(BaseModel):
 
 
 class LLMRouter(BaseRouter):
-    """Router that asks a chat model.
+    """Router that lets a chat model choose the agent.
 
     Args:
-        model: A chat model, or a :class:`~capgraph.base.ports.ModelCaller`. Calls of a chat model are
-            counted if a graph or ``Services`` run the router.
-        agent_descriptions: Description of each agent.
-        fallback_target: See :class:`BaseRouter`. Used if the model does not name an available agent.
+        model: Chat model, or a :class:`~capgraph.base.ports.ModelCaller`. The usage of a chat model is
+            recorded if a graph or ``Services`` run the router.
+        agent_descriptions: Description of each agent, by name.
+        fallback_target: See :class:`BaseRouter`. It is used if the model names no available agent.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
@@ -367,9 +378,9 @@ class LLMRouter(BaseRouter):
 
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Return the agent that the model names. Exceptions of the model propagate.
+        """Return the agent that the model chooses, or the fallback if the model's reply is invalid.
 
-        An invalid reply leads to the fallback.
+        Exceptions of the model propagate.
         """
         from langchain_core.messages import HumanMessage, SystemMessage
 

@@ -28,15 +28,15 @@ _MAX_SHOWN_NAMES = 3
 
 
 class LexicalSelector:
-    """Default selector, which learns from names, descriptions, instructions, and examples.
+    """Default selector, which compares words with names, descriptions, instructions, and examples.
 
-    Fitted classifiers are cached per instance for the last few sets of candidates. They are fitted and
-    evaluated in a worker thread.
+    Each instance caches the classifiers for the most recent sets of candidates. It fits and evaluates
+    them in a worker thread.
 
     Args:
-        margin: Minimum evidence for a further capability, as a share of the best one's. A capability
-            that nearly fits by itself is chosen as well.
-        threshold: Minimum score of the best capability.
+        margin: Minimum score of each further capability, as a fraction of the best score, between 0
+            and 1. A capability that nearly fits by itself is selected as well.
+        threshold: Minimum score of the best capability, between 0 and 1.
 
     Raises:
         MissingExtraError: numpy is not installed. Raised at first use.
@@ -59,7 +59,7 @@ class LexicalSelector:
         for name, value in (("margin", margin), ("threshold", threshold)):
             if not 0.0 < value < 1.0:
                 raise ValidationError(
-                    f"The {name} of a selector is {value!r}: expected a number between 0 and 1.",
+                    f"The selector's {name} is {value!r}: expected a number between 0 and 1.",
                     fix="Pass a number above 0 and below 1.",
                     facts={name: value},
                 )
@@ -72,15 +72,15 @@ class LexicalSelector:
         )
 
     async def prepare(self, candidates: Sequence[Candidate]) -> None:
-        """Fit the classifier in advance, so that the first request does not wait."""
+        """Fit the classifier in advance, so that the first request does not wait for it."""
         await self._get_fit(tuple(candidates))
 
     async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
-        """Return a score from 0 to 1 for every candidate, best first. A candidate fits from 0.5."""
+        """Score candidates from 0 to 1, best first. A candidate with at least 0.5 fits the task."""
         if not candidates or not task.strip():
             return {}
-        _, _, rows = await self._evidence(task, tuple(candidates))
-        return _scores(rows, candidates)
+        _, _, rows = await self._compute_evidence(task, tuple(candidates))
+        return _compute_scores(rows, candidates)
 
     async def nearest_candidates(
         self,
@@ -91,7 +91,13 @@ class LexicalSelector:
     ) -> tuple[Candidate, ...]:
         """Return the candidates with the highest scores, in the order of ``candidates``.
 
-        The stable order lets providers cache the prompts that list the candidates.
+        Prompts list the candidates. A stable order lets model providers cache the prompts.
+
+        Args:
+            task: The user's request.
+            candidates: Capabilities to compare with the task.
+            limit: Maximum number of candidates to return.
+            excluded: Names of candidates to omit, each with the reason.
         """
         allowed = [candidate for candidate in candidates if candidate.name not in excluded]
         if len(allowed) > limit:
@@ -109,19 +115,19 @@ class LexicalSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Return the capabilities that the task needs. See :class:`Selector`."""
+        """Select the capabilities that a task needs. See :meth:`Selector.select`."""
         if not task.strip():
             return Selection((), reason="The task is empty.")
         if not candidates:
             return Selection((), reason="There are no capabilities.")
-        fitted, texts, rows = await self._evidence(task, tuple(candidates))
-        scores = _scores(rows, candidates)
+        fitted, texts, rows = await self._compute_evidence(task, tuple(candidates))
+        scores = _compute_scores(rows, candidates)
         allowed = [name for name in scores if name not in excluded]
         if not allowed:
             return Selection((), scores, 0.0, "Every capability was excluded.")
         best = scores[allowed[0]]
         if best < self._threshold:
-            return Selection((), scores, best, self._no_fit_reason(allowed[0], best, excluded))
+            return Selection((), scores, best, self._explain_no_fit(allowed[0], best, excluded))
 
         def decide() -> set[str]:
             # In a worker thread, because matches_task of a capability may block.
@@ -142,12 +148,12 @@ class LexicalSelector:
 
         chosen = await asyncio.to_thread(decide)
         names = tuple(name for name in allowed if name in chosen)
-        return Selection(names, scores, best, _reason(names, scores))
+        return Selection(names, scores, best, _explain_selection(names, scores))
 
-    async def _evidence(
+    async def _compute_evidence(
         self, task: str, candidates: tuple[Candidate, ...]
     ) -> tuple[TextClassifier, list[str], Any]:
-        """Return the classifier, the task with its clauses, and the evidence of each text."""
+        """Return the classifier, the task with its clauses, and their evidence (similarity scores)."""
         fitted = await self._get_fit(candidates)
         task = task.strip()[:MAX_CHARACTERS]
         texts = [task, *split_clauses(task)]
@@ -171,7 +177,7 @@ class LexicalSelector:
             vectors = await self._embeddings.aembed_documents(rows.texts)
         return await asyncio.to_thread(_fit_classifier, rows, vectors)
 
-    def _no_fit_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
+    def _explain_no_fit(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
         text = (
             f"No capability fits: the best, {name}, scores {best:.2f}, below {self._threshold:.2f}."
         )
@@ -179,15 +185,15 @@ class LexicalSelector:
 
 
 class EmbeddingSelector(LexicalSelector):
-    """Selector that combines embeddings and words.
+    """Selector that compares embeddings as well as words.
 
     The first request with new candidates embeds all their texts in one call. Each further request
-    embeds the task and, if it is compound, its clauses.
+    embeds only the task and, if it is compound, its clauses.
 
     Args:
-        embeddings: LangChain embeddings. Their asynchronous methods are used.
-        margin: As for :class:`LexicalSelector`.
-        threshold: As for :class:`LexicalSelector`.
+        embeddings: LangChain ``Embeddings``. Their asynchronous methods are used.
+        margin: See :class:`LexicalSelector`.
+        threshold: See :class:`LexicalSelector`.
 
     Raises:
         MissingExtraError: numpy is not installed. Raised at first use.
@@ -214,8 +220,8 @@ def _fit_classifier(rows: Any, vectors: list[list[float]] | None) -> TextClassif
     return TextClassifier(rows, vectors)
 
 
-def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Return scores from 0 to 1, best first. Evidence at its threshold is mapped to 0.5."""
+def _compute_scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Convert evidence to scores from 0 to 1, best first. Evidence at the threshold becomes 0.5."""
     from capgraph.selection.candidate_choice import max_evidence
 
     pairs = zip(candidates, map(float, max_evidence(rows)), strict=True)
@@ -223,7 +229,7 @@ def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
     return {candidate.name: value / (value + 1.0) for candidate, value in ranked}
 
 
-def _reason(names: Sequence[str], scores: Mapping[str, float]) -> str:
+def _explain_selection(names: Sequence[str], scores: Mapping[str, float]) -> str:
     shown = ", ".join(f"{name} ({scores[name]:.2f})" for name in names[:_MAX_SHOWN_NAMES])
     more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
     return f"The task matches {shown}{more}."

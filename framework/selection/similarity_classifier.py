@@ -46,14 +46,15 @@ _RIDGE_SHARE = 0.25  # of the evidence when logistic regression gives the rest
 
 @dataclass(frozen=True)
 class Calibration:
-    """Evidence thresholds of candidates. More examples give stronger evidence.
+    """Parameters of the evidence thresholds, which rise with a candidate's number of examples.
 
     Attributes:
         base_threshold: Threshold of a candidate without examples.
-        max_threshold: Limit of the threshold as examples are added.
-        logistic_threshold: Threshold of a candidate without examples, with logistic regression.
-        logistic_slope: Increase of that threshold for each example.
-        max_unrelated_similarity: Similarity to a candidate's text from which a general text is ignored.
+        max_threshold: Value that the threshold approaches as examples are added.
+        logistic_threshold: Threshold of a candidate without examples if logistic regression is used.
+        logistic_slope: Increase of ``logistic_threshold`` for each example.
+        max_unrelated_similarity: Maximum similarity of a general text to a candidate's text. More
+            similar general texts are ignored.
     """
 
     base_threshold: float
@@ -63,7 +64,12 @@ class Calibration:
     max_unrelated_similarity: float
 
     def thresholds(self, examples: Array, logistic: bool) -> Array:
-        """Return the threshold of each candidate for its number of examples."""
+        """Compute each candidate's evidence threshold.
+
+        Args:
+            examples: Number of examples of each candidate.
+            logistic: True if logistic regression computes the evidence.
+        """
         if logistic:
             rising: Array = self.logistic_threshold + self.logistic_slope * np.minimum(examples, 15)
         else:
@@ -75,7 +81,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training texts of a set of candidates with their target evidence.
+    """Training texts of a set of candidates, and the evidence that they should produce.
 
     Attributes:
         texts: The candidates' texts, followed by the general texts.
@@ -101,7 +107,7 @@ class TrainingData:
 
 
 def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
-    """Return the training texts. A text that several candidates share is one row.
+    """Collect the training texts of candidates. A text that several candidates share becomes one row.
 
     Raises:
         ValidationError: Two candidates have the same name.
@@ -146,7 +152,7 @@ def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
 
 
 def _pool_texts(texts: tuple[str, ...], max_texts: int) -> list[str]:
-    """Join texts so that at most ``room`` texts remain."""
+    """Join texts so that at most ``max_texts`` texts remain."""
     if len(texts) <= max_texts:
         return list(texts)
     return ["\n".join(texts[start::max_texts]) for start in range(max_texts)]
@@ -181,7 +187,7 @@ class SimilarityClassifier:
         else:
             inverse = np.linalg.inv(gram)
             self._ridge = inverse @ targets
-            agreement = _agreement(inverse, self._ridge, targets) / _TYPICAL_AGREEMENT
+            agreement = _mean_left_out_evidence(inverse, self._ridge, targets) / _TYPICAL_AGREEMENT
             self._thresholds *= min(1.0, max(_MIN_AGREEMENT, agreement)) ** _AGREEMENT_POWER
 
     def evidence(self, similarities: Array) -> Array:
@@ -202,11 +208,11 @@ class SimilarityClassifier:
         return evidence
 
 
-def _agreement(inverse: Array, ridge: Array, targets: Array) -> float:
-    """Return the mean evidence of an example for its candidate if the example is left out.
+def _mean_left_out_evidence(inverse: Array, ridge: Array, targets: Array) -> float:
+    """Compute the mean evidence of the examples for their candidates by leave-one-out cross-validation.
 
-    Examples that resemble each other little give a request little evidence, too, so the threshold
-    must be lower. Ridge regression has the evidence without an example in closed form.
+    If examples resemble each other little, requests resemble them little, too, so the threshold must be
+    lower. Ridge regression provides the leave-one-out evidence in closed form.
     """
     left_out = targets - ridge / np.diag(inverse)[:, None]
     own = np.where(targets > 0, left_out, -np.inf).max(axis=1)
@@ -232,7 +238,7 @@ def _softmax(logits: Array) -> Array:
 
 
 def _fit_logistic(gram: Array, targets: Array) -> Array:
-    """Fit multinomial logistic regression with a last class for "none of the candidates".
+    """Fit multinomial logistic regression whose last class is "none of the candidates".
 
     The weights are a linear combination of the texts, so one weight is fitted for each text and class.
     A quadratic function bounds the curvature of the loss for all classes and steps (Böhning 1992), so

@@ -37,14 +37,14 @@ _VECTOR_SHARE = np.float32(0.8)  # of the similarity; TF-IDF gives the rest
 
 
 class TextClassifier:
-    """Similarity classifier together with the index of its training texts.
+    """Classifier of texts: a similarity classifier with an index of its training texts.
 
     Args:
-        rows: The training texts.
+        rows: Training texts and their target evidence.
         vectors: Embeddings of the training texts, or ``None`` to use TF-IDF only.
 
     Raises:
-        ModelError: There is not exactly one vector of finite numbers for each text.
+        ModelError: ``vectors`` does not contain one vector of finite numbers for each text.
     """
 
     def __init__(self, rows: TrainingData, vectors: Sequence[Sequence[float]] | None) -> None:
@@ -66,15 +66,15 @@ class TextClassifier:
 
     @property
     def is_exclusive(self) -> bool:
-        """True if the candidates share the evidence of a text."""
+        """True if the evidence of a text is divided among the candidates, as by logistic regression."""
         return self._rows.uses_logistic
 
     def evidence(self, texts: Sequence[str], vectors: Sequence[Sequence[float]] | None) -> Array:
-        """Return each candidate's evidence as a multiple of its threshold, with one row per text.
+        """Compute each candidate's evidence as a multiple of its threshold, with one row per text.
 
         Args:
-            texts: The task and its clauses.
-            vectors: Embeddings of the texts, if the classifier has embeddings.
+            texts: The task, followed by its clauses.
+            vectors: Embeddings of the texts. ``None`` if the classifier was fitted without embeddings.
 
         Raises:
             ModelError: The vectors have other dimensions than those of the candidates.
@@ -88,7 +88,7 @@ class TextClassifier:
         return self._head.evidence(similarities)
 
     def unexplained_evidence(self, task: str) -> Callable[[Sequence[int]], Array]:
-        """Return a function that computes the evidence in a task beyond the words of some candidates."""
+        """Create a function that scores the words of a task that chosen candidates do not contain."""
 
         def evidence_beyond(columns: Sequence[int]) -> Array:
             explained_rows = np.flatnonzero((self._rows.targets[:, list(columns)] > 0).any(axis=1))

@@ -23,7 +23,7 @@ _CLAUSE = re.compile(
 
 
 def identifier_words(name: str) -> str:
-    """Return an identifier as words.
+    """Split an identifier into words.
 
     >>> identifier_words("time_range_parsing"), identifier_words("NewsTool")
     ('time range parsing', 'news tool')
@@ -32,7 +32,7 @@ def identifier_words(name: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return a text in lower case with every digit replaced by 0.
+    """Convert a text to lower case and replace every digit with 0.
 
     >>> normalize("Sales in 2015, week 31")
     'sales in 0000, week 00'
@@ -89,9 +89,9 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 @cache
 def unrelated_texts() -> tuple[str, ...]:
-    """Return general requests that no capability serves, as examples of "no capability fits".
+    """Return general requests that serve as examples of "no capability fits".
 
-    A text is ignored if it is similar to the texts of a candidate.
+    The classifier ignores a request that is similar to a candidate's texts.
 
     >>> "hello" in unrelated_texts()
     True

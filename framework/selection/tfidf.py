@@ -24,7 +24,7 @@ Vector = tuple[Array, Array]  # columns, and their weights
 
 
 class _Features:
-    """One kind of TF-IDF features. Vectors have unit length times the share of this kind."""
+    """TF-IDF features of one kind, such as words. The kind's weight scales the unit vectors."""
 
     def __init__(
         self, split: Callable[[str], Iterator[str]], texts: Sequence[str], first: int, share: float
@@ -53,8 +53,8 @@ class TextIndex:
 
     Args:
         texts: The indexed texts.
-        damp: True to reduce the weight of function words. With few examples, texts mostly share them by
-            chance. With many examples, they help to distinguish requests.
+        damp: True to reduce the weight of function words. Few texts share such words mostly by chance,
+            but with many texts they help to distinguish requests.
 
     >>> index = TextIndex(["the price of tea", "a long walk"], damp=True)
     >>> index.similarities(["tea prices"]).argmax()
@@ -62,7 +62,7 @@ class TextIndex:
     """
 
     def __init__(self, texts: Sequence[str], *, damp: bool) -> None:
-        plain = [_plain(text) for text in texts]
+        plain = [_strip_punctuation(text) for text in texts]
         self._words = _Features(_word_sequences, plain, 0, _WORD_SHARE)
         if damp:
             for feature, column in self._words.columns.items():
@@ -92,12 +92,17 @@ class TextIndex:
         return out
 
     def similarities(self, texts: Sequence[str]) -> Array:
-        """Return the similarity of each text to every indexed text."""
-        return np.stack([self._compare(self._vector(_plain(text))) for text in texts])
+        """Compute the similarity of each text to every indexed text."""
+        return np.stack([self._compare(self._vector(_strip_punctuation(text))) for text in texts])
 
     def unexplained_similarities(self, text: str, rows: Array) -> Array:
-        """Return the similarities of the features of a text that some indexed texts do not have."""
-        columns, weights = self._vector(_plain(text))
+        """Compute similarities of a text without the features that certain indexed texts contain.
+
+        Args:
+            text: Text to compare.
+            rows: Indices of the indexed texts whose features are ignored.
+        """
+        columns, weights = self._vector(_strip_punctuation(text))
         known = np.concatenate([self._vectors[row][0] for row in rows])
         left = ~np.isin(columns, known)
         return self._compare((columns[left], weights[left]))[None]
@@ -118,7 +123,7 @@ class TextIndex:
         return np.bincount(self._rows[places], shared, len(self._vectors)).astype(np.float32)
 
 
-def _plain(text: str) -> str:
+def _strip_punctuation(text: str) -> str:
     text = normalize(text)
     if text.isascii():
         return text

@@ -28,7 +28,7 @@ SNAPSHOT_FREQUENCY = 200
 
 
 class AgentState(TypedDict, total=False):
-    """All keys that nodes read and write, with their writer and lifetime.
+    """State of the graph: all keys that nodes read and write, with their writer and lifetime.
 
     Thread-scoped keys that grow are stored as deltas (``DeltaChannel``), so the cost of a turn does not
     depend on the length of its thread. All other keys are reset when a turn begins. Keys that parallel
@@ -221,14 +221,14 @@ _VALIDATED_ELSEWHERE = frozenset({"messages", "planning_execution_plan"})
 
 
 def check_state_value(name: str, value: Any, writer: str) -> Any:
-    """Return the value that a node writes to a key of ``AgentState``, converted to the key's type.
+    """Validate a value that a node writes to a state key, and convert it to the key's type.
 
     Without this check, an invalid value would fail in a reducer, whose error does not name the writer.
 
     Args:
-        name: The key. Values of other keys are returned unchanged.
-        value: Plain data.
-        writer: Name of the node.
+        name: Name of the key. The value is returned unchanged if ``AgentState`` does not have the key.
+        value: Value to write, as plain data.
+        writer: Name of the node, for the error message.
 
     Raises:
         ValidationError: The value does not match the type of the key.
@@ -239,7 +239,7 @@ def check_state_value(name: str, value: Any, writer: str) -> Any:
     if value is None or name not in STATE_KEYS or name in _VALIDATED_ELSEWHERE:
         return value
     try:
-        return _adapter(name).validate_python(value)
+        return _type_adapter(name).validate_python(value)
     except PydanticError as exc:
         error = exc.errors(include_url=False, include_input=False)[0]
         path = ".".join([name, *(str(part) for part in error["loc"])])
@@ -252,5 +252,5 @@ def check_state_value(name: str, value: Any, writer: str) -> Any:
 
 
 @cache
-def _adapter(name: str) -> TypeAdapter[Any]:
+def _type_adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(_SCHEMA.keys[name].type)

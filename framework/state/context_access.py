@@ -22,13 +22,13 @@ _MASKED = str(SecretStr("x")).encode()
 
 
 def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
-    """Return a stored entry as an instance of its context class.
+    """Validate stored context data and return it as an instance of its context class.
 
     Args:
-        kind: Context type.
+        kind: Name of the context type.
         key: Context key.
-        data: The stored data.
-        types: Registered context classes. Data of other types is returned as plain data.
+        data: Stored data.
+        types: Registered context classes by name. Data of other types is returned as plain data.
 
     Raises:
         ValidationError: The data does not match its class, for example because an older version of the
@@ -53,13 +53,13 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
 
 
 def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
-    """Validate an output and return it as plain data.
+    """Validate a step's output and return it as plain data.
 
     Args:
-        kind: Context type.
+        kind: Name of the context type.
         key: Context key.
-        value: The output.
-        types: Registered context classes.
+        value: Output to validate.
+        types: Registered context classes by name.
 
     Raises:
         ValidationError: The value does not match the registered class.
@@ -67,7 +67,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
     where = f"The output {kind} of step {key!r}"
     cls = types.get(kind)
     if cls is None and not isinstance(value, CapabilityContext):
-        return _check_saveable(to_plain(value, where), where)
+        return _check_serializable(to_plain(value, where), where)
     try:
         context = value if cls is None or type(value) is cls else _validate(cls, value)
         data = _dump(context, where)
@@ -87,7 +87,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
             fix=f"Return {expected}. A field with a custom serializer also needs a validator that"
             " reads its output.",
         ) from exc
-    return _check_saveable(data, where, context)
+    return _check_serializable(data, where, context)
 
 
 def _validate(cls: type[CapabilityContext], value: Any) -> CapabilityContext:
@@ -134,7 +134,7 @@ def _dump(context: CapabilityContext, where: str, **only: Any) -> dict[str, Any]
 
 
 def _check_lost_keys(context: CapabilityContext, restored: CapabilityContext, where: str) -> None:
-    """Raise an error for dictionary keys that become text, unless a custom serializer handles them."""
+    """Raise an error for dictionary keys that JSON converts to text, unless a serializer handles them."""
     cls = type(context)
     serialized = {
         name
@@ -144,24 +144,24 @@ def _check_lost_keys(context: CapabilityContext, restored: CapabilityContext, wh
     for name, info in cls.model_fields.items():
         if name in serialized or any(isinstance(m, _SERIALIZERS) for m in info.metadata):
             continue
-        keys = _ambiguous_keys(getattr(context, name, None))
-        if len(keys) > len(_ambiguous_keys(getattr(restored, name, None)) if keys else ()):
+        keys = _find_ambiguous_keys(getattr(context, name, None))
+        if len(keys) > len(_find_ambiguous_keys(getattr(restored, name, None)) if keys else ()):
             raise ValidationError(
-                f"{where}: field {name!r}: the dictionary key {repr(keys[0])[:80]} of type"
-                f" {type(keys[0]).__name__} would be restored as text.",
+                f"{where}: field {name!r} has the dictionary key {repr(keys[0])[:80]} of type"
+                f" {type(keys[0]).__name__}: JSON would convert it to text.",
                 fix="Use text as keys, or annotate the field with a validator and a serializer:"
                 " Annotated[T, PlainValidator(...), PlainSerializer(...)].",
             )
 
 
-def _ambiguous_keys(value: Any) -> list[Any]:
-    """Return dictionary keys that text cannot represent, or whose text is another key."""
+def _find_ambiguous_keys(value: Any) -> list[Any]:
+    """Return dictionary keys that are no text, and that differ or collide when converted to text."""
     keys: list[Any] = []
     level = [value]
     for _ in range(8):
         next_level: list[Any] = []
         for item in level:
-            item = _fields_of(item)
+            item = _to_mapping(item)
             if isinstance(item, Mapping):
                 keys += [
                     key for key in item if not isinstance(key, str) and _is_ambiguous(key, item)
@@ -177,7 +177,7 @@ def _is_ambiguous(key: Any, mapping: Mapping[Any, Any]) -> bool:
     return isinstance(key, (tuple, frozenset)) or str(key) in mapping
 
 
-def _fields_of(value: Any) -> Any:
+def _to_mapping(value: Any) -> Any:
     """Return the fields of a model or dataclass by name, or any other value unchanged."""
     if isinstance(value, BaseModel):
         return dict(value)
@@ -187,14 +187,14 @@ def _fields_of(value: Any) -> Any:
 
 
 def _check_masked(value: Any, data: Any, where: str) -> None:
-    """Raise an error for a secret that would be stored as asterisks."""
+    """Raise an error for a pydantic secret, which would be stored as asterisks."""
     if isinstance(value, (SecretStr, SecretBytes)) and data == str(value):
         raise ValidationError(
             f"{where} is a secret and would be stored as {data!r}.",
             fix="Store a name with which the next step can look up the secret. If the secret may be"
             " stored, declare a serializer (pydantic: @field_serializer).",
         )
-    value = _fields_of(value)
+    value = _to_mapping(value)
     if isinstance(value, Mapping) and isinstance(data, Mapping):
         for name in value.keys() & data.keys():
             _check_masked(value[name], data[name], f"{where}: field {name!r}")
@@ -203,14 +203,15 @@ def _check_masked(value: Any, data: Any, where: str) -> None:
             _check_masked(item, stored, where)
 
 
-def _check_saveable(data: Any, where: str, value: Any = None) -> Any:
+def _check_serializable(data: Any, where: str, value: Any = None) -> Any:
     try:
         packed = ormsgpack.packb(data)
     except (TypeError, ValueError) as exc:
         # to_plain raises an error with the path of the invalid part, if it finds one.
         to_plain(data, where)
         raise ValidationError(
-            f"{where} cannot be stored as plain data: {exc}.", fix="Return plain data."
+            f"{where} cannot be stored as plain data: {exc}.",
+            fix="Return text, numbers, booleans, lists, or dictionaries.",
         ) from exc
     if _MASKED in packed:
         _check_masked(value, data, where)
@@ -218,7 +219,7 @@ def _check_saveable(data: Any, where: str, value: Any = None) -> Any:
 
 
 def summarize_context(kind: str, key: str, data: Any, types: ContextTypes) -> str:
-    """Return a summary of a stored entry in words."""
+    """Return the summary of stored context data: ``get_summary`` of its class, or the data as short text."""
     # Data without a class is only read, so it is not copied.
     is_typed = kind in types or kind.endswith(LIST_SUFFIX)
     value = load_context(kind, key, data, types) if is_typed else data

@@ -25,9 +25,9 @@ ContextData = dict[str, dict[str, dict[str, Any]]]
 def merge_context_data(
     current: ContextData | None, updates: Sequence[ContextData | None]
 ) -> ContextData:
-    """Merge updates of context data by type and key. A later entry repositions an earlier one.
+    """Merge updates into the context data. An entry replaces the one with the same type and key.
 
-    ``None`` removes an entry. Only the two levels that change are copied, so the cost depends on the
+    ``None`` removes an entry. Only the two changed levels are copied, so the cost depends on the
     number of entries of the changed types and not on the size of the data.
 
     >>> merge_context_data({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
@@ -51,12 +51,12 @@ def merge_context_data(
 def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
     """Add messages like LangGraph's ``add_messages``, for many updates at once.
 
-    A message with a known ID repositions that message, and ``RemoveMessage`` removes one. A message without
-    an ID receives one that depends only on its position and content. The state is rebuilt from the
-    stored writes and must be the same each time.
+    A message with a known ID replaces the earlier message, and ``RemoveMessage`` removes a message. A
+    message without an ID receives an ID that depends only on its position and content, because each
+    replay of the stored writes must produce the same state.
 
     Raises:
-        ValidationError: ``RemoveMessage`` names an unknown message.
+        ValidationError: ``RemoveMessage`` has the ID of an unknown message.
 
     >>> [m.content for m in merge_messages([], [[("user", "Hello")], ("ai", "Hi")])]
     ['Hello', 'Hi']
@@ -68,7 +68,7 @@ def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> 
     positions: dict[str, int] = {message.id: position for position, message in enumerate(merged)}
     for update in updates:
         removed: set[str] = set()
-        for message in _messages(update):
+        for message in _to_messages(update):
             if isinstance(message, RemoveMessage):
                 if message.id == REMOVE_ALL_MESSAGES:
                     merged, positions, removed = [], {}, set()
@@ -94,7 +94,7 @@ def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> 
     return merged
 
 
-def _messages(update: Any) -> list[Any]:
+def _to_messages(update: Any) -> list[Any]:
     items = update if isinstance(update, list) else [update]
     if all(
         isinstance(item, BaseMessage) and not isinstance(item, BaseMessageChunk) for item in items
@@ -117,7 +117,7 @@ def _create_id(message: BaseMessage, position: int, positions: Mapping[str, int]
 def merge_by_key(
     current: Mapping[str, Any] | None, update: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Merge two mappings. Values of the update take precedence.
+    """Merge the update into the current mapping. Values of the update take precedence.
 
     >>> merge_by_key({"a": 1, "b": 1}, {"b": 2})
     {'a': 1, 'b': 2}
@@ -126,7 +126,7 @@ def merge_by_key(
 
 
 def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[Any]:
-    """Append the entries of the update.
+    """Append the entries of the update to the current list.
 
     >>> append_entries([1], [2, 3])
     [1, 2, 3]
@@ -135,7 +135,7 @@ def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[
 
 
 def last_write_wins(current: Any, update: Any) -> Any:
-    """Return the update. For keys that several nodes may write in one step.
+    """Replace the current value with the update. For keys that parallel nodes may write.
 
     >>> last_write_wins(1, 2)
     2
@@ -146,7 +146,7 @@ def last_write_wins(current: Any, update: Any) -> Any:
 def merge_counters(
     current: Mapping[str, int] | None, update: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Merge counters that never decrease. A smaller value is ignored.
+    """Merge counters by name and keep the larger value, because counters never decrease.
 
     >>> merge_counters({"plans": 2}, {"plans": 0, "attempts": 1})
     {'plans': 2, 'attempts': 1}
@@ -158,7 +158,7 @@ def merge_counters(
 
 
 def append_all(current: list[Any] | None, updates: Sequence[Sequence[Any] | None]) -> list[Any]:
-    """Append the entries of many updates, like repeated calls of :func:`append_entries`.
+    """Append the entries of several updates in one call, for LangGraph's ``DeltaChannel``.
 
     >>> append_all(["a"], [["b"], None, ["c"]])
     ['a', 'b', 'c']

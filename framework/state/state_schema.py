@@ -36,11 +36,11 @@ _SCHEMAS: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Metadata of a state key, in its annotation: ``Annotated[T, Key(…), reducer]``.
+    """Metadata of a state key for its annotation: ``Annotated[T, Key(…), reducer]``.
 
     Attributes:
-        description: What the key contains.
-        writer: Which node writes it.
+        description: Content of the key.
+        writer: Name of the node that writes the key.
         lifetime: ``turn`` (reset when the next turn begins) or ``thread``.
         from_caller: True if callers may send it.
     """
@@ -58,11 +58,11 @@ TurnScoped: Final = Key(lifetime="turn")
 
 
 class StateKey(NamedTuple):
-    """One key of a state class.
+    """Key of a state class, as read from its annotation.
 
     Attributes:
         name: Name of the key.
-        type: Its type, without annotations.
+        type: Type of the value, without ``Annotated`` metadata.
         reducer: Function or LangGraph channel that merges parallel writes. None if a parallel write is
             an error.
         metadata: Description, writer, and lifetime.
@@ -84,7 +84,7 @@ class StateKey(NamedTuple):
         return None
 
     def reset(self) -> Any:
-        """Return the write that resets the key."""
+        """Return the value to write so that the key is empty again."""
         return Overwrite(self.empty_value) if self.reducer is not None else self.empty_value
 
 
@@ -144,7 +144,7 @@ class StateSchema:
 
     @cached_property
     def one_turn_caller_keys(self) -> frozenset[str]:
-        """Keys that callers send for one turn, except the plan. They are reset when the input arrives."""
+        """Turn-scoped keys that callers may send, except the plan. They are reset when input arrives."""
         return self.caller_keys - self.thread_keys - {"planning_execution_plan"}
 
     @cached_property
@@ -152,7 +152,7 @@ class StateSchema:
         return tuple(key for name, key in self.keys.items() if name not in self.thread_keys)
 
     def reset(self, state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return the update that begins a turn: it resets all turn-scoped keys.
+        """Return the state update that resets all turn-scoped keys when a turn begins.
 
         Args:
             state: State at the end of the last turn. Empty keys are not written.
@@ -190,7 +190,7 @@ def _read(cls: type[Any], name: str, hint: Any) -> StateKey:
     channels = [mark for mark in marks if isinstance(mark, BaseChannel)]
     if any(callable(mark) and not isinstance(mark, BaseChannel) for mark in marks[:-1]):
         raise ConfigurationError(
-            f"The reducer of {cls.__name__}.{name} is not the last annotation, so LangGraph would"
+            f"The reducer of {cls.__name__}.{name} is not the last annotation: LangGraph would"
             " ignore it.",
             fix=f"Write Annotated[{getattr(kind, '__name__', kind)}, CallerInput, reducer].",
         )

@@ -1,4 +1,4 @@
-"""Typed, read-only view of a turn, so that other packages need not know the state keys."""
+"""Typed, read-only view of a turn, so that other packages do not depend on the state keys."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class TurnView:
 
     Args:
         state: State of the graph.
-        thread_id: ID of the thread. None if nothing is stored.
-        caller: Caller of the run.
-        sender: Sender of the run's input, if it is another user, such as an approver.
-        opener_id: ID of the message or plan that opened the turn, if state does not contain it.
-        default_owner: Owner of the enclosing turn, if state does not contain one.
+        thread_id: ID of the thread. None without persistence.
+        caller: User on whose behalf the run executes.
+        sender: User who sent the run's input, if that is another user, such as an approver.
+        opener_id: ID of the message or plan that began the turn, if the state does not contain it.
+        default_owner: Owner of the enclosing turn, if the state does not contain an owner.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -66,12 +66,12 @@ class TurnView:
         self.callers: tuple[Caller, ...] = tuple(dict.fromkeys(identities))
 
     def act_for(self, opener: Caller) -> None:
-        """Make the user who started the run of a custom graph the caller; its state has no turns."""
+        """Make the user who started the run the caller, because a custom graph's state has no turns."""
         if not _is_same_user(opener, self.caller):
             self.caller, self.callers = opener, (opener,)
 
     def _recorded_caller(self) -> Caller | None:
-        """Return the caller who started the turn, as ``begin_turn`` recorded it. Callers cannot write it."""
+        """Return the caller who started the turn. Only ``begin_turn`` writes this state field."""
         record = self.turn.get("caller")
         if not isinstance(record, Mapping):
             return None
@@ -84,13 +84,13 @@ class TurnView:
 
     @property
     def user_ids(self) -> tuple[str, ...]:
-        """User IDs of the run: the sender of its input and the owner of the turn."""
+        """IDs of the user who sent the run's input and of the user who owns the turn."""
         opener = self.owner or _ANONYMOUS
         return tuple(user for user in (self.sender.user_id, opener.user_id) if user)
 
     @property
     def owner(self) -> Caller | None:
-        """Caller to whom limits and usage of the turn count. None if nothing records turns."""
+        """Caller whose limits and usage the turn counts toward. None if the graph records no turns."""
         if not self.has_turn:
             return self.default_owner
         if (recorded := self._recorded_caller()) is not None:
@@ -99,7 +99,7 @@ class TurnView:
 
     @property
     def turn_id(self) -> str:
-        """ID of the message or plan that opened the turn."""
+        """ID of the message or plan that began the turn."""
         if self.has_turn or self._opened_by:
             return str(self.turn.get("id") or self._opened_by or "")
         messages = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
@@ -107,12 +107,12 @@ class TurnView:
 
     @property
     def has_turn(self) -> bool:
-        """True if the graph records turns. A user's own graph does not."""
+        """True if the graph records turns. Custom LangGraph graphs do not."""
         return bool(self.turn)
 
     @cached_property
     def event_ids(self) -> dict[str, str | None]:
-        """IDs of the turn and the plan, as events carry them."""
+        """Return the IDs of the turn and the plan, which events contain."""
         ids: dict[str, str | None] = {
             "turn_id": self.turn_id or None,
             "plan_id": self.plan_id or None,
@@ -129,7 +129,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """Record of the turn: ``id``, ``number``, ``caller``, ``plan`` that opened it, ``asks``, ``trace``."""
+        """State entry of the turn: ``id``, ``number``, ``caller``, initial ``plan``, ``asks``, ``trace``."""
         return _mapping(self.state.get("control_turn"))
 
     @property
@@ -149,7 +149,7 @@ class TurnView:
         return self.task or next((str(m.text) for m in messages), "")
 
     def step_objective(self, step: Mapping[str, Any]) -> str:
-        """Return the objective of a step."""
+        """Return the step's ``task_objective``, or the task of the turn."""
         return step.get("task_objective") or self.task or f"Execute {step['capability']}"
 
     def create_attempt(
@@ -161,14 +161,14 @@ class TurnView:
         index: int = 0,
         total: int | None = None,
     ) -> Attempt:
-        """Return an attempt at a step. Every entry point uses this method.
+        """Create the attempt (execution request) for a step.
 
         Args:
             capability: Name of the capability.
-            step: The planned step, or the requested one outside a plan.
-            key: Context key, if the step has none.
+            step: The planned step, or the requested step if there is no plan.
+            key: Context key to use if the step has none.
             index: Index of the step in the plan, from 0.
-            total: Number of steps. Defaults to that of the current plan.
+            total: Number of steps. Defaults to the number of steps in the current plan.
 
         >>> TurnView({"task_current_task": "Sing"}).create_attempt("sing", {"context_key": "song"}).objective
         'Sing'
@@ -190,7 +190,7 @@ class TurnView:
 
     @property
     def excluded_capabilities(self) -> Mapping[str, str]:
-        """Capabilities that requested another selection in this turn, with the reasons."""
+        """Reason for each capability that is excluded from selection for the rest of this turn, by name."""
         return _mapping(self.state.get("planning_excluded"))
 
     @cached_property
@@ -201,12 +201,12 @@ class TurnView:
 
     @property
     def has_plan(self) -> bool:
-        """True if state contains a plan, accepted or not."""
+        """True if the state contains a plan, even if it is not accepted yet."""
         return self.state.get("planning_execution_plan") is not None
 
     @property
     def plan_id(self) -> str:
-        """ID of the current plan, from its stamp."""
+        """ID of the current plan."""
         return str(_mapping(self.plan.get("stamp")).get("id") or "")
 
     @property
@@ -222,13 +222,13 @@ class TurnView:
         return {str(step["context_key"]): step for step in valid}
 
     def get_step(self, key: str) -> PlannedStep:
-        """Return a step of the plan, or its copy for one list element, by context key."""
+        """Return the planned step for a context key, which may be the key of a ``for_each`` copy."""
         step = self.steps_by_key[plan_key(key)]
         return step if step["context_key"] == key else {**step, "context_key": key}
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
-        """Records of the finished steps, by context key."""
+        """State entries of the finished steps, by context key."""
         return _mapping(self.state.get("execution_step_results"))
 
     @cached_property
@@ -249,27 +249,27 @@ class TurnView:
 
     @property
     def labels(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-        """Labels of context data: context type to context key to label to source."""
+        """Labels (data-provenance tags) of context data, by context type and key, each with its source."""
         return _mapping(self.state.get("capability_context_labels"))
 
     @property
     def thread_labels(self) -> Mapping[str, str]:
-        """Labels of all data that steps of the thread produced, including failures, with their sources."""
+        """Source of each label (provenance tag) on data that any step of the thread produced."""
         return _mapping(self.state.get("control_labels"))
 
     @property
     def pending_approvals(self) -> Mapping[str, Mapping[str, Any]]:
-        """Steps that wait for a decision, with their approval requests."""
+        """Open approval requests, by the context key of the waiting step."""
         return _mapping(self.state.get("execution_pending_approvals"))
 
     @property
     def resumed_keys(self) -> Sequence[str]:
-        """Keys of the steps and step copies that waited and now resume."""
+        """Context keys of the suspended steps and ``for_each`` copies that this run resumes."""
         return _mapping(self.state.get("runtime_info")).get(RESUMED_KEY) or ()
 
     @property
     def suspended_keys(self) -> set[str]:
-        """Keys of the steps that wait for a decision and have no copy that resumes."""
+        """Context keys of the steps that wait for a decision and that this run does not resume."""
         return {plan_key(key) for key in self.pending_approvals} - {
             plan_key(key) for key in self.resumed_keys
         }
@@ -312,13 +312,13 @@ class TurnView:
 
     @property
     def waited_seconds(self) -> float | None:
-        """Seconds for which the turn was suspended to wait for a time or an event. None if it was not."""
+        """Duration of the wait for a time or an event, in seconds. None if the turn did not wait."""
         seconds = _mapping(self.state.get("runtime_info")).get("waited_seconds")
         return float(seconds) if seconds is not None else None
 
     @property
     def seconds_used(self) -> float:
-        """Seconds for which steps of this turn have run."""
+        """Total duration of this turn's steps so far, in seconds."""
         return float(_mapping(self.state.get("runtime_info")).get("seconds_used") or 0.0)
 
 
@@ -328,5 +328,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _is_same_user(opener: Caller, caller: Caller) -> bool:
-    """Return True if both are the same user. The role may have changed since the turn started."""
+    """Return True if both callers are the same user, even if the role changed during the turn."""
     return (opener.user_id, opener.tenant) == (caller.user_id, caller.tenant)
