@@ -12,7 +12,7 @@ from capgraph.base.spec import INFRASTRUCTURE_ROLES
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.pipeline.remote_dispatch import NOT_TRANSFERRED
 from capgraph.pipeline.runner import capability_queue
-from capgraph.planning.catalog import needs_provided_by, required_need
+from capgraph.planning.catalog import required_type, types_satisfied_by
 from capgraph.planning.parameters import required_parameters
 from capgraph.registry import Registry
 
@@ -38,7 +38,9 @@ def registry_problems(registry: Registry) -> list[str]:
         for role in INFRASTRUCTURE_ROLES
         if role not in registry.infrastructure
     ]
-    provided = {need for spec in registry.capabilities.values() for need in needs_provided_by(spec)}
+    provided = {
+        need for spec in registry.capabilities.values() for need in types_satisfied_by(spec)
+    }
     provided |= _element_types(registry)
     for name, spec in registry.capabilities.items():
         if name in registry.infrastructure or name in RESERVED_NODE_NAMES:
@@ -58,7 +60,7 @@ def registry_problems(registry: Registry) -> list[str]:
             f" registry.declare_provided({need.type!r})."
             for need in spec.requires
             if need.cardinality != "optional"
-            and required_need(need) not in provided
+            and required_type(need) not in provided
             and need.type not in registry.provided_types
         ]
     return problems

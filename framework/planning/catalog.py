@@ -1,6 +1,6 @@
-"""Catalogs: what planning knows about capabilities, and which types satisfy which inputs.
+"""Catalogs of the capabilities that planning may use, and the matching of results to inputs.
 
-A *need* is a context type as text, with ``*`` appended if an input takes many values of the type.
+An *input type* is a context type as text, with ``*`` appended if an input takes many values of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Catalog(Protocol):
 
     @property
     def capabilities(self) -> Mapping[str, CapabilitySpec]:
-        """The capabilities by name. Their order breaks ties."""
+        """Declarations of the capabilities by name. Their order breaks ties."""
 
     @property
     def infrastructure(self) -> Collection[str]:
@@ -67,7 +67,7 @@ class StaticCatalog:
         provided_types: Iterable[str] = (),
         infrastructure: Iterable[str] = TERMINAL_STEPS,
     ) -> StaticCatalog:
-        """Return a catalog of capability declarations, in the given order."""
+        """Create a catalog from capability declarations. Their order breaks ties."""
         return cls(
             {spec.name: spec for spec in specs},
             frozenset(infrastructure),
@@ -76,28 +76,28 @@ class StaticCatalog:
 
 
 MANY_SUFFIX = "*"
-"""Suffix of a need for many values of a type. Single values and a list of the type both satisfy it."""
+"""Suffix of an input type with many values. Single values and a list of the type both satisfy it."""
 
 
-def required_need(need: Requirement) -> str:
-    """Return the need of an input.
+def required_type(requirement: Requirement) -> str:
+    """Return the input type (context type, with ``*`` for many values) of a requirement.
 
-    >>> required_need(Requirement("READING", "many"))
+    >>> required_type(Requirement("READING", "many"))
     'READING*'
     """
-    return need.type + MANY_SUFFIX if need.cardinality == "many" else need.type
+    return requirement.type + MANY_SUFFIX if requirement.cardinality == "many" else requirement.type
 
 
-def provided_needs(types: Iterable[str], list_item_types: Mapping[str, str]) -> list[str]:
-    """Return every need that results of the given types satisfy.
+def satisfied_types(types: Iterable[str], list_item_types: Mapping[str, str]) -> list[str]:
+    """Return the input types (``*`` marks an input of many values) that results satisfy.
 
     Args:
-        types: The context types of the results.
+        types: Context types of the results.
         list_item_types: Item type of each context type that is a list of contexts.
 
-    >>> provided_needs(["READINGS"], {"READINGS": "READING"})
+    >>> satisfied_types(["READINGS"], {"READINGS": "READING"})
     ['READINGS', 'READINGS*', 'READING*']
-    >>> provided_needs(["READING[]"], {})
+    >>> satisfied_types(["READING[]"], {})
     ['READING[]', 'READING[]*', 'READING*']
     """
     found = []
@@ -111,34 +111,41 @@ def provided_needs(types: Iterable[str], list_item_types: Mapping[str, str]) -> 
     return found
 
 
-def needs_provided_by(spec: CapabilitySpec) -> list[str]:
-    """Return every need that a capability satisfies."""
-    return provided_needs(spec.provides, list_item_types(spec.context_types))
+def types_satisfied_by(spec: CapabilitySpec) -> list[str]:
+    """Return the input types that a capability's results satisfy."""
+    return satisfied_types(spec.provides, list_item_types(spec.context_types))
 
 
 def available_contexts(available: Available, catalog: Catalog) -> dict[str, list[str]]:
-    """Return the keys of the stored contexts by the needs that they satisfy."""
+    """Return the keys of the stored contexts by the input types that they satisfy."""
     items = list_item_types(kind for s in catalog.capabilities.values() for kind in s.context_types)
     found: dict[str, list[str]] = {}
     for kind, keys in available.items():
-        for need in provided_needs([kind], items) if keys else ():
-            found.setdefault(need, []).extend(keys)
+        for input_type in satisfied_types([kind], items) if keys else ():
+            found.setdefault(input_type, []).extend(keys)
     return found
 
 
 def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -> bool:
-    """Return True if a capability was selected, is always active, or no selection was made."""
+    """Return True if a plan may use a capability.
+
+    Args:
+        name: Name of the capability.
+        spec: Declarations of the capability.
+        active: Names of the selected capabilities. ``None`` allows every capability.
+    """
     return active is None or name in active or spec.always_active
 
 
 def may_auto_include(spec: CapabilitySpec) -> bool:
-    """Return True if a capability can be planned without having been selected.
+    """Return True if a plan may use a capability that was not selected.
 
-    It must be harmless, and none of its parameters may be required: types alone do not determine them.
+    The capability must be harmless and must not have required parameters, whose values context types
+    cannot determine.
     """
     return is_harmless(spec) and not required_parameters(spec.parameters)
 
 
 def is_harmless(spec: CapabilitySpec) -> bool:
-    """Return True if a capability has no effect, or requires approval."""
+    """Return True if a capability has no effect or cannot run without approval."""
     return spec.effect == "none" or bool(spec.requires_approval)

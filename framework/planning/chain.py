@@ -14,9 +14,9 @@ from capgraph.planning.catalog import (
     Available,
     Catalog,
     available_contexts,
-    needs_provided_by,
-    provided_needs,
-    required_need,
+    required_type,
+    satisfied_types,
+    types_satisfied_by,
 )
 from capgraph.planning.graph_algorithms import reachable_from
 from capgraph.planning.plan_access import is_context_key, make_context_key, plan_steps
@@ -33,7 +33,7 @@ def chain_plan(
     *,
     previous: ExecutionPlan | None = None,
 ) -> ExecutionPlan:
-    """Return a plan of the selected capabilities and of those that they require.
+    """Create a plan, without a model, from the selected capabilities and those that they require.
 
     Each input is supplied by the first of these that exists:
 
@@ -55,16 +55,16 @@ def chain_plan(
     Equal arguments return equal plans.
 
     Args:
-        task: The request. Every step has it as its objective.
+        task: The request, which becomes the objective of every step.
         selected: Names of the selected capabilities. Their order breaks ties.
-        catalog: The available capabilities.
+        catalog: Available capabilities.
         available: Stored context keys by type, the newest last.
-        previous: The plan that this one replaces. Its context keys are reused for the same
-            capabilities, so that finished results can be reused.
+        previous: Plan to replace. The new plan uses the same context keys for the same capabilities,
+            so that finished results can be reused.
 
     Raises:
-        PlanError: A capability is unknown, a type cannot be supplied, or a person or a model must
-            choose a required parameter.
+        PlanError: A capability is unknown, an input has no supplier, or the request does not contain a
+            required parameter.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -86,14 +86,16 @@ def chain_plan(
     usable, chosen = suppliers.choose(stored)
     if (missing := suppliers.find_missing(chosen, usable)) is not None:
         # Follow the chain of requirements to the one that nothing can satisfy.
-        assumed = usable | {need: [] for need in suppliers.unsatisfied_needs() - usable.keys()}
+        assumed = usable | {
+            input_type: [] for input_type in suppliers.unsupplied_types() - usable.keys()
+        }
         extended = suppliers.include_producers(assumed)
         raise _unsupplied_error(
             *(suppliers.find_missing(extended, usable) or missing), catalog, values
         )
     order = suppliers.sort_by_inputs(suppliers.prune(chosen, usable), usable)
     parameters |= {name: values.read(name) for name in order}
-    return _write_plan(task, order, catalog, stored, usable, previous, parameters)
+    return _create_plan(task, order, catalog, stored, usable, previous, parameters)
 
 
 def requires_closure(
@@ -105,14 +107,14 @@ def requires_closure(
 ) -> tuple[str, ...]:
     """Return the selected capabilities and those that they require, directly or indirectly.
 
-    Types that the caller provides count as supplied. A type without a producer is ignored; the planner
-    reports it.
+    Types that the caller supplies require no capability. A type that no capability provides is ignored,
+    because the planner reports it.
 
     Args:
         selected: Names of the selected capabilities. Unknown names are ignored.
-        catalog: The available capabilities.
-        available: Stored context keys by type. Without it, producers are included even if an earlier
-            result is stored.
+        catalog: Available capabilities.
+        available: Stored context keys by type. If it is missing, producers are included even if an
+            earlier result is stored.
         task: The request, from which capabilities may read their parameters.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
@@ -147,15 +149,19 @@ def _check_registered(selected: Sequence[str], catalog: Catalog) -> list[str]:
     return names
 
 
-def _unsupplied_error(reader: str, need: str, catalog: Catalog, values: RequestValues) -> PlanError:
-    context_type = need.removesuffix(MANY_SUFFIX)
+def _unsupplied_error(
+    reader: str, input_type: str, catalog: Catalog, values: RequestValues
+) -> PlanError:
+    context_type = input_type.removesuffix(MANY_SUFFIX)
     if context_type in catalog.provided_types:
         return PlanError(
             f"{reader!r} requires {context_type}, which the caller did not provide.",
             fix=f"Pass {context_type} with the request.",
         )
     producers = [
-        name for name, spec in catalog.capabilities.items() if need in needs_provided_by(spec)
+        name
+        for name, spec in catalog.capabilities.items()
+        if input_type in types_satisfied_by(spec)
     ]
     effects = [name for name in producers if not values.can_auto_include(name)]
     unread = [problem for name in producers if (problem := values.read_error(name)) is not None]
@@ -181,60 +187,83 @@ def _unsupplied_error(reader: str, need: str, catalog: Catalog, values: RequestV
 
 
 class _Suppliers:
-    """Supply relations between the capabilities of a selection and the rest of the catalog.
+    """Resolver of capability dependencies: chooses and orders the producers of required inputs.
+
+    Input types are context types, with ``*`` appended if an input takes many values.
 
     Args:
-        names: The selected capabilities.
-        catalog: The available capabilities.
-        values: Parameter values that the request names.
+        names: Names of the selected capabilities.
+        catalog: Available capabilities.
+        values: Parameter values that the request contains.
     """
 
     def __init__(self, names: list[str], catalog: Catalog, values: RequestValues) -> None:
         self.names = names
         self.values = values
         self.specs = catalog.capabilities
-        self.caller_needs = set(provided_needs(catalog.provided_types, {}))
-        self.gives = {name: needs_provided_by(spec) for name, spec in self.specs.items()}
-        self.needs = {
-            name: {required_need(need) for need in spec.requires if need.cardinality != "optional"}
+        self.caller_types = set(satisfied_types(catalog.provided_types, {}))
+        self.supplied_types = {name: types_satisfied_by(spec) for name, spec in self.specs.items()}
+        self.required_types = {
+            name: {
+                required_type(requirement)
+                for requirement in spec.requires
+                if requirement.cardinality != "optional"
+            }
             for name, spec in self.specs.items()
         }
 
     # Choosing: which capabilities take part.
 
     def choose(self, stored: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
-        """Return the usable stored contexts and the required capabilities."""
-        outdated_needs = self.outdated_needs() - self.caller_needs
-        fresh = {need: keys for need, keys in stored.items() if need not in outdated_needs}
+        """Choose the stored contexts to use and the capabilities to plan.
+
+        Args:
+            stored: Keys of the stored contexts, by input type.
+
+        Returns:
+            The keys of the usable contexts by input type, and the names of the capabilities.
+        """
+        outdated_types = self.outdated_types() - self.caller_types
+        fresh = {
+            input_type: keys
+            for input_type, keys in stored.items()
+            if input_type not in outdated_types
+        }
         chosen = self.include_producers(fresh)
         if self.find_missing(chosen, fresh) is None or len(fresh) == len(stored):
             return fresh, chosen
         # An outdated result is better than no plan.
         return stored, self.include_producers(stored)
 
-    def outdated_needs(self) -> set[str]:
-        """Return the needs whose stored contexts would change if they were provided again.
+    def outdated_types(self) -> set[str]:
+        """Return the input types whose stored contexts the selected capabilities make outdated.
 
-        These are all results downstream of a selected capability, including through optional inputs, like
-        the targets of a build.
+        Like the targets of a build, these are all results downstream of a selected capability, including
+        those that depend on it through optional inputs.
         """
-        newly_provided = {need for name in self.names for need in self.gives[name]}
+        newly_provided = {
+            input_type for name in self.names for input_type in self.supplied_types[name]
+        }
         readers: dict[str, list[str]] = {}
         for name, spec in self.specs.items():
-            for need in spec.requires:
-                readers.setdefault(required_need(need), []).extend(self.gives[name])
+            for requirement in spec.requires:
+                readers.setdefault(required_type(requirement), []).extend(self.supplied_types[name])
         return reachable_from(newly_provided, readers) - newly_provided
 
-    def unsatisfied_needs(self) -> set[str]:
-        """Return the needs that no selected or automatically included capability satisfies."""
+    def unsupplied_types(self) -> set[str]:
+        """Return the input types that no selected or automatically included capability satisfies."""
         producers = {name for name in self.specs if self.values.can_auto_include(name)}
-        newly_provided = {need for name in producers | {*self.names} for need in self.gives[name]}
-        return {need for name in self.specs for need in self.needs[name]} - (
-            newly_provided - self.caller_needs
+        newly_provided = {
+            input_type
+            for name in producers | {*self.names}
+            for input_type in self.supplied_types[name]
+        }
+        return {input_type for name in self.specs for input_type in self.required_types[name]} - (
+            newly_provided - self.caller_types
         )
 
     def include_producers(self, stored: Mapping[str, list[str]]) -> list[str]:
-        """Return the selected capabilities with the cheapest producers of everything that they require."""
+        """Return the selected capabilities and the cheapest producers of their required inputs."""
         # A capability that reads nothing from the request is the last resort.
         able = {
             name: len(self.specs) + 1 if self.values.has_better_producers(name) else 1
@@ -245,9 +274,9 @@ class _Suppliers:
         names = list(self.names)
         for name in names:  # grows during the loop
             producers = (
-                best.get(required_need(need))
-                for need in self.specs[name].requires
-                if need.cardinality != "optional"
+                best.get(required_type(requirement))
+                for requirement in self.specs[name].requires
+                if requirement.cardinality != "optional"
             )
             names += [m for m in dict.fromkeys(producers) if m is not None and m not in names]
         return names
@@ -255,39 +284,41 @@ class _Suppliers:
     def assign_producers(
         self, cost: Mapping[str, int], stored: Mapping[str, list[str]]
     ) -> tuple[dict[str, str], dict[str, set[str]]]:
-        """Compute which capability supplies each need at the lowest cost (Knuth's algorithm).
+        """Assign the cheapest producer to each input type (Knuth's generalization of Dijkstra).
 
-        Needs are settled in order of cost, and a producer counts only once everything that it requires is
-        settled. Capabilities that require each other in a cycle are therefore never settled.
+        Input types are settled in order of cost. A producer is available only when all of its own inputs
+        are settled, so capabilities that require each other in a cycle are never settled.
 
         Args:
-            cost: Cost of each participating capability by itself.
-            stored: The stored contexts by need.
+            cost: Cost of each capability that may run, without its producers.
+            stored: Keys of the stored contexts, by input type.
 
         Returns:
-            The producer of each need, and the unsatisfied needs of each capability.
+            The producer of each input type, and the unsatisfied input types of each capability.
         """
         rank = {name: place for place, name in enumerate(self.specs)}
         total_cost = dict(cost)
-        waiting = {name: self.needs[name] - stored.keys() for name in cost}
+        waiting = {name: self.required_types[name] - stored.keys() for name in cost}
         readers: dict[str, list[str]] = {}
-        for name, needs in waiting.items():
-            for need in needs:
-                readers.setdefault(need, []).append(name)
+        for name, required_types in waiting.items():
+            for input_type in required_types:
+                readers.setdefault(input_type, []).append(name)
         queue = [
-            (total_cost[name], rank[name], name) for name, needs in waiting.items() if not needs
+            (total_cost[name], rank[name], name)
+            for name, required_types in waiting.items()
+            if not required_types
         ]
         heapq.heapify(queue)
         best: dict[str, str] = {}
         while queue:
             cost_so_far, _, name = heapq.heappop(queue)
-            for need in self.gives[name]:
+            for input_type in self.supplied_types[name]:
                 # A stored context needs no producer, unless a selected capability provides it.
-                if need in best or (need in stored and name not in self.names):
+                if input_type in best or (input_type in stored and name not in self.names):
                     continue
-                best[need] = name
-                for reader in readers.pop(need, ()):
-                    waiting[reader].discard(need)
+                best[input_type] = name
+                for reader in readers.pop(input_type, ()):
+                    waiting[reader].discard(input_type)
                     total_cost[reader] += cost_so_far
                     if not waiting[reader]:
                         heapq.heappush(queue, (total_cost[reader], rank[reader], reader))
@@ -296,16 +327,20 @@ class _Suppliers:
     def find_missing(
         self, names: Collection[str], stored: Mapping[str, list[str]]
     ) -> tuple[str, str] | None:
-        """Return a capability and the need that prevents it from running, or ``None``."""
+        """Return a capability that cannot run and its missing input type, or ``None`` if all can run."""
         _, waiting = self.assign_producers(dict.fromkeys(names, 0), stored)
-        unsatisfied_needs = [
-            (name, need) for name, needs in waiting.items() for need in sorted(needs)
+        unsupplied_types = [
+            (name, input_type)
+            for name, required_types in waiting.items()
+            for input_type in sorted(required_types)
         ]
-        newly_provided = {need for name, _ in unsatisfied_needs for need in self.gives[name]}
-        # Return the root cause: a need that none of the blocked capabilities would satisfy.
+        newly_provided = {
+            input_type for name, _ in unsupplied_types for input_type in self.supplied_types[name]
+        }
+        # Return the root cause: an input type that none of the blocked capabilities would satisfy.
         return next(
-            (pair for pair in unsatisfied_needs if pair[1] not in newly_provided),
-            unsatisfied_needs[0] if unsatisfied_needs else None,
+            (pair for pair in unsupplied_types if pair[1] not in newly_provided),
+            unsupplied_types[0] if unsupplied_types else None,
         )
 
     def prune(self, names: list[str], stored: Mapping[str, list[str]]) -> list[str]:
@@ -321,31 +356,36 @@ class _Suppliers:
     # Ordering: when each capability runs.
 
     def sort_by_inputs(self, names: list[str], stored: Collection[str]) -> list[str]:
-        """Return capabilities in an order in which each finds its inputs.
+        """Sort capabilities so that each runs after the producers of its inputs.
 
-        A capability that could read results of others runs after them. Capabilities that require and
-        provide the same types keep the order of selection.
+        This includes producers of optional inputs if possible. Capabilities that require and provide the
+        same types keep the order of selection.
         """
         available, remaining, ordering = set(stored), list(names), []
 
         def count_waits(name: str) -> tuple[int, int]:
-            wanted_needs = {required_need(need) for need in self.specs[name].requires}
+            wanted_types = {required_type(requirement) for requirement in self.specs[name].requires}
             others = [other for other in remaining if other != name]
-            needed = [o for o in others if not self.needs[name].isdisjoint(self.gives[o])]
-            wished = [o for o in others if not wanted_needs.isdisjoint(self.gives[o])]
+            needed = [
+                o
+                for o in others
+                if not self.required_types[name].isdisjoint(self.supplied_types[o])
+            ]
+            wished = [o for o in others if not wanted_types.isdisjoint(self.supplied_types[o])]
             return len(needed), len(wished)
 
         while remaining:
             name = min(
-                (name for name in remaining if self.needs[name] <= available), key=count_waits
+                (name for name in remaining if self.required_types[name] <= available),
+                key=count_waits,
             )
             remaining.remove(name)
             ordering.append(name)
-            available.update(self.gives[name])
+            available.update(self.supplied_types[name])
         return ordering
 
 
-def _write_plan(
+def _create_plan(
     task: str,
     order: list[str],
     catalog: Catalog,
@@ -363,66 +403,68 @@ def _write_plan(
     used_keys = {key for keys in stored.values() for key in keys} | set(reused.values())
     steps: list[PlannedStep] = []
     producers: dict[str, list[str]] = {}
-    filtered_needs: set[str] = set()
+    filtered_types: set[str] = set()
     for name in order:
         spec = catalog.capabilities[name]
         inputs = [
-            {need.label: key}
-            for need in spec.requires
-            for key in _source_keys(need, spec, producers, filtered_needs, usable, catalog)
+            {requirement.label: key}
+            for requirement in spec.requires
+            for key in _select_source_keys(
+                requirement, spec, producers, filtered_types, usable, catalog
+            )
         ]
         output = spec.provides[0] if spec.provides else None
         key = reused.get(name) or make_context_key(output or name, used_keys)
         used_keys.add(key)
         steps.append(build_step(key, name, output, task, inputs, parameters.get(name) or None))
-        for need in needs_provided_by(spec):
-            producers.setdefault(need, []).append(key)
-            if any(required_need(read) == need for read in spec.requires):
-                filtered_needs.add(need)
+        for input_type in types_satisfied_by(spec):
+            producers.setdefault(input_type, []).append(key)
+            if any(required_type(read) == input_type for read in spec.requires):
+                filtered_types.add(input_type)
     view = PlanView(list(steps), catalog, {}, None)
     steps.append(build_respond_step(view, used_keys, task))
     return ExecutionPlan(steps=steps)
 
 
-def _source_keys(
-    need: Requirement,
+def _select_source_keys(
+    requirement: Requirement,
     spec: CapabilitySpec,
     producers: Mapping[str, list[str]],
-    filtered_needs: Collection[str],
+    filtered_types: Collection[str],
     stored: Mapping[str, list[str]],
     catalog: Catalog,
 ) -> list[str]:
-    """Return the context keys that one requirement reads."""
-    need_key = required_need(need)
-    provided = producers.get(need_key, [])
-    if need.role is not None and need.cardinality != "many":
-        return _source_by_role(need, spec, [*stored.get(need_key, ()), *provided])
+    """Select the context keys that supply one input of a new step."""
+    input_type = required_type(requirement)
+    provided = producers.get(input_type, [])
+    if requirement.role is not None and requirement.cardinality != "many":
+        return _select_key_by_role(requirement, spec, [*stored.get(input_type, ()), *provided])
     if not provided:
-        if need.cardinality == "optional" and need.type not in catalog.provided_types:
+        if requirement.cardinality == "optional" and requirement.type not in catalog.provided_types:
             return []  # an optional input does not read results of earlier requests
-        provided = stored.get(need_key, [])
+        provided = stored.get(input_type, [])
         # Of several stored contexts, the request is about the newest.
-        return provided if need.cardinality == "many" else provided[-1:]
-    if need.cardinality == "many":
+        return provided if requirement.cardinality == "many" else provided[-1:]
+    if requirement.cardinality == "many":
         return provided
     # A filter's result replaces its input. Of equal producers, the first selected is used.
-    return provided[-1:] if need_key in filtered_needs else provided[:1]
+    return provided[-1:] if input_type in filtered_types else provided[:1]
 
 
-def _source_by_role(
-    need: Requirement, spec: CapabilitySpec, available_keys: list[str]
+def _select_key_by_role(
+    requirement: Requirement, spec: CapabilitySpec, available_keys: list[str]
 ) -> list[str]:
-    """Return the context key for one of several inputs of the same type, in order of creation."""
-    peers = [other for other in spec.requires if required_need(other) == need.type]
+    """Select the context key for one of several inputs of the same type, in order of creation."""
+    peers = [other for other in spec.requires if required_type(other) == requirement.type]
     if len(available_keys) < len(peers):
         peers = [other for other in peers if other.cardinality == "one"]
-    if need not in peers:
+    if requirement not in peers:
         return []
     if len(available_keys) < len(peers):
         roles = ", ".join(other.label for other in peers)
         raise PlanError(
-            f"{spec.name!r} requires {len(peers)} inputs of type {need.type} ({roles}), but"
+            f"{spec.name!r} requires {len(peers)} inputs of type {requirement.type} ({roles}), but"
             f" {len(available_keys)} are available.",
             fix="Configure a chat model, or pass a plan that names each input.",
         )
-    return [available_keys[-len(peers) :][peers.index(need)]]
+    return [available_keys[-len(peers) :][peers.index(requirement)]]

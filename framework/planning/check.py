@@ -62,13 +62,14 @@ def check_plan(
     active: Collection[str] | None = None,
     max_steps: int = DEFAULT_MAX_STEPS,
 ) -> list[Problem]:
-    """Return every problem of a plan.
+    """Validate a plan and return its problems.
 
-    Pure: it performs no I/O, does not modify its arguments, and does not raise on malformed input.
+    This is a pure function: it performs no I/O and does not modify its arguments. Malformed plans are
+    reported as problems, not as exceptions.
 
     Args:
-        plan: The plan. Any value that JSON can represent is accepted.
-        catalog: The capabilities that the plan may use, usually the registry.
+        plan: Plan to validate, or any other JSON value.
+        catalog: Capabilities that the plan may use, usually the registry.
         available: Stored context keys by context type, such as ``capability_context_data``.
         active: Names of the selected capabilities; ``None`` if no selection was made.
         max_steps: Maximum number of steps.
@@ -100,7 +101,7 @@ def analyze_plan(
     active: Collection[str] | None,
     max_steps: int,
 ) -> tuple[PlanView, list[Problem]]:
-    """Return the analyzed plan and its problems. The arguments are those of :func:`check_plan`."""
+    """Validate a plan and return its index and its problems. See :func:`check_plan` for the arguments."""
     steps, problems = _extract_steps(plan, max_steps)
     chosen = None if active is None else frozenset(active)
     checker = _PlanChecker(PlanView(steps, catalog, available, chosen), problems)
@@ -134,7 +135,7 @@ def _extract_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Proble
 
 
 class _PlanChecker:
-    """Collector of the problems of a plan, step by step and field by field."""
+    """Validator of a plan's steps and fields, which collects problems instead of raising errors."""
 
     def __init__(self, view: PlanView, problems: list[Problem]) -> None:
         self.view = view
@@ -251,7 +252,7 @@ class _PlanChecker:
             self.add(codes.MALFORMED_INPUT, index, inputs, "is not a list of objects")
         contract, places = self.view.contracts[index], self.view.positions
         alias = element_name(self.view.steps[index])
-        need_by_label = contract.need_by_label if contract is not None else {}
+        type_by_label = contract.type_by_label if contract is not None else {}
         for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
             if type(entry) is not dict or not entry:
                 cause = "is not an object {type: context_key}"
@@ -269,7 +270,7 @@ class _PlanChecker:
                         continue
                     first = places.get(key, (index,))[0]
                     if first >= index or not self.view.step_provides(
-                        first, need_by_label.get(label, label)
+                        first, type_by_label.get(label, label)
                     ):
                         self._check_source(index, StepRead(("inputs", number, label), label, key))
                     continue
@@ -286,8 +287,8 @@ class _PlanChecker:
             self.add(codes.TYPE_MISMATCH, index, alias, cause, remedy, path)
 
     def _check_source(self, index: int, read: StepRead) -> None:
-        """Report an input that no earlier step and no stored context supplies."""
-        view, need = self.view, self.view.need_of(index, read.label)
+        """Add a problem if neither an earlier step nor a stored context supplies an input."""
+        view, input_type = self.view, self.view.input_type_of(index, read.label)
         positions = view.positions.get(read.key, ())
         position = view.source_of(index, read) if positions else None
         if position is not None and position < index:
@@ -295,9 +296,9 @@ class _PlanChecker:
         if position is not None:
             self.forward.append((index, read, position))
             return
-        if view.is_stored(need, read.key):
+        if view.is_stored(input_type, read.key):
             return  # a stored context takes precedence over a later step
-        code, kind = codes.TYPE_MISMATCH, need.removesuffix(MANY_SUFFIX)
+        code, kind = codes.TYPE_MISMATCH, input_type.removesuffix(MANY_SUFFIX)
         if positions:
             supplied = view.contracts[positions[0]]
             types = supplied.spec.provides if supplied is not None else ()
@@ -309,11 +310,11 @@ class _PlanChecker:
         else:
             code = codes.NO_SUPPLIER
             cause = "no step or stored context has this context_key"
-        remedy = self._similar_name_hint(index, read) or view.supply_hint(need)
+        remedy = self._similar_name_hint(index, read) or view.supply_hint(input_type)
         self.add(code, index, read.key, cause, remedy, read.path)
 
     def _similar_name_hint(self, index: int, read: StepRead) -> str:
-        """Return a hint with the closest existing input name or context key, or an empty string."""
+        """Suggest the existing input name or context key that is most similar, or return ``""``."""
         view, contract = self.view, self.view.contracts[index]
         self.names_compared += 1
         if self.names_compared > _MAX_COMPARED_NAMES:
@@ -332,14 +333,14 @@ class _PlanChecker:
     def _check_cardinality(
         self, index: int, contract: CapabilityContract, keys_by_label: dict[str, set[str]]
     ) -> None:
-        for label, need in contract.requirements.items():
+        for label, requirement in contract.requirements.items():
             count = len(keys_by_label.get(label, ()))
-            shown = label if need.role is None else f"{label} ({need.type})"
-            if count == 0 and need.cardinality != "optional":
+            shown = label if requirement.role is None else f"{label} ({requirement.type})"
+            if count == 0 and requirement.cardinality != "optional":
                 cause = f"{contract.spec.name!r} requires {shown}, and the step has no such input"
-                remedy = self.view.supply_hint(contract.need_by_label[label])
+                remedy = self.view.supply_hint(contract.type_by_label[label])
                 self.add(codes.MISSING_INPUT, index, label, cause, remedy)
-            elif count > 1 and need.cardinality != "many":
+            elif count > 1 and requirement.cardinality != "many":
                 cause = f"{contract.spec.name!r} takes one {shown}, and the step names {count}"
                 self.add(codes.TOO_MANY_INPUTS, index, label, cause)
 
@@ -390,7 +391,12 @@ class _PlanChecker:
     def _check_reference(
         self, index: int, path: Path, text: str, code: str, remedy: str = ""
     ) -> Shape | None:
-        """Check a reference and return the shape of the value; ``None`` if it is unknown or invalid."""
+        """Check a reference to a result (``{"$from": "key.field"}``).
+
+        Returns:
+            The JSON schema of the referenced value, or ``None`` if it is unknown or the reference is
+            invalid.
+        """
         view = self.view
         read = next((read for read in view.reads[index] if read.path == path), None)
         place = view.source_of(index, read) if read is not None else None

@@ -38,29 +38,31 @@ _COMBINATORS = ("and", "or")
 
 
 def iter_comparisons(condition: object) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each comparison of a condition with its path.
+    """Yield each comparison in a condition, with its path.
 
     >>> [path for path, _ in iter_comparisons({"not": {"of": "a", "is": ">", "than": 1}})]
     [('not',)]
     """
     if not is_too_deep(condition, MAX_DEPTH):
-        yield from _comparisons(condition, ())
+        yield from _iter_nested_comparisons(condition, ())
 
 
-def _comparisons(condition: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _iter_nested_comparisons(
+    condition: object, path: Path
+) -> Iterator[tuple[Path, dict[str, Any]]]:
     if not isinstance(condition, dict):
         return
     if isinstance(condition.get("of"), str):
         yield path, condition
-    yield from _comparisons(condition.get("not"), (*path, "not"))
+    yield from _iter_nested_comparisons(condition.get("not"), (*path, "not"))
     for name in _COMBINATORS:
         parts = condition.get(name)
         for number, part in enumerate(parts if isinstance(parts, list) else ()):
-            yield from _comparisons(part, (*path, name, number))
+            yield from _iter_nested_comparisons(part, (*path, name, number))
 
 
 def condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
-    """Yield each error in the form of a condition as path, value, and cause.
+    """Validate the syntax of a condition, and yield the path, value, and cause of each error.
 
     >>> [cause for _, _, cause in condition_errors({"of": "a", "is": "about", "than": 1})]
     ['is not an operator; use one of >, >=, <, <=, ==, !=']
@@ -70,20 +72,20 @@ def condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
     elif sum(1 for _ in iter_comparisons(condition)) > MAX_COMPARISONS:
         yield (), condition, f"has more than {MAX_COMPARISONS} comparisons"
     else:
-        yield from _form_errors(condition, ())
+        yield from _iter_form_errors(condition, ())
 
 
-def _form_errors(condition: object, path: Path) -> Iterator[tuple[Path, Any, str]]:
+def _iter_form_errors(condition: object, path: Path) -> Iterator[tuple[Path, Any, str]]:
     fields: dict[Any, Any] = condition if isinstance(condition, dict) else {}
     name = next(iter(fields), None) if len(fields) == 1 else None
     if name == "not":
-        yield from _form_errors(fields[name], (*path, name))
+        yield from _iter_form_errors(fields[name], (*path, name))
     elif name in _COMBINATORS:
         if not isinstance(fields[name], list) or not fields[name]:
             yield (*path, name), fields[name], "is not a list of conditions"
             return
         for number, part in enumerate(fields[name]):
-            yield from _form_errors(part, (*path, name, number))
+            yield from _iter_form_errors(part, (*path, name, number))
     elif fields.keys() != {"of", "is", "than"}:
         yield path, condition, "is not a condition"
     else:
@@ -103,7 +105,7 @@ def _form_errors(condition: object, path: Path) -> Iterator[tuple[Path, Any, str
 
 
 def value_kind(value: object) -> str:
-    """Return the kind of a plain value. Only values of one kind are compared."""
+    """Return the kind of a plain value, such as number or text. Only values of one kind are comparable."""
     if value is None or isinstance(value, bool):
         return "nothing" if value is None else "boolean"
     if isinstance(value, (int, float)):
@@ -114,14 +116,17 @@ def value_kind(value: object) -> str:
 
 
 def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool | None:
-    """Evaluate a condition that has no errors; ``None`` means unknown.
+    """Evaluate a valid condition.
 
     Args:
-        condition: The condition.
-        value_of: Function from a path to its value, or to :data:`MISSING`.
+        condition: Condition of a step's ``when`` field.
+        value_of: Function that returns the value at a path, or :data:`MISSING`.
+
+    Returns:
+        True or False, or ``None`` if a missing value makes the result unknown.
 
     Raises:
-        ValidationError: Two values have different kinds. The severity is REPLANNING.
+        ValidationError: Two values of different kinds are compared. The severity is REPLANNING.
 
     >>> rule = {"or": [{"of": "a", "is": ">", "than": 3}, {"of": "b", "is": "==", "than": "x"}]}
     >>> evaluate_condition(rule, {"a": 4, "b": "y"}.get), evaluate_condition(rule, {"a": 1, "b": MISSING}.get)

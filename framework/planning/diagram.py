@@ -34,8 +34,8 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
     Stored contexts that the plan reads are drawn as cylinders. All text is escaped.
 
     Args:
-        plan: The plan. Malformed parts are skipped.
-        status: Status of each step by context key; ``pending`` by default.
+        plan: Plan to draw. Malformed parts are skipped.
+        status: Status of each step, by context key. The default is ``pending``.
 
     >>> print(plan_mermaid({"steps": [{"context_key": "a", "capability": "fetch"}]}, {"a": "done"}))
     flowchart TD
@@ -58,7 +58,7 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
         label = "<br/>".join([*lines, *map(escape_label, step_notes(step))])
         left, right = ('(["', '"])') if name in TERMINAL_STEPS else ('["', '"]')
         nodes += [f"    s{index}{left}{label}{right}"]
-        nodes += [f"    class s{index} {_class(states[-1])}"]
+        nodes += [f"    class s{index} {_status_class(states[-1])}"]
         for step_read in step_reads(step, keys):
             before = [place for place in range(index) if keys[place] == step_read.key]
             read.update(before[-1:])
@@ -79,11 +79,11 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
     cylinders = [
         f'    {node}[("{escape_label(step_read.key)}")]' for step_read, node in stored.items()
     ]
-    styles = [f"    classDef {_class(s)} {_STYLES[s]}" for s in _STYLES if s in states]
+    styles = [f"    classDef {_status_class(s)} {_STYLES[s]}" for s in _STYLES if s in states]
     return "\n".join(["flowchart TD", *cylinders, *nodes, *arrows, *styles])
 
 
-def _class(state: str) -> str:
+def _status_class(state: str) -> str:
     return state.replace(" ", "_")
 
 

@@ -26,15 +26,15 @@ _SAME_VALUE = (MALFORMED_INPUT, PARAMETER)
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One change that :func:`~capgraph.planning.repair_plan` made.
+    """Change that :func:`~capgraph.planning.repair_plan` made to a plan.
 
     Attributes:
         code: Code of the repaired problem.
         context_key: Key of the changed step, or ``None`` for the plan itself.
-        field: The changed field.
-        before: The previous value, as text.
-        after: The new value, as text.
-        reason: Why the new value is the only correct one.
+        field: Name of the changed field.
+        before: Previous value, as text.
+        after: New value, as text.
+        reason: Explanation why the new value is the only correct value.
 
     >>> print(Repair("CG-P04", "a", "capability", "'Fetch'", "'fetch'", "the only near name"))
     [CG-P04] 'a', capability: 'Fetch' became 'fetch' (the only near name)
@@ -60,9 +60,9 @@ class RepairedPlan:
     """Result of :func:`~capgraph.planning.repair_plan`.
 
     Attributes:
-        plan: The plan after the repairs.
-        repairs: The repairs in order.
-        problems: The remaining problems. A plan with problems must not run.
+        plan: Plan after the repairs.
+        repairs: Repairs in order of application.
+        problems: Remaining problems. A plan with problems must not run.
         inserted: Keys of the steps that were inserted to supply an input.
     """
 
@@ -79,16 +79,16 @@ class RepairedPlan:
 
 @dataclass
 class PlanDraft:
-    """Steps under repair, which are copies of the plan's steps.
+    """Mutable copy of a plan's steps, which the repairs change.
 
     Attributes:
-        steps: The steps.
-        catalog: The capabilities that the plan may use.
+        steps: Copies of the plan's steps.
+        catalog: Capabilities that the plan may use.
         available: Stored context keys by type.
         max_steps: Maximum number of steps.
         additions_only: True if names, keys, and inputs in the plan must not be replaced.
         open_suppliers: True if a supplier may be inserted before its parameters are known.
-        repairs: The repairs made so far.
+        repairs: Repairs made so far.
         inserted: Keys of the inserted steps.
     """
 
@@ -111,7 +111,7 @@ class PlanDraft:
     def record(
         self, code: str, step: int | None, path: Path, before: object, after: object, reason: str
     ) -> None:
-        """Record one change."""
+        """Add a change to ``repairs``."""
         key = None if step is None else self.steps[step].get("context_key")
         self.repairs.append(
             Repair(

@@ -11,11 +11,11 @@ from capgraph.planning.catalog import Available, may_auto_include
 def unprovided_types(
     name: str, other_names: Iterable[str], specs: Mapping[str, CapabilitySpec], available: Available
 ) -> list[str]:
-    """Return the types that only a given capability provides, or its name if it provides none.
+    """Return the context types that would be missing without a capability.
 
     Args:
-        name: The capability.
-        other_names: The other participating capabilities.
+        name: Name of the capability.
+        other_names: Names of the other capabilities in use.
         specs: Declarations by capability name.
         available: Stored context keys by type.
 
@@ -28,7 +28,7 @@ def unprovided_types(
     spec = specs[name]
     if not spec.provides:
         return [] if spec.always_active else [name]
-    read = {need.type for other in others for need in other.requires}
+    read = {requirement.type for other in others for requirement in other.requires}
     provided = {kind for other in others for kind in other.provides}
     # An earlier result that another capability reads is better than no plan.
     stored = {kind for kind in read if available.get(kind)}
@@ -41,11 +41,11 @@ def fallback_capabilities(
     specs: Mapping[str, CapabilitySpec],
     available: Available,
 ) -> list[str]:
-    """Return the capabilities that replace unavailable ones.
+    """Choose capabilities that provide the same types as unavailable capabilities.
 
     Args:
-        active: The selected capabilities.
-        unavailable: Capabilities that cannot be called.
+        active: Names of the selected capabilities.
+        unavailable: Names of the capabilities that cannot be called.
         specs: Declarations by capability name. Their order breaks ties.
         available: Stored context keys by type.
 

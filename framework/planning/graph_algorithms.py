@@ -11,15 +11,15 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def stable_topological_order(predecessors: Mapping[int, set[int]]) -> list[int] | None:
-    """Return a topological order that keeps the original positions where possible.
+    """Sort positions topologically and keep their original order where possible.
 
-    ``graphlib`` returns an arbitrary topological order.
+    In contrast, ``graphlib`` returns an arbitrary topological order.
 
     Args:
         predecessors: Positions that must precede each position.
 
     Returns:
-        The order, or ``None`` if there is a cycle.
+        The sorted positions, or ``None`` if there is a cycle.
 
     >>> stable_topological_order({0: {2}, 1: set(), 2: set()})
     [1, 2, 0]

@@ -92,7 +92,7 @@ _IN_DAYS = re.compile(r"\bin (\w+) (day|week)s?\b")
 
 
 class UngroundedValue(NamedTuple):
-    """Parameter value without a source.
+    """Parameter value that occurs in no source, so that the model may have invented it.
 
     Attributes:
         path: Path of the value in the parameters.
@@ -105,12 +105,12 @@ class UngroundedValue(NamedTuple):
 
 @dataclass
 class GroundingSources:
-    """Texts and results that parameter values may come from, in normalized form.
+    """Normalized texts and results in which parameter values must occur to be grounded.
 
     Args:
-        texts: The conversation.
+        texts: Texts of the conversation.
         results: Plain data of the results that the step refers to.
-        today: Dates that "today" may mean.
+        today: Dates that the word "today" may mean.
 
     >>> sources = GroundingSources(["Pay Ada 1,200 euros tomorrow"], today=[date(2026, 3, 4)])
     >>> [sources.supports(value) for value in (1200, "2026-03-05", "ada", 1300, "Grace")]
@@ -129,7 +129,7 @@ class GroundingSources:
         whole = _normalize_text("\n".join([*self.texts, *scalars]))[-_LONGEST:]
         self._words = [word for word in _WORD.findall(whole) if word not in _ARTICLES]
         self._found = _split_text(whole, self.today)
-        self._relative = set(_relative_dates(whole, self.today))
+        self._relative = set(_iter_relative_dates(whole, self.today))
         # "Monday at 9" may mean 9:00 or 21:00.
         for number in self._found.numbers:
             if number in range(25):
@@ -147,7 +147,7 @@ class GroundingSources:
         return not text.strip() or self._has_phrase(text) or self._has_parts(text)
 
     def _has_phrase(self, text: str) -> bool:
-        """Return True if the words of a text occur in sequence, regardless of separators."""
+        """Return True if the words of a text occur in this order in a source, with any separators."""
         phrase = "".join(word for word in _WORD.findall(text) if word not in _ARTICLES)
         if not phrase:
             return True
@@ -162,7 +162,7 @@ class GroundingSources:
         return False
 
     def _has_parts(self, text: str) -> bool:
-        """Return True if every date, time, number, and word of a text occurs."""
+        """Return True if every date, time, number, and word of a text occurs in the sources."""
         parts = _split_text(text, self.today)
         known_dates = self._found.dates | self._relative
         implied = set(self.today) if parts.times and not known_dates else set()
@@ -202,14 +202,14 @@ def find_ungrounded_values(
     sources: GroundingSources,
     declared_values: Sequence[Any] = (),
 ) -> list[UngroundedValue]:
-    """Return the parameter values of a step that occur in no source.
+    """Find parameter values of a step that occur in no source, so that a model may have invented them.
 
     Args:
-        spec: The capability.
-        values: The validated parameters, as plain data.
-        planned_parameters: The parameters as planned. References in them are grounded in a result.
-        sources: The conversation, and the results that the step refers to.
-        declared_values: Values that the author of a recipe declared for this capability.
+        spec: Declarations of the capability.
+        values: Validated parameters, as plain data.
+        planned_parameters: Parameters as planned. A reference to a result counts as grounded.
+        sources: The conversation and the results that the step refers to.
+        declared_values: Values that a recipe's author declared for this capability.
     """
     shape = Shape.from_model(spec.parameters, "validation") if spec.parameters is not None else None
     fields = shape.schema.get("properties", {}) if shape is not None else {}
@@ -241,7 +241,7 @@ def _iter_leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_choice(shape: Shape | None, value: object) -> bool:
-    """Return True if a value is one of the choices that its schema declares."""
+    """Return True if a value is one of several choices in the parameter's schema."""
     for form in shape.alternatives() if shape is not None else ():
         listed = [*form.schema.get("enum", ())]
         listed += [form.schema["const"]] if "const" in form.schema else []
@@ -259,7 +259,7 @@ def _normalize_text(text: str) -> str:
 
 
 def _split_text(text: str, today: Sequence[date]) -> _TextParts:
-    """Split a normalized text into dates, times, numbers, and words. Digits of a date are no number."""
+    """Split a normalized text into dates, times, numbers, and words. Each character counts only once."""
     dates: set[date] = set()
     times: set[time] = set()
 
@@ -268,24 +268,26 @@ def _split_text(text: str, today: Sequence[date]) -> _TextParts:
             into.update(read(*match.groups()))
         return pattern.sub(" ", rest)
 
-    rest = take(_ISO, text, lambda y, m, d: _dates((y, m, d)), dates)
-    rest = take(_DOTTED, rest, lambda a, b, y: _dates((y, b, a), (y, a, b)), dates)
-    rest = take(_DAY_MONTH, rest, lambda d, m, y: _in_years(d, m, y, today), dates)
-    rest = take(_MONTH_DAY, rest, lambda m, d, y: _in_years(d, m, y, today), dates)
-    rest = take(_TIME, rest, lambda h, m, half: _times(h, m, half), times)
-    rest = take(_CLOCK, rest, lambda h, m: _times(h, m, ""), times)
+    rest = take(_ISO, text, lambda y, m, d: _iter_dates((y, m, d)), dates)
+    rest = take(_DOTTED, rest, lambda a, b, y: _iter_dates((y, b, a), (y, a, b)), dates)
+    rest = take(_DAY_MONTH, rest, lambda d, m, y: _iter_dates_in_years(d, m, y, today), dates)
+    rest = take(_MONTH_DAY, rest, lambda m, d, y: _iter_dates_in_years(d, m, y, today), dates)
+    rest = take(_TIME, rest, lambda h, m, half: _iter_times(h, m, half), times)
+    rest = take(_CLOCK, rest, lambda h, m: _iter_times(h, m, ""), times)
     for word, hour in (("noon", 12), ("midnight", 0)):
         times |= {time(hour)} if re.search(rf"\b{word}\b", rest) else set()
     words = _WORD.findall(rest)
-    numbers = set(_numbers(rest)) | {float(_NUMBER_WORDS[w]) for w in words if w in _NUMBER_WORDS}
+    numbers = set(_iter_numbers(rest)) | {
+        float(_NUMBER_WORDS[w]) for w in words if w in _NUMBER_WORDS
+    }
     letters = [word for word in words if not word[0].isdigit()]
     letters = [w for w in letters if w not in _FACTORS and not (w == "t" and dates)]
     compound = bool(re.search(r"[^\W\d_]", rest)) and bool(re.search(r"[\d@./_:-]", rest))
     return _TextParts(dates, times, numbers, letters, compound)
 
 
-def _numbers(text: str) -> Iterator[float]:
-    """Yield every reading of every number: 1,200 may be 1200 or 1.2."""
+def _iter_numbers(text: str) -> Iterator[float]:
+    """Yield all possible values of the numbers in a text, because 1,200 may mean 1200 or 1.2."""
     for match in _NUMBER.finditer(text):
         digits = re.sub(r"['\u00a0\u202f]", "", match["digits"])
         readings = {digits.replace(",", ""), digits.replace(".", "").replace(",", ".")}
@@ -301,7 +303,7 @@ def _numbers(text: str) -> Iterator[float]:
                 yield from (-number, -scaled)
 
 
-def _dates(*candidates: tuple[str, str, str]) -> Iterator[date]:
+def _iter_dates(*candidates: tuple[str, str, str]) -> Iterator[date]:
     for year, month, day in candidates:
         full = int(year) + (2000 if len(year) == 2 else 0)
         try:
@@ -310,19 +312,21 @@ def _dates(*candidates: tuple[str, str, str]) -> Iterator[date]:
             continue
 
 
-def _in_years(day: str, month: str, year: str | None, today: Iterable[date]) -> Iterator[date]:
+def _iter_dates_in_years(
+    day: str, month: str, year: str | None, today: Iterable[date]
+) -> Iterator[date]:
     years = [year] if year else [f"{one.year + n:04}" for one in today for n in (-1, 0, 1)]
     for one in years:
-        yield from _dates((one, str(_MONTH[month[:3]]), day))
+        yield from _iter_dates((one, str(_MONTH[month[:3]]), day))
 
 
-def _times(hour: str, minute: str | None, half: str) -> Iterator[time]:
+def _iter_times(hour: str, minute: str | None, half: str) -> Iterator[time]:
     number = int(hour) % 12 + (12 if half == "p" else 0) if half else int(hour)
     if number < 24 and int(minute or 0) < 60:
         yield time(number, int(minute or 0))
 
 
-def _relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
+def _iter_relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
     """Yield the dates that words such as "tomorrow", "next Friday", or "in 3 days" may mean."""
     days = {"today": 0, "tonight": 0, "yesterday": -1, "tomorrow": 1, "next week": 7}
     offsets = [n for word, n in days.items() if re.search(rf"\b{word}\b", text)]
@@ -339,7 +343,10 @@ def _relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
 
 
 def possible_today(now: float) -> list[date]:
-    """Return the dates that "today" may mean at a moment, in local time and in UTC.
+    """Return the dates that the word "today" may mean: the current date in local time and in UTC.
+
+    Args:
+        now: Current time, in seconds since the epoch.
 
     >>> len(possible_today(0.0)) >= 1
     True

@@ -53,9 +53,9 @@ class JsonParameters(BaseModel):
     """Base class of parameter models that are generated from a JSON schema.
 
     Attributes:
-        json_schema: The schema.
+        json_schema: JSON schema of the parameters.
         defaults: Default values by parameter name.
-        schema_validator: The ``jsonschema`` validator.
+        schema_validator: ``jsonschema`` validator of the parameters.
         plain_types: Accepted Python types of each parameter that declares only a type. Such values
             are validated without ``jsonschema``.
     """
@@ -84,7 +84,7 @@ class JsonParameters(BaseModel):
         plain = plain and all(
             type(value) in plain_types.get(name, ()) for name, value in values.items()
         )
-        if not plain and (errors := list(_schema_errors(cls, values))):
+        if not plain and (errors := list(_iter_schema_errors(cls, values))):
             raise PydanticError.from_exception_data(cls.__name__, errors)
         return handler({**deepcopy(cls.defaults), **values})
 
@@ -101,16 +101,16 @@ class JsonParameters(BaseModel):
 
 
 def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters]:
-    """Return a parameter model for a JSON schema.
+    """Create a parameter model from a JSON schema.
 
-    Plans are validated against the schema, and planning models see it unchanged. Type names of Python
-    and Java (``dict``, ``float``, ``tuple``, ``HashMap``) are converted. An undeclared parameter is an
-    error unless the schema allows ``additionalProperties``. A valid ``default`` is used for a missing
+    Plans are validated against the schema, and prompts contain it unchanged. Python and Java type names
+    (``dict``, ``float``, ``tuple``, ``HashMap``) are converted. An undeclared parameter is an error
+    unless the schema allows ``additionalProperties``. A valid ``default`` is used for a missing
     parameter.
 
     Args:
         name: Name of the model.
-        schema: The schema of an object.
+        schema: JSON schema of an object.
 
     Raises:
         MissingExtraError: ``jsonschema`` is not installed.
@@ -202,7 +202,7 @@ def _check_size(schema: Mapping[str, Any], owner: str) -> None:
         if isinstance(name, str) and name.startswith("#"):
             if name not in known:
                 known[name] = 1  # a recursive reference is followed once
-                known[name] = count(_referenced_schema(schema, name), depth + 1)
+                known[name] = count(_resolve_reference(schema, name), depth + 1)
             total += known[name]
         if total > _MAX_PARTS:
             raise _too_large_error(
@@ -213,7 +213,7 @@ def _check_size(schema: Mapping[str, Any], owner: str) -> None:
     count(schema, 0)
 
 
-def _referenced_schema(schema: Mapping[str, Any], reference: str) -> Any:
+def _resolve_reference(schema: Mapping[str, Any], reference: str) -> Any:
     found: Any = schema
     for part in reference.removeprefix("#").split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -232,7 +232,7 @@ def _is_plain_type(declaration: Mapping[str, Any]) -> bool:
     return isinstance(declaration.get("type"), str) and declaration["type"] in _PLAIN_TYPES
 
 
-def _schema_errors(
+def _iter_schema_errors(
     model: type[JsonParameters], values: dict[str, Any]
 ) -> Iterator[InitErrorDetails]:
     for error in model.schema_validator.iter_errors(values):
@@ -248,13 +248,13 @@ def _schema_errors(
                 "json_schema", "{said}", {"said": error.message[:_MAX_MESSAGE_LENGTH]}
             )
             yield {"type": error_type, "loc": path, "input": error.instance}
-    for path, value in _undeclared_values(Shape.from_model(model, "validation"), values, ()):
+    for path, value in _iter_undeclared_values(Shape.from_model(model, "validation"), values, ()):
         yield {"type": "extra_forbidden", "loc": path, "input": value}
 
 
 @lru_cache(maxsize=256)
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a search function for a pattern that runs in linear time."""
+def _compile_pattern(pattern: str) -> Callable[[str], bool]:
+    """Compile a regular expression to a search function that runs in linear time."""
     try:
         return LinearTimeRegex(pattern).search
     except ConfigurationError:
@@ -267,7 +267,7 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 def _match_pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Exception]:
     from jsonschema.exceptions import ValidationError as Fault
 
-    if isinstance(value, str) and not _matcher(pattern)(value):
+    if isinstance(value, str) and not _compile_pattern(pattern)(value):
         yield Fault(f"{value!r} does not match {pattern!r}")
 
 
@@ -276,11 +276,11 @@ def _match_pattern_properties(
 ) -> Iterator[Exception]:
     for pattern, inner in patterns.items() if isinstance(value, dict) else ():
         for name, item in value.items():
-            if _matcher(pattern)(name):
+            if _compile_pattern(pattern)(name):
                 yield from checker.descend(item, inner, path=name, schema_path=pattern)
 
 
-def _undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _iter_undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Yield the values that a schema does not declare."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     for part, item in inside:
@@ -288,7 +288,7 @@ def _undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[P
         if found is None and isinstance(value, dict):
             yield (*path, part), item
         elif found is not None and isinstance(item, (dict, list)):
-            yield from _undeclared_values(found, item, (*path, part))
+            yield from _iter_undeclared_values(found, item, (*path, part))
 
 
 def _normalize_schema(schema: Any, owner: str) -> Any:
@@ -319,10 +319,10 @@ def _normalize_items(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[st
             inner = {name: _normalize_schema(part, owner) for name, part in value.items()}
             yield "$defs" if key == "definitions" else key, inner
         elif key == "$ref" and isinstance(value, str):
-            yield key, _local_reference(value, owner)
+            yield key, _check_local_reference(value, owner)
         elif key == "type":
             kinds = [
-                _json_type(one, owner) for one in (value if isinstance(value, list) else [value])
+                _to_json_type(one, owner) for one in (value if isinstance(value, list) else [value])
             ]
             if "" not in kinds:
                 yield key, kinds if isinstance(value, list) else kinds[0]
@@ -330,7 +330,7 @@ def _normalize_items(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[st
             yield key, _normalize_schema(value, owner)
 
 
-def _json_type(name: Any, owner: str) -> str:
+def _to_json_type(name: Any, owner: str) -> str:
     found = _TYPES.get(str(name).partition("[")[0].partition("<")[0].strip().lower())
     if found is None:
         get_logger("framework", "parameters").warning(
@@ -341,7 +341,7 @@ def _json_type(name: Any, owner: str) -> str:
     return found or ""
 
 
-def _local_reference(reference: str, owner: str) -> str:
+def _check_local_reference(reference: str, owner: str) -> str:
     if not reference.startswith("#"):
         raise ValidationError(
             f"The parameters of {owner!r} refer to {preview(reference)}, outside their schema.",

@@ -18,7 +18,7 @@ from capgraph.helpers.plain_data import json_values
 from capgraph.planning import problems as codes
 from capgraph.planning.catalog import Catalog
 from capgraph.planning.draft import Repair
-from capgraph.planning.name_matching import closest_name, plain_name
+from capgraph.planning.name_matching import closest_name, fold_name
 from capgraph.planning.plan_access import is_too_deep
 from capgraph.planning.schema_shapes import Shape
 
@@ -27,13 +27,13 @@ _MAX_STEPS_READ = 1000
 
 
 class ModelRepair(NamedTuple):
-    """Row of the table of repairs.
+    """Kind of mistake in model replies that is repaired automatically.
 
     Attributes:
         name: Name of the repair in events.
-        original_form: A form that models write.
-        repaired_form: The form of the plan after the repair.
-        codes: Codes of the problems that it repairs; empty if it is applied before the check.
+        original_form: Mistake that models make.
+        repaired_form: Form of the plan after the repair.
+        codes: Codes of the problems that the repair solves. Empty for a repair before validation.
     """
 
     name: str
@@ -151,10 +151,10 @@ _SCHEMA_FIELDS = frozenset(
 
 
 class ParsedPlan(NamedTuple):
-    """Reply of a model after the repairs.
+    """Plan in a model's reply after the repairs.
 
     Attributes:
-        plan: The plan, or the reply itself if it contains no plan.
+        plan: Plan, or the reply itself if it contains no plan.
         repairs: Number of applications of each repair, by name.
     """
 
@@ -163,7 +163,7 @@ class ParsedPlan(NamedTuple):
 
 
 def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
-    """Count repairs of problems by their names in the table.
+    """Count repairs by name.
 
     >>> dict(count_repairs([Repair("CG-P14", None, "steps", "a > b", "b > a", "order")]))
     {'step_order': 1}
@@ -172,14 +172,14 @@ def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
 
 
 def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
-    """Parse the plan in a model's reply. A well-formed plan is returned unchanged.
+    """Parse the plan in a model's reply and repair common mistakes.
 
-    The argument is not modified. A truncated reply is not completed, because the result could be a
-    partial plan.
+    A well-formed plan is returned unchanged. A truncated reply is not completed, because the result
+    could be a partial plan.
 
     Args:
-        reply: The reply, as text or as plain data.
-        catalog: The capabilities that the plan may use.
+        reply: Reply of the model, as text or as plain data. It is not modified.
+        catalog: Capabilities that the plan may use.
 
     >>> from capgraph.base import CapabilitySpec
     >>> from capgraph.planning import StaticCatalog
@@ -214,13 +214,13 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
 
 @dataclass
 class _PlanParser:
-    """Parser of one reply, which counts the repairs that it applies."""
+    """Parser of one model reply, which counts the repairs that it applies."""
 
     catalog: Catalog
     repairs: Counter[str] = field(default_factory=Counter)
 
     def parse_text(self, reply: str) -> Any:
-        """Return the JSON in a text: one value, or a list of steps for several calls."""
+        """Parse the JSON in a text. Several function calls become a list of steps."""
         values = json_values(reply)
         calls = [value for value in values if self._as_step(value) is not None]
         if not values or (len(values) > 1 and len(calls) < len(values)):
@@ -230,7 +230,7 @@ class _PlanParser:
         return values[0] if len(values) == 1 else values
 
     def unwrap_plan(self, plan: Any) -> Any:
-        """Unwrap one layer of a plan."""
+        """Return the plan without the object, list, or function call that encloses it."""
         if isinstance(plan, list) and all(isinstance(step, dict) for step in plan):
             if len(plan) == 1 and isinstance(plan[0].get("steps"), list):
                 self.repairs["list_as_object"] += 1
@@ -262,7 +262,7 @@ class _PlanParser:
         return plan
 
     def _as_step(self, value: Any) -> dict[str, Any] | None:
-        """Return an object as a step, if it is a step or a call of a capability."""
+        """Convert an object to a step. Return ``None`` unless it is a step or a capability call."""
         if not isinstance(value, dict) or not value.keys().isdisjoint(_PLAN_FIELDS):
             return None
         if isinstance(value.get("capability"), str) and not value.keys() & {"arguments", "args"}:
@@ -281,7 +281,7 @@ class _PlanParser:
         return {"capability": name, "parameters": arguments, **rest}
 
     def parse_step(self, step: Any) -> Any:
-        """Return a step in the form of a planned step. A well-formed step is returned unchanged."""
+        """Convert a step to the form of ``PlannedStep``. A well-formed step is returned unchanged."""
         for _ in range(_MAX_ROUNDS):
             before = self.repairs.total()
             step = self._repair_step(step)
@@ -368,11 +368,11 @@ class _PlanParser:
         return values
 
     def _declared_names(self, values: dict[str, Any], shape: Shape) -> dict[str, Any]:
-        """Return parameters under their declared names."""
+        """Rename parameters to the declared names that differ only in spelling."""
         named: dict[str, Any] = {}
         for key, value in values.items():
-            plain = plain_name(str(key))
-            known = [name for name in shape.field_names if plain_name(name) == plain]
+            plain = fold_name(str(key))
+            known = [name for name in shape.field_names if fold_name(name) == plain]
             free = len(known) == 1 and known[0] not in values and known[0] not in named
             if free and plain and shape.at_path((key,)) is None:
                 self.repairs["parameter_name"] += 1
@@ -382,14 +382,14 @@ class _PlanParser:
 
 
 def _matching_choice(shape: Shape, name: str, value: Any) -> str | None:
-    """Return the only declared choice that differs from a text in case or separators."""
-    found = shape.at_path((name,)) if isinstance(value, str) and plain_name(value) else None
+    """Return the declared choice that equals a text except for case and separators, if it is unique."""
+    found = shape.at_path((name,)) if isinstance(value, str) and fold_name(value) else None
     forms = found.alternatives() if found is not None else []
     if not forms or any(not {"enum", "const"} & form.schema.keys() for form in forms):
         return None
     choices = [c for f in forms for c in [*f.schema.get("enum", ()), f.schema.get("const")]]
     texts = [choice for choice in choices if isinstance(choice, str)]
-    near = [choice for choice in texts if plain_name(choice) == plain_name(value)]
+    near = [choice for choice in texts if fold_name(choice) == fold_name(value)]
     return near[0] if len(near) == 1 and value not in texts else None
 
 
@@ -421,7 +421,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _is_schema(value: Any) -> bool:
-    """Return True if an object is a schema of a value rather than a value."""
+    """Return True if an object is a JSON schema instead of a value."""
     return (
         isinstance(value, dict)
         and bool(value.keys() & {"type", "enum", "const", "default"})

@@ -14,10 +14,10 @@ _SPREAD = 12
 _CUTOFF = 0.85
 
 
-def plain_name(name: str) -> str:
-    """Return a name without case, separators, and the suffix ``Capability``.
+def fold_name(name: str) -> str:
+    """Normalize a name for comparison: ignore case, separators, and the suffix ``Capability``.
 
-    >>> plain_name("Weather-RetrievalCapability") == plain_name("weather_retrieval")
+    >>> fold_name("Weather-RetrievalCapability") == fold_name("weather_retrieval")
     True
     """
     plain = _SEPARATORS.sub("", name).casefold()
@@ -25,7 +25,7 @@ def plain_name(name: str) -> str:
 
 
 def closest_name(name: str, known_names: Collection[str]) -> str | None:
-    """Return the only known name that a misspelled name can mean, or ``None``.
+    """Return the known name that a misspelled name means, or ``None`` if it is unclear.
 
     >>> closest_name("data retreival", ["data_retrieval", "plotting"])
     'data_retrieval'
@@ -33,10 +33,10 @@ def closest_name(name: str, known_names: Collection[str]) -> str | None:
     """
     if len(name) > _LONGEST:
         return None
-    plain = plain_name(name)
+    plain = fold_name(name)
     if not plain:
         return None
-    exact = [other for other in known_names if plain_name(other) == plain]
+    exact = [other for other in known_names if fold_name(other) == plain]
     if exact:
         return exact[0] if len(exact) == 1 else None
     if len(plain) < _SHORTEST:
@@ -48,7 +48,7 @@ def closest_name(name: str, known_names: Collection[str]) -> str | None:
         for other in known_names
         if abs(len(other) - len(name)) <= _SPREAD and _NUMBERS.findall(other) == numbers
     ]
-    plains = [plain_name(other) for other in names]
+    plains = [fold_name(other) for other in names]
     # One wrong letter lowers the similarity of a short name more than that of a long one.
     cutoff = min(_CUTOFF, 0.999 - 1 / len(plain))
     matches = difflib.get_close_matches(plain, plains, n=2, cutoff=cutoff)

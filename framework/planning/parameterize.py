@@ -19,9 +19,16 @@ _ValuePath = tuple[int | str, ...]
 def extract_parameters(
     steps: Sequence[Mapping[str, Any]], request: str, parameter_names: Iterable[str] | None
 ) -> dict[str, tuple[Any, list[_ValuePath]]]:
-    """Return the parameters of a recipe: name to value and the paths of the value.
+    """Choose the values of a plan that become parameters of a recipe (stored plan).
 
-    Without ``parameter_names``, every value that occurs in the request becomes a parameter.
+    Args:
+        steps: Steps of the plan.
+        request: The user's request.
+        parameter_names: Values to choose, as ``"step.name"`` or ``"step.name=new_name"``. By default,
+            every value that occurs in the request is chosen.
+
+    Returns:
+        The value and its paths in the steps, by parameter name.
 
     Raises:
         PlanError: A name in ``parameter_names`` does not exist or has two different values.
@@ -37,7 +44,7 @@ def extract_parameters(
             if not _occurs_in(value, request):
                 continue
             same = next((n for n, (v, _) in found.items() if is_equal_json(v, value)), None)
-            name = same or _unused_name(value_path, found)
+            name = same or _choose_unused_name(value_path, found)
             found.setdefault(name, (value, []))[1].append(value_path)
         return found
     for entry in parameter_names:
@@ -49,7 +56,7 @@ def extract_parameters(
                 fix=f"Use one of: {', '.join(by_name) or 'the steps have no parameters'}.",
             )
         value_path = by_name[value_name]
-        name = new or _unused_name(value_path, found)
+        name = new or _choose_unused_name(value_path, found)
         value, known = found.setdefault(name, (value_by_path[value_path], []))
         if not is_equal_json(value, value_by_path[value_path]):
             raise PlanError(
@@ -74,10 +81,13 @@ def _occurs_in(value: Any, request: str) -> bool:
     text = isinstance(value, str) and len(value.strip()) > 1  # a single letter matches too often
     if not text and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return False
-    return re.search(_word_pattern(value), normalize_request(request), re.IGNORECASE) is not None
+    return (
+        re.search(_create_value_pattern(value), normalize_request(request), re.IGNORECASE)
+        is not None
+    )
 
 
-def _unused_name(path: _ValuePath, used_names: Mapping[str, Any]) -> str:
+def _choose_unused_name(path: _ValuePath, used_names: Mapping[str, Any]) -> str:
     parts = [re.sub(r"\W", "_", str(part)) for part in path]
     name = next((p for p in reversed(parts) if p.isidentifier()), "value")
     return name if name not in used_names else "_".join(parts)
@@ -89,7 +99,7 @@ def substitute_parameters(
     path: _ValuePath,
     values: Mapping[str, Any],
 ) -> Any:
-    """Replace values by references to the recipe's parameters."""
+    """Replace values with references to the recipe's parameters."""
     if path in parameter_by_path:
         return {FROM: f"{PARAMETERS}.{parameter_by_path[path]}"}
     if isinstance(value, dict) and not is_reference(value):
@@ -106,27 +116,26 @@ def substitute_parameters(
 
 
 def substitute_names(text: str, values: Mapping[str, Any]) -> str:
-    """Replace values in a text by the names of their parameters: ``Weather of {place}``."""
+    """Replace values in a text with placeholders for their parameters: ``Weather of {place}``."""
     for name, value in values.items():
         if _occurs_in(value, text):
-            text = re.sub(_word_pattern(value), f"{{{name}}}", text, flags=re.IGNORECASE)
+            text = re.sub(_create_value_pattern(value), f"{{{name}}}", text, flags=re.IGNORECASE)
     return text
 
 
 def normalize_request(text: str) -> str:
-    """Return a request without line breaks, repeated spaces, and final punctuation."""
+    """Remove line breaks, repeated spaces, and final punctuation from a request."""
     return " ".join(text.split()).rstrip(".!? ")
 
 
-def _word_pattern(value: Any) -> str:
+def _create_value_pattern(value: Any) -> str:
     return rf"(?<!\w)(?<!\d\.){re.escape(' '.join(str(value).split()))}(?!\w|\.\d)"
 
 
 def request_pattern(request: str, values: Mapping[str, Any]) -> str:
-    """Return a regular expression for requests with the same wording and other values.
+    """Create a regular expression for requests with the same wording and other values.
 
-    A matched value has at most as many words as the original (but at least two are allowed) and is not
-    a list.
+    A matched value is not a list, and has at most two words or as many words as the original value.
 
     >>> pattern = request_pattern("Fly from Oslo", {"place": "Oslo"})
     >>> re.fullmatch(pattern, "Fly from New York").groupdict()
@@ -137,7 +146,7 @@ def request_pattern(request: str, values: Mapping[str, Any]) -> str:
     for name, value in sorted(values.items(), key=lambda item: -len(str(item[1]))):
         max_extra_words = max(len(str(value).split()), 2) - 1
         slot = rf"(?P<{name}>[^\s,;:?!]+(?: [^\s,;:?!]+){{0,{max_extra_words}}})"
-        for found in re.finditer(_word_pattern(value), text, re.IGNORECASE):
+        for found in re.finditer(_create_value_pattern(value), text, re.IGNORECASE):
             start, end = found.span()
             if not any(start < until and at < end for at, until, _ in slots):
                 slots.append((start, end, slot))

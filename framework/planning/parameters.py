@@ -56,23 +56,23 @@ def parameter_errors(
     *,
     allows_conversion: bool = True,
 ) -> list[Problem]:
-    """Return every problem of a step's parameters.
+    """Validate a step's parameters and return their problems.
 
-    A capability without a ``Parameters`` model takes plain scalars only. With a model, parameters are
-    validated as JSON in strict mode. Values that only the lenient mode accepts are allowed, unless
-    they have one exact strict form (such as ``5`` for ``"5"``): a capability that reads its step
-    directly would otherwise get text where it declares a number.
+    A capability without a ``Parameters`` model accepts only plain scalars. With a model, parameters are
+    validated as JSON in pydantic's strict mode. A value that only the lax mode accepts is allowed, unless
+    it has one exact strict form (such as ``5`` for ``"5"``). Otherwise a capability that reads its step
+    directly would receive text where it declares a number.
 
     Args:
-        model: The capability's ``Parameters``, if it declares one.
-        parameters: The step's ``parameters``.
+        model: ``Parameters`` model of the capability, if it declares one.
+        parameters: Value of the step's ``parameters``.
         capability: Name of the capability, for the messages.
-        allows_conversion: True to allow values that only the lenient mode accepts.
+        allows_conversion: True to allow values that only the lax mode accepts.
     """
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):
-        decoded = _decode(parameters) if isinstance(parameters, str) else None
+        decoded = _decode_text(parameters) if isinstance(parameters, str) else None
         is_object = isinstance(decoded, dict)
         cause = "is an object encoded as text" if is_object else "is not an object"
         remedy = "write parameters as an object of names and values"
@@ -88,7 +88,7 @@ def parameter_errors(
     if not parameters and model is None:
         return []
     if model is None:
-        problems = list(_scalar_errors(parameters, capability))
+        problems = list(_iter_scalar_errors(parameters, capability))
     elif is_too_deep(parameters):
         return [
             _parameter_problem(
@@ -104,23 +104,30 @@ def parameter_errors(
                     (), parameters, f"is not plain JSON ({exc})", _PLAIN_REMEDY, code=NOT_PLAIN
                 )
             ]
-        problems = _model_errors(model, parameters, text, capability, allows_conversion)
+        problems = _find_model_errors(model, parameters, text, capability, allows_conversion)
     # References are checked against the plan, and again when the step runs.
     named = [path for path, _ in iter_references(parameters)] if problems else []
-    return [fault for fault in problems if not any(_overlap(fault.path[1:], one) for one in named)]
+    return [
+        fault
+        for fault in problems
+        if not any(_is_prefix_of_either(fault.path[1:], one) for one in named)
+    ]
 
 
-def _overlap(path: Path, other: Path) -> bool:
+def _is_prefix_of_either(path: Path, other: Path) -> bool:
     """Return True if one path is a prefix of the other."""
     return all(a == b for a, b in zip(path, other, strict=False))
 
 
 def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, list[Problem]]:
-    """Replace values by their only exact form. Return the parameters and the remaining problems.
+    """Convert values such as ``"5"`` for 5 that have one exact form of the declared type.
 
     Args:
-        spec: The capability.
-        parameters: The step's ``parameters``.
+        spec: Declarations of the capability.
+        parameters: Value of the step's ``parameters``.
+
+    Returns:
+        The converted parameters and the remaining problems.
     """
     errors = parameter_errors(spec.parameters, parameters, spec.name)
     for error in (error for error in errors if error.corrected_value is not NO_CORRECTION):
@@ -129,22 +136,22 @@ def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, li
 
 
 def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, dict[str, Any]]:
-    """Validate a step's parameters. Return them as a model instance and as plain data.
+    """Validate a step's parameters and convert them to a model instance and to plain data.
 
-    The plain data includes defaults. It is shown to people, approved, stored, and compared. Validating
-    it again returns an equal model. A value with one exact form of the declared type, such as ``"5"``
-    for 5, is converted.
+    The plain data includes defaults. Approval requests show it and effects are compared by it, so
+    validating it again must return an equal model. A value with one exact form of the declared type,
+    such as ``"5"`` for 5, is converted.
 
     Args:
-        spec: The capability.
-        parameters: The step's ``parameters``.
+        spec: Declarations of the capability.
+        parameters: Value of the step's ``parameters``.
 
     Returns:
-        An instance of the capability's ``Parameters`` (or the dictionary itself if it declares none),
-        and plain data under the names that a plan uses.
+        An instance of the capability's ``Parameters`` model (or the dictionary itself if it declares no
+        model), and plain data with the parameter names of the plan.
 
     Raises:
-        ValidationError: Parameters are unknown or invalid; the message lists all of them. The severity
+        ValidationError: Parameters are unknown or invalid. The message lists all of them. The severity
             is REPLANNING.
 
     >>> class Options(BaseModel):
@@ -156,7 +163,7 @@ def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any,
     """
     parameters, errors = repair_parameters(spec, parameters)
     if errors:
-        raise _invalid_parameters(spec, errors)
+        raise _create_invalid_error(spec, errors)
     values: dict[str, Any] = dict(parameters) if isinstance(parameters, dict) else {}
     if unresolved := [text for _, text in iter_references(values)]:
         raise ValidationError(
@@ -170,14 +177,14 @@ def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any,
 
 
 def check_parameter_types(spec: CapabilitySpec, parameters: object) -> None:
-    """Check parameters of a program, which are refused where those of a plan are converted.
+    """Validate parameters that program code passes, without the conversions that plans allow.
 
     Args:
-        spec: The capability.
-        parameters: Parameters by name.
+        spec: Declarations of the capability.
+        parameters: Parameter values by name.
 
     Raises:
-        ValidationError: A value has another type than the parameter.
+        ValidationError: A value does not have the declared type.
 
     >>> class Options(BaseModel):
     ...     amount: int
@@ -186,10 +193,10 @@ def check_parameter_types(spec: CapabilitySpec, parameters: object) -> None:
     errors = parameter_errors(spec.parameters, parameters, spec.name, allows_conversion=False)
     # JSON has one type of number: 5.0 is an integer.
     if wrong := [e for e in errors if type(e.value) is not float or e.value != e.corrected_value]:
-        raise _invalid_parameters(spec, wrong)
+        raise _create_invalid_error(spec, wrong)
 
 
-def _invalid_parameters(spec: CapabilitySpec, errors: list[Problem]) -> ValidationError:
+def _create_invalid_error(spec: CapabilitySpec, errors: list[Problem]) -> ValidationError:
     listed = "; ".join(
         f"{render_path(error.path[1:]) or 'parameters'} {error.value!r}: {error.cause}"
         f" ({error.remedy})"
@@ -210,7 +217,7 @@ def _validate_json(model: type[BaseModel], values: Mapping[str, Any]) -> BaseMod
 def _dump_parameters(
     model: BaseModel, values: Mapping[str, Any], spec: CapabilitySpec
 ) -> dict[str, Any]:
-    """Return parameters as plain data that validates to the same parameters."""
+    """Convert parameters to plain data, and check that it validates to the same parameters."""
     model_class = type(model)
     plan_names = dict(zip(model_class.model_fields, parameter_names(model_class), strict=True))
     try:
@@ -239,12 +246,12 @@ def _validates_to(kind: type[BaseModel], plain: Mapping[str, Any], model: BaseMo
         back = _validate_json(kind, plain)
     except (ValueError, TypeError):
         return False
-    return all(_equal_field(name, back, model) for name in kind.model_fields) and bool(
+    return all(_is_equal_field(name, back, model) for name in kind.model_fields) and bool(
         back.model_extra == model.model_extra
     )
 
 
-def _equal_field(name: str, one: BaseModel, other: BaseModel) -> bool:
+def _is_equal_field(name: str, one: BaseModel, other: BaseModel) -> bool:
     with suppress(ValueError, TypeError):  # comparing tables or arrays gives no single boolean
         return bool(getattr(one, name) == getattr(other, name))
     written = [model.model_dump(mode="json", include={name}) for model in (one, other)]
@@ -252,14 +259,14 @@ def _equal_field(name: str, one: BaseModel, other: BaseModel) -> bool:
 
 
 def required_parameters(model: type[BaseModel] | None) -> list[str]:
-    """Return the names of the parameters that a step must set."""
+    """Return the names of a model's required parameters, which a step must set."""
     if model is None:
         return []
     fields = zip(parameter_names(model), model.model_fields.values(), strict=True)
     return [name for name, info in fields if info.is_required()]
 
 
-def _scalar_errors(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
+def _iter_scalar_errors(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
     """Yield the problems of parameters without a model: only named scalars are allowed."""
     for name, value in parameters.items():
         path = (name if isinstance(name, str) else preview(name),)
@@ -279,19 +286,19 @@ def _scalar_errors(parameters: dict[Any, Any], capability: str) -> Iterator[Prob
             yield _parameter_problem(path, value, cause, remedy)
 
 
-def _model_errors(
+def _find_model_errors(
     model: type[BaseModel],
     parameters: dict[str, Any],
     text: str,
     capability: str,
     allows_conversion: bool,
 ) -> list[Problem]:
-    strict = _validation_errors(model, parameters, text, strict=True)
-    lenient = _validation_errors(model, parameters, text, strict=False) if strict else []
+    strict = _find_validation_errors(model, parameters, text, strict=True)
+    lenient = _find_validation_errors(model, parameters, text, strict=False) if strict else []
     problems: dict[Path, Problem] = {}
     for error in [error for error in lenient if error["type"] in _UNKNOWN_ERRORS]:
         path = _follow_path(parameters, error["loc"])[0]
-        problems[path] = _unknown_parameter(model, parameters, path, capability)
+        problems[path] = _create_unknown_problem(model, parameters, path, capability)
     lenient_locations = {error["loc"] for error in lenient}
     for error in strict + lenient:
         if error["type"] in _UNKNOWN_ERRORS:
@@ -302,7 +309,7 @@ def _model_errors(
             remedy = f"set this parameter, which {capability!r} requires"
             problem = _parameter_problem(error["loc"], None, message, remedy)
         else:
-            exact_form = _exact_form(model, parameters, path, value)
+            exact_form = _find_exact_form(model, parameters, path, value)
             is_lenient = error["loc"] not in lenient_locations
             if allows_conversion and exact_form is NO_CORRECTION and is_lenient:
                 continue
@@ -318,7 +325,7 @@ def _model_errors(
     return list(problems.values())
 
 
-def _unknown_parameter(
+def _create_unknown_problem(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, capability: str
 ) -> Problem:
     shape = Shape.from_model(model, "validation").at_path(path[:-1])
@@ -331,10 +338,10 @@ def _unknown_parameter(
     return _parameter_problem(path, _follow_path(parameters, path)[1], cause, remedy)
 
 
-def _validation_errors(
+def _find_validation_errors(
     model: type[BaseModel], parameters: dict[str, Any], text: str, *, strict: bool
 ) -> list[dict[str, Any]]:
-    """Return the validation errors, including unknown names, which a model would ignore silently."""
+    """Return pydantic's validation errors, including unknown names even if the model ignores them."""
     errors = _validate(model, text, strict=strict, extra="forbid")
     unknown = [error for error in errors if error["type"] in _UNKNOWN_ERRORS]
     if not unknown:
@@ -368,11 +375,11 @@ def _validate(
     return []
 
 
-def _exact_form(
+def _find_exact_form(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
 ) -> Any:
-    """Return the value converted without loss, or NO_CORRECTION unless one valid result exists."""
-    forms = _lossless_forms(value) if path else ()
+    """Convert a value without loss of information, or return ``NO_CORRECTION`` if that is ambiguous."""
+    forms = _iter_lossless_forms(value) if path else ()
     fitting = [form for form in forms if not _is_invalid_at(model, parameters, path, form)]
     return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else NO_CORRECTION
 
@@ -380,7 +387,7 @@ def _exact_form(
 def _is_invalid_at(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
 ) -> bool:
-    """Return True if a value at that path is invalid, regardless of the other values."""
+    """Return True if replacing the value at a path leaves that path invalid."""
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
@@ -388,12 +395,12 @@ def _is_invalid_at(
     )
 
 
-def _lossless_forms(value: object) -> Iterator[Any]:
-    """Yield the other forms of a value that carry exactly the same information."""
+def _iter_lossless_forms(value: object) -> Iterator[Any]:
+    """Yield other forms of a value that contain exactly the same information, such as 5 for ``"5"``."""
     if isinstance(value, bool):
         return
     if isinstance(value, str):
-        decoded = _decode(value)
+        decoded = _decode_text(value)
         if isinstance(decoded, (bool, int, float, list, dict)):
             yield decoded
             if isinstance(decoded, float) and decoded.is_integer():
@@ -404,8 +411,8 @@ def _lossless_forms(value: object) -> Iterator[Any]:
         yield int(value)
 
 
-def _decode(text: str) -> Any:
-    """Return text decoded as JSON or as a Python boolean; ``None`` if it is neither."""
+def _decode_text(text: str) -> Any:
+    """Decode text as JSON or as a Python boolean, or return ``None`` if it is neither."""
     if len(text) > 10_000:
         return None
     stripped = text.strip()
@@ -433,7 +440,7 @@ def _follow_path(parameters: object, path: Path) -> tuple[Path, Any]:
 
 
 def replace_at(parameters: Any, path: Path, value: object) -> Any:
-    """Return a copy of the parameters with one value replaced.
+    """Copy parameters and replace the value at a path.
 
     >>> replace_at({"a": [1, 2]}, ("a", 1), 9)
     {'a': [1, 9]}

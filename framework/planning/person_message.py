@@ -48,14 +48,14 @@ GENERIC_FAILURE = "Something went wrong, and I could not finish this."
 
 
 def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
-    """Return one or two sentences that explain a failure to an end user.
+    """Describe a failure to an end user in one or two sentences.
 
     Readable messages of capabilities, limits, and policies are returned unchanged. Plans, model
     replies, and internal errors are replaced by a general sentence.
 
     Args:
-        info: A failure as stored in the state.
-        objective: The objective of the failed step.
+        info: Failure, as stored in the graph state.
+        objective: Objective of the failed step.
 
     >>> describe_failure({"capability_name": "read", "user_message": "The valve is stuck."})
     'The valve is stuck.'
@@ -90,7 +90,7 @@ def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
 
 
 def readable_text(text: str) -> str:
-    r"""Return a text without its prefix and fix, or an empty string if it is not readable for end users.
+    r"""Remove the prefix and the fix from an error message, or return ``""`` if users cannot read it.
 
     >>> readable_text("The turn reached its budget. Fix: Raise limits.max_cost.")
     'The turn reached its budget.'
@@ -102,7 +102,7 @@ def readable_text(text: str) -> str:
 
 
 def describe_plan_problems(problems: Sequence[Any]) -> str:
-    """Return the problems of a plan as one message for the author of the plan.
+    """Describe a plan's problems in one message for the author of the plan.
 
     >>> describe_plan_problems(["[CG-P04] step 1 'a': no capability with this name is registered."])
     "The plan cannot be run: step 1 'a': no capability with this name is registered."

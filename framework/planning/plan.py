@@ -12,14 +12,15 @@ from capgraph.planning.plan_access import make_context_key
 
 
 class Plan(dict[str, Any]):
-    """Plan that is built step by step.
+    """Builder of an execution plan.
 
-    A ``Plan`` is a dictionary of plan data. Pass it wherever a plan is accepted. It is validated by
-    ``check_plan(plan, registry)`` and by the graph that runs it. The graph adds the terminal step.
+    A ``Plan`` is a dictionary of plan data, so it can be passed wherever a plan is accepted. Validate it
+    with ``check_plan(plan, registry)``. The graph that runs it validates it, too, and adds the terminal
+    step.
 
     Args:
         deadline: Maximum duration of all steps together, in seconds.
-        budget: Limits for the turn, by the names of a ``Budget``.
+        budget: Limits for the turn, with the names of ``Budget`` arguments.
 
     >>> plan = (
     ...     Plan(deadline=60)
@@ -49,14 +50,14 @@ class Plan(dict[str, Any]):
         inputs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         **more: Any,
     ) -> Plan:
-        """Add a step.
+        """Append a step.
 
         Args:
-            capability: A capability, or its name.
-            key: The step's context key; derived from the capability's name by default.
-            parameters: The step's parameters.
-            inputs: Context type to context key, or a list of such mappings.
-            **more: Further fields of a :class:`~capgraph.base.PlannedStep`, such as ``optional``.
+            capability: Capability class or function, or its name.
+            key: Context key of the step. By default, it is derived from the capability's name.
+            parameters: Parameters of the capability.
+            inputs: Mapping from context type to context key, or a list of such mappings.
+            **more: Further fields of :class:`~capgraph.base.PlannedStep`, such as ``optional``.
 
         Raises:
             PlanError: ``capability`` is neither a capability nor a name.
@@ -83,25 +84,30 @@ class Plan(dict[str, Any]):
 
     @validate_arguments
     def for_each(self, of: str, *, name: str = "item", on_failure: str = "stop") -> Plan:
-        """Run the last step once for each element of a list.
+        """Make the last step run once for each element of a list.
 
         Args:
-            of: Path of the list.
-            name: Name by which the step's parameters refer to the element.
-            on_failure: ``stop`` or ``collect``.
+            of: Path of the list, such as ``"batch.rows"``.
+            name: Name with which the step's parameters refer to the element.
+            on_failure: ``stop`` to stop at the first failure, ``collect`` to continue with the other
+                elements.
         """
-        return self._last(for_each={"of": of, "as": name, "on_failure": on_failure})
+        return self._update_last_step(for_each={"of": of, "as": name, "on_failure": on_failure})
 
     @validate_arguments
     def when(self, condition: Mapping[str, Any]) -> Plan:
-        """Run the last step only if a condition is true."""
-        return self._last(when=dict(condition))
+        """Make the last step run only if a condition is true.
+
+        Args:
+            condition: Condition on results, such as ``{"of": "tanks.pressure", "is": "<", "than": 3}``.
+        """
+        return self._update_last_step(when=dict(condition))
 
     def to_dict(self) -> ExecutionPlan:
         """Return the plan as plain data."""
         return cast("ExecutionPlan", {**self, "steps": [*self["steps"]]})
 
-    def _last(self, **more: Any) -> Plan:
+    def _update_last_step(self, **more: Any) -> Plan:
         if not self["steps"]:
             raise PlanError("The plan has no steps.", fix="Call .step(…) first.")
         self["steps"][-1] |= more

@@ -28,14 +28,14 @@ def is_context_key(value: object) -> bool:
 
 
 def scalar_text(value: object) -> str | None:
-    """Return text unchanged and an integer as text; ``None`` for any other value."""
+    """Convert text or an integer to text, or return ``None`` for any other value."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64:
         return str(value)
     return value if isinstance(value, str) else None
 
 
 def make_context_key(text: str, used_keys: Collection[str], fallback: str = "step") -> str:
-    """Return a well-formed context key derived from a text that is not used yet.
+    """Create an unused context key from a text.
 
     >>> make_context_key("Daily highs!", {"daily_highs"})
     'daily_highs_2'
@@ -55,7 +55,7 @@ def plan_steps(plan: object) -> list[Any]:
 
 
 def step_key(step: Mapping[str, Any], index: int) -> str:
-    """Return the context key of a step, or a name made of its position and capability.
+    """Return a step's context key, or a name made from its position and capability.
 
     >>> step_key({"capability": "fetch"}, 3)
     '3_fetch'
@@ -65,13 +65,13 @@ def step_key(step: Mapping[str, Any], index: int) -> str:
 
 
 def step_capability(step: Mapping[str, Any]) -> str | None:
-    """Return the capability name of a step, or ``None`` if it is not text."""
+    """Return the name of a step's capability, or ``None`` if it is not text."""
     name = step.get("capability")
     return name if isinstance(name, str) else None
 
 
 def is_too_deep(value: object, limit: int = MAX_DEPTH) -> bool:
-    """Return True if lists and objects are nested deeper than a limit. Does not recurse."""
+    """Return True if lists and objects are nested deeper than a limit. This function does not recurse."""
     level: list[object] = [value]
     for _ in range(limit):
         level = [

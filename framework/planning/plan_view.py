@@ -16,9 +16,9 @@ from capgraph.planning.catalog import (
     Catalog,
     available_contexts,
     is_active,
-    needs_provided_by,
-    provided_needs,
-    required_need,
+    required_type,
+    satisfied_types,
+    types_satisfied_by,
 )
 from capgraph.planning.graph_algorithms import reachable_from
 from capgraph.planning.plan_access import step_capability
@@ -35,31 +35,33 @@ from capgraph.planning.schema_shapes import Shape, result_shape
 
 @dataclass(frozen=True, slots=True)
 class CapabilityContract:
-    """Capability declaration in the form that checks read most often.
+    """Precomputed input and output types of a capability.
+
+    Input types are context types, with ``*`` appended if an input takes many values.
 
     Attributes:
-        spec: The declaration.
-        provided_needs: Needs that the results satisfy.
-        requirements: The requirements by input label.
-        need_by_label: The needs by input label.
+        spec: Declarations of the capability.
+        supplied_types: Input types that the results satisfy.
+        requirements: Requirements by input label (type or role).
+        type_by_label: Input types by input label.
     """
 
     spec: CapabilitySpec
-    provided_needs: frozenset[str]
+    supplied_types: frozenset[str]
     requirements: dict[str, Requirement]
-    need_by_label: dict[str, str]
+    type_by_label: dict[str, str]
 
 
 class PlanView:
     """Index of the keys, reads, and results of a plan's steps.
 
     Attributes:
-        steps: The steps. Malformed steps may be of any type.
+        steps: Steps of the plan. A malformed step may have any type.
         keys: Context key of each step, or ``None`` if it is not text.
-        positions: Positions of the steps with each key.
+        positions: Positions of the steps with each context key.
         contracts: Contract of each step's capability, or ``None`` if the capability is unknown.
-        provided_needs: Needs that each step's result satisfies. ``None`` for an unknown capability,
-            which matches every need so that its error is not reported twice.
+        supplied_types: Input types that each step's result satisfies. ``None`` for an unknown capability
+            matches every input type, so that the error is not reported twice.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class PlanView:
         self.keys: list[str | None] = []
         self.positions: dict[str, list[int]] = {}
         self.contracts: list[CapabilityContract | None] = []
-        self.provided_needs: list[frozenset[str] | None] = []
+        self.supplied_types: list[frozenset[str] | None] = []
         self._shapes: dict[str, Shape] = {}
         contracts_by_name: dict[str, CapabilityContract] = {}
         for index, step in enumerate(steps):
@@ -86,79 +88,89 @@ class PlanView:
             self.keys.append(usable)
             if usable is not None:
                 self.positions.setdefault(usable, []).append(index)
-            self._read_capability(fields, contracts_by_name)
+            self._add_contract(fields, contracts_by_name)
 
-    def _read_capability(
+    def _add_contract(
         self, fields: dict[str, Any], contracts_by_name: dict[str, CapabilityContract]
     ) -> None:
         name = fields.get("capability")
         contract = contracts_by_name.get(name) if isinstance(name, str) else None
         spec = self.catalog.capabilities.get(name) if isinstance(name, str) else None
         if contract is None and spec is not None:
-            needs = {need.label: need for need in spec.requires}
-            wants = {label: required_need(need) for label, need in needs.items()}
+            requirements = {requirement.label: requirement for requirement in spec.requires}
+            types = {
+                label: required_type(requirement) for label, requirement in requirements.items()
+            }
             contract = contracts_by_name[spec.name] = CapabilityContract(
-                spec, frozenset(needs_provided_by(spec)), needs, wants
+                spec, frozenset(types_satisfied_by(spec)), requirements, types
             )
-        supplies = contract.provided_needs if contract is not None else None
+        supplied_types = contract.supplied_types if contract is not None else None
         if contract is not None and fields.get("for_each"):
-            supplies = frozenset(provided_needs(_listed(contract), {}))
+            supplied_types = frozenset(satisfied_types(_list_types(contract), {}))
         if isinstance(name, str) and (
             name in TERMINAL_STEPS or name in self.catalog.infrastructure
         ):
-            supplies = frozenset()
+            supplied_types = frozenset()
         self.contracts.append(contract)
-        self.provided_needs.append(supplies)
+        self.supplied_types.append(supplied_types)
 
     @cached_property
-    def stored_by_need(self) -> dict[str, list[str]]:
-        """Keys of the stored contexts by the needs that they satisfy."""
+    def stored_by_type(self) -> dict[str, list[str]]:
+        """Keys of the stored contexts by the input types that they satisfy."""
         return available_contexts(self.available, self.catalog)
 
     @cached_property
     def reads(self) -> list[list[StepRead]]:
-        """The reads of each step."""
+        """References of each step to results: its inputs, parameters, conditions, and lists."""
         known = self.positions.keys() | {key for keys in self.available.values() for key in keys}
         return [list(step_reads(step, known)) for step in self.steps]
 
-    def need_of(self, index: int, label: str) -> str:
-        """Return the need behind an input label of a step."""
+    def input_type_of(self, index: int, label: str) -> str:
+        """Return the input type for an input label (type or role) of a step."""
         contract = self.contracts[index]
         if contract is None:
             # The answer accepts single results and lists of results.
             closing = label != FROM and step_capability(self.steps[index]) in TERMINAL_STEPS
             return label + MANY_SUFFIX if closing else label
         # An undeclared input accepts both as well.
-        return contract.need_by_label.get(label, label if label == FROM else label + MANY_SUFFIX)
+        return contract.type_by_label.get(label, label if label == FROM else label + MANY_SUFFIX)
 
-    def step_provides(self, position: int, need: str) -> bool:
-        """Return True if a step's result satisfies a need. A reference can read any result."""
-        supplies = self.provided_needs[position]
-        return supplies is None or need in supplies or (need == FROM and bool(supplies))
+    def step_provides(self, position: int, input_type: str) -> bool:
+        """Return True if a step's result satisfies an input type. A reference can read any result."""
+        types = self.supplied_types[position]
+        return types is None or input_type in types or (input_type == FROM and bool(types))
 
-    def is_stored(self, need: str, key: str) -> bool:
-        """Return True if the stored context with a key satisfies a need."""
+    def is_stored(self, input_type: str, key: str) -> bool:
+        """Return True if the stored context with a key satisfies an input type."""
         return key in (
-            self.stored_by_need.get(need, ()) if need != FROM else self.stored_types(key) and [key]
+            self.stored_by_type.get(input_type, ())
+            if input_type != FROM
+            else self.stored_types(key) and [key]
         )
 
     def source_of(self, index: int, read: StepRead) -> int | None:
-        """Return the position of the step that is read, or ``None`` if no step is read.
+        """Return the position of the step that supplies an input, or ``None`` if no step supplies it.
 
         The nearest earlier step has precedence over a stored context, which has precedence over a later
         step.
+
+        Args:
+            index: Position of the step that has the input.
+            read: The input or reference.
         """
-        need = self.need_of(index, read.label)
+        input_type = self.input_type_of(index, read.label)
         fitting = [
-            place for place in self.positions.get(read.key, ()) if self.step_provides(place, need)
+            place
+            for place in self.positions.get(read.key, ())
+            if self.step_provides(place, input_type)
         ]
         if before := [place for place in fitting if place < index]:
             return before[-1]
-        return None if not fitting or self.is_stored(need, read.key) else fitting[0]
+        return None if not fitting or self.is_stored(input_type, read.key) else fitting[0]
 
     @cached_property
     def sources(self) -> list[set[int]]:
-        """For each step, the positions of the steps that it depends on."""
+        """Positions of the steps that each step depends on."""
         found = []
         for index, reads in enumerate(self.reads):
             places = (self.source_of(index, read) for read in reads)
@@ -167,36 +179,38 @@ class PlanView:
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
-        """Positions of the steps that read each step. A repair that adds an input must add its reader."""
+        """Positions of the steps that depend on each step. Repairs that add an input must update it."""
         found: dict[int, list[int]] = {}
         for reader, places in enumerate(self.sources):
             for place in places:
                 found.setdefault(place, []).append(reader)
         return found
 
-    def possible_suppliers(self, index: int, need: str) -> list[int]:
-        """Return the positions of the steps that can satisfy a need of a step without a cycle."""
+    def possible_suppliers(self, index: int, input_type: str) -> list[int]:
+        """Return the positions of the steps that can supply an input without creating a cycle."""
         behind = reachable_from([index], self.readers)
-        return [place for place in self.steps_by_need.get(need, ()) if place not in behind]
+        return [place for place in self.steps_by_type.get(input_type, ()) if place not in behind]
 
     def unique_supplier(
-        self, index: int, need: str, excluded_keys: Collection[str | None] = ()
+        self, index: int, input_type: str, excluded_keys: Collection[str | None] = ()
     ) -> str | None:
-        """Return the only context key that can satisfy a need, or ``None`` if there is not exactly one.
+        """Return the context key that can supply an input, or ``None`` unless exactly one key can.
 
         Earlier steps have precedence over stored contexts, which have precedence over later steps.
 
         Args:
-            index: Position of the reader.
-            need: The need.
-            excluded_keys: Keys that cannot be used.
+            index: Position of the step that has the input.
+            input_type: Type of the input.
+            excluded_keys: Keys that must not be used.
         """
         steps = [
             place
-            for place in self.possible_suppliers(index, need)
+            for place in self.possible_suppliers(index, input_type)
             if self.keys[place] not in excluded_keys
         ]
-        stored = [key for key in self.stored_by_need.get(need, ()) if key not in excluded_keys]
+        stored = [
+            key for key in self.stored_by_type.get(input_type, ()) if key not in excluded_keys
+        ]
         before = [place for place in steps if place < index]
         if before or (steps and not stored):
             chosen = before or steps
@@ -205,16 +219,16 @@ class PlanView:
         return stored[0] if len(stored) == 1 and not steps else None
 
     def unique_input(self, index: int, label: str) -> str | None:
-        """Return the only context key that an input can read, or ``None``.
+        """Return the context key that can supply an input, or ``None`` unless exactly one key can.
 
-        If several inputs have the same type and differ by role, only the last missing one is unique.
+        Of several inputs with the same type and different roles, all but one must be supplied already.
         """
         named = {read.label: read.key for read in self.reads[index]}
         others = self.sibling_inputs(index, label)
         if not named.keys() >= set(others):
             return None
         return self.unique_supplier(
-            index, self.need_of(index, label), [named[other] for other in others]
+            index, self.input_type_of(index, label), [named[other] for other in others]
         )
 
     def sibling_inputs(self, index: int, label: str) -> list[str]:
@@ -234,22 +248,22 @@ class PlanView:
         return {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
 
     @cached_property
-    def steps_by_need(self) -> dict[str, list[int]]:
-        """Positions of the steps that satisfy each need."""
+    def steps_by_type(self) -> dict[str, list[int]]:
+        """Positions of the steps that satisfy each input type."""
         found: dict[str, list[int]] = {}
-        for place, supplies in enumerate(self.provided_needs):
-            for need in supplies or ():
-                found.setdefault(need, []).append(place)
+        for place, supplied_types in enumerate(self.supplied_types):
+            for input_type in supplied_types or ():
+                found.setdefault(input_type, []).append(place)
         return found
 
     @cached_property
-    def capabilities_by_need(self) -> dict[str, list[str]]:
-        """Names of the active capabilities that satisfy each need."""
+    def capabilities_by_type(self) -> dict[str, list[str]]:
+        """Names of the active capabilities that satisfy each input type."""
         found: dict[str, list[str]] = {}
         for name, spec in self.catalog.capabilities.items():
             if is_active(name, spec, self.active):
-                for need in dict.fromkeys(needs_provided_by(spec)):
-                    found.setdefault(need, []).append(name)
+                for input_type in dict.fromkeys(types_satisfied_by(spec)):
+                    found.setdefault(input_type, []).append(name)
         return found
 
     def result_types(self, position: int) -> list[str] | None:
@@ -257,10 +271,10 @@ class PlanView:
         contract = self.contracts[position]
         if contract is None or not self.steps[position].get("for_each"):
             return None if contract is None else list(contract.spec.provides)
-        return _listed(contract)
+        return _list_types(contract)
 
     def result_shapes(self, index: int, read: StepRead) -> list[Shape] | None:
-        """Return the shapes of the results that a reference can read, or ``None`` if they are unknown."""
+        """Return the JSON schemas of the results that a reference can read, or ``None`` if unknown."""
         place = self.source_of(index, read)
         kinds = self.stored_types(read.key) if place is None else self.result_types(place)
         if kinds is None or any(self.context_class(kind) is None for kind in kinds):
@@ -268,7 +282,7 @@ class PlanView:
         return [self.shape_of_type(kind) for kind in kinds]
 
     def element_shape(self, index: int) -> Shape:
-        """Return the shape of an element of the step's ``for_each`` list."""
+        """Return the JSON schema of an element of the step's ``for_each`` list."""
         for read in self.reads[index]:
             if read.path == ("for_each", "of"):
                 fields = reference_fields(self.steps[index]["for_each"]["of"], read.key)
@@ -279,13 +293,15 @@ class PlanView:
 
     def accepts_element(self, index: int, label: str) -> bool:
         """Return True if an input can read an element of the step's ``for_each`` list."""
-        context_class = self.context_class(self.need_of(index, label).removesuffix(MANY_SUFFIX))
+        context_class = self.context_class(
+            self.input_type_of(index, label).removesuffix(MANY_SUFFIX)
+        )
         return context_class is None or self.element_shape(index).is_compatible_with(
             result_shape(context_class, "validation")
         )
 
     def unused_element_name(self, index: int, label: str) -> str | None:
-        """Return the name of the list element if the step does not use it and the input can read it."""
+        """Return the name of an unused ``for_each`` element that an input can read, or ``None``."""
         step = self.steps[index]
         alias, known = (
             element_name(step),
@@ -300,7 +316,7 @@ class PlanView:
         return self.context_types.get(type_name.removesuffix(LIST_SUFFIX))
 
     def shape_of_type(self, type_name: str) -> Shape:
-        """Return the shape of a context type with a known class."""
+        """Return the JSON schema of a context type with a known class."""
         found = self._shapes.get(type_name)
         if found is None:
             whole = result_shape(self.context_types[type_name.removesuffix(LIST_SUFFIX)])
@@ -313,22 +329,22 @@ class PlanView:
         """Return the context types under which a key is stored."""
         return [name for name, keys in self.available.items() if key in keys]
 
-    def supply_hint(self, need: str) -> str:
-        """Return a hint how to satisfy a need."""
-        kind = need.removesuffix(MANY_SUFFIX)
-        places = self.steps_by_need.get(need, [])[:6]
+    def supply_hint(self, input_type: str) -> str:
+        """Suggest, for an error message, how to supply an input."""
+        kind = input_type.removesuffix(MANY_SUFFIX)
+        places = self.steps_by_type.get(input_type, [])[:6]
         keys = [key for place in places if (key := self.keys[place]) is not None]
-        keys += [key for key in self.stored_by_need.get(need, ()) if key not in keys]
+        keys += [key for key in self.stored_by_type.get(input_type, ()) if key not in keys]
         if keys:
             return f"name one that supplies {kind}: {join_names(keys)}"
         if kind in self.catalog.provided_types:
             return f"{kind} comes from the caller, who supplied none: ask for it"
-        if makers := self.capabilities_by_need.get(need):
+        if makers := self.capabilities_by_type.get(input_type):
             return f"plan a step before it that supplies {kind}: {join_names(makers)}"
         return f"nothing here supplies {join_names([kind])}: plan without it"
 
 
-def _listed(contract: CapabilityContract) -> list[str]:
+def _list_types(contract: CapabilityContract) -> list[str]:
     return [kind + LIST_SUFFIX for kind in contract.spec.provides]
 
 

@@ -14,10 +14,10 @@ class PlannerTraits:
 
     Attributes:
         can_correct: True if the planner can write another plan from a list of problems.
-        chooses_parameters: True if the planner chooses the parameters of a step for the request.
-            Otherwise a person must approve a ``once`` effect that runs with its defaults.
+        chooses_parameters: True if the planner chooses step parameters for the request. Otherwise a
+            person must approve a ``once`` effect that runs with its defaults.
         reads_results: True if the planner reads stored results, failures, or earlier messages. Its
-            plans then carry the labels of that data.
+            plans then have the labels (provenance tags) of that data.
         writes_with_model: True if a model writes the plans. Their form is then repaired, and parameters
             of effects must be grounded or approved by a person.
         reads_conversation: True if the planner reads the earlier messages of a request. The task is

@@ -77,17 +77,17 @@ NO_CORRECTION: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a plan.
+    """Problem that validation found in a plan.
 
     Attributes:
         code: Stable code of the kind of problem, such as ``CG-P13``.
         step: Index of the step, or ``None`` if the problem concerns the whole plan.
         context_key: The step's key, if it has a valid one.
-        path: Path of the value in the step (or plan).
-        value: The invalid value, or a preview if it is large or not plain.
-        cause: Why the value is invalid.
-        remedy: How to correct it.
-        corrected_value: The only correct value, or ``NO_CORRECTION``.
+        path: Path of the invalid value in the step or plan.
+        value: Invalid value, or a preview if it is large or not plain data.
+        cause: Reason why the value is invalid.
+        remedy: Instruction that corrects the problem.
+        corrected_value: The only correct value, or ``NO_CORRECTION`` if there are none or several.
 
     >>> print(Problem("CG-P04", 0, "a", ("capability",), "fetsh", "is unknown", "use 'fetch'"))
     [CG-P04] step 1 'a', capability 'fetsh': is unknown. Fix: use 'fetch'.
@@ -104,7 +104,7 @@ class Problem:
 
     @property
     def field(self) -> str:
-        """The path as text."""
+        """Path of the invalid value as text, such as ``inputs[0].DATASET``."""
         return render_path(self.path)
 
     def __str__(self) -> str:
@@ -141,13 +141,13 @@ FOR_EACH = "CG-P23"
 
 
 class ProblemKind(NamedTuple):
-    """Properties that all problems of one kind share.
+    """Kind of plan problem, with the texts that all its problems share.
 
     Attributes:
         title: Short name of the kind.
-        field: The affected field of the step (or plan).
-        remedy: The default remedy.
-        reason: Why the corrected value is the only correct one.
+        field: Name of the affected field of the step or plan.
+        remedy: Default instruction that corrects the problem.
+        reason: Explanation why a corrected value is the only correct value.
     """
 
     title: str
@@ -227,17 +227,17 @@ def make_problem(
     path: Path | None = None,
     corrected_value: Any = NO_CORRECTION,
 ) -> Problem:
-    """Return a problem whose value is safe to print and to store.
+    """Create a problem with a preview of the value that is safe to print and to store.
 
     Args:
         code: Code of the problem's kind.
-        step: Index of the step.
-        context_key: The step's key, if it has one.
-        value: The invalid value.
-        cause: Why the value is invalid.
-        remedy: How to correct it; defaults to the kind's remedy.
-        path: Path of the value; defaults to the kind's field.
-        corrected_value: The only correct value.
+        step: Index of the step, or ``None`` if the problem concerns the whole plan.
+        context_key: Key of the step, if it has a key.
+        value: Invalid value.
+        cause: Reason why the value is invalid.
+        remedy: Instruction that corrects the problem. Defaults to the kind's remedy.
+        path: Path of the value. Defaults to the kind's field.
+        corrected_value: The only correct value, if there is exactly one.
     """
     kind = PROBLEM_KINDS[code]
     place = (kind.field,) if path is None else path
@@ -255,5 +255,5 @@ def make_problem(
 
 
 def preview_key(key: str | None) -> str | None:
-    """Return a context key, shortened if it is long."""
+    """Shorten a long context key for display."""
     return key if key is None or len(key) <= 200 else preview(key)

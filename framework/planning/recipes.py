@@ -86,11 +86,11 @@ class RecipeParameter(_Part):
 
 
 class RecipeExample(_Part):
-    """Request that the recipe answered.
+    """Example request that a recipe answered.
 
     Attributes:
-        request: The request.
-        parameters: Values of the parameters for this request.
+        request: Text of the request.
+        parameters: Parameter values for this request, by name.
     """
 
     request: str
@@ -109,9 +109,9 @@ class Recipe(_Part):
         inputs: Context keys that the steps read and no step provides, with their context types.
         steps: The steps, without the terminal step.
         examples: Requests that the recipe answered. Requests with the same wording match the recipe.
-        answer: How a request that the recipe alone handles is answered: ``results`` joins the results'
-            summaries, ``model`` calls the model.
-        uses: Declarations of the capabilities when the recipe was saved.
+        answer: Origin of the answer if the recipe alone handles a request: ``results`` joins the results'
+            summaries, ``model`` calls the chat model.
+        uses: Declarations of the used capabilities at the time when the recipe was saved.
 
     >>> recipe = Recipe(name="report", description="Reports on a place.",
     ...     parameters={"place": {"type": "string"}},
@@ -145,12 +145,12 @@ class Recipe(_Part):
         description: str = "",
         version: int = 1,
     ) -> Recipe:
-        """Return a recipe of a completed turn.
+        """Create a recipe from the plan of a completed turn.
 
         Args:
-            values: The state after the turn, as ``ainvoke`` returns it.
+            values: State after the turn, as returned by ``ainvoke``.
             name: Name of the recipe.
-            catalog: The agent's capabilities, usually its registry.
+            catalog: Capabilities of the agent, usually its registry.
             parameters: Values that become parameters, as ``"step.name"`` or ``"step.name=new_name"``. By
                 default, every value that occurs in the request becomes a parameter.
             description: What the recipe does; the request by default.
@@ -178,7 +178,7 @@ class Recipe(_Part):
         stored = {key: kind for kind, entries in view.contexts.items() for key in entries}
         for step in work_steps:
             spec = catalog.capabilities[step["capability"]]
-            kinds = {need.label: need.type for need in spec.requires}
+            kinds = {requirement.label: requirement.type for requirement in spec.requires}
 
             def rename(label: str, key: str, kinds: Mapping[str, str] = kinds) -> list[str]:
                 if key in keys or key not in stored:
@@ -210,7 +210,7 @@ class Recipe(_Part):
             if view.request_text
             else [],
             uses={
-                step["capability"]: _declaration_summary(catalog.capabilities[step["capability"]])
+                step["capability"]: _summarize_declaration(catalog.capabilities[step["capability"]])
                 for step in steps
             },
         )
@@ -221,7 +221,7 @@ class Recipe(_Part):
         return {"recipe": self.recipe} | {name: value for name, value in fields.items() if value}
 
     def match_request(self, request: str) -> dict[str, Any] | None:
-        """Return the parameters in a request that has the wording of an example.
+        """Extract the parameters from a request with the wording of an example.
 
         Returns:
             The parameters as text, or ``None`` if the wording differs.
@@ -252,11 +252,11 @@ class Recipe(_Part):
             if spec is None:
                 problems.append(f"the capability {name!r} is unknown")
                 fix = suggest_fix(name, candidates=catalog.capabilities)
-            elif name in self.uses and (now := _declaration_summary(spec)) != self.uses[name]:
+            elif name in self.uses and (now := _summarize_declaration(spec)) != self.uses[name]:
                 then = self.uses[name]
                 parts = [p for p in {**now, **then} if now.get(p) != then.get(p)]
                 problems.append(f"{name!r} has changed since it was saved: {', '.join(parts)}")
-        used = {name for step in self.steps for name in _referenced_parameters(step)}
+        used = {name for step in self.steps for name in _find_referenced_parameters(step)}
         in_texts = {name for name in self.parameters if f"{{{name}}}" in json.dumps(self.steps)}
         undeclared = sorted(used - self.parameters.keys())
         problems += [f"the parameter {name!r} is not declared" for name in undeclared]
@@ -265,13 +265,13 @@ class Recipe(_Part):
         if PARAMETERS in {*self.inputs, *(s.get("context_key") for s in self.steps)}:
             problems.append(f"{PARAMETERS!r} is reserved and cannot name a step or an input")
         if not problems:
-            problems = [str(problem) for problem in self._plan_problems(catalog)]
+            problems = [str(problem) for problem in self._find_plan_problems(catalog)]
         if problems:
             raise RegistryError(
                 f"The recipe {self.name!r} cannot be used: {'; '.join(problems)}.", fix=fix
             )
 
-    def _plan_problems(self, catalog: Catalog) -> list[Any]:
+    def _find_plan_problems(self, catalog: Catalog) -> list[Any]:
         end = {"context_key": "user_response", "capability": "respond"}
         stored: dict[str, list[str]] = {f"parameters of {self.name}": [PARAMETERS]}
         for key, kind in self.inputs.items():
@@ -280,17 +280,17 @@ class Recipe(_Part):
         for example in () if found else self.examples:
             # The values of an example make it possible to validate all step parameters.
             steps = [
-                _fill_parameters(step, self._with_defaults(example.parameters))
+                _fill_parameters(step, self._apply_defaults(example.parameters))
                 for step in self.steps
             ]
             found = found or check_plan({"steps": [*steps, end]}, catalog, stored)
         return found
 
     def as_capability(self, catalog: Catalog) -> type[BaseCapability]:
-        """Return the capability that represents the recipe in a registry.
+        """Create the capability class that represents the recipe in a registry.
 
         Args:
-            catalog: The capabilities that the recipe uses.
+            catalog: Available capabilities, including those that the recipe uses.
 
         Raises:
             RegistryError: See :meth:`check`.
@@ -298,11 +298,13 @@ class Recipe(_Part):
         self.check(catalog)
         specs = [catalog.capabilities[step["capability"]] for step in self.steps]
         classes = {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
-        model = self._parameters_model(catalog)
+        model = self._create_parameters_model(catalog)
 
         def parameters_from(task: str) -> dict[str, Any]:
-            found = dict(self._read_by_steps(task, catalog), **(self.match_request(task) or {}))
-            return _valid_values(model, found)
+            found = dict(
+                self._extract_step_parameters(task, catalog), **(self.match_request(task) or {})
+            )
+            return _convert_values(model, found)
 
         body = {
             "__doc__": self.description,
@@ -311,7 +313,9 @@ class Recipe(_Part):
             "description": self.description,
             "recipe": self,
             "__annotations__": {"recipe": ClassVar[Recipe]},
-            "provides": [classes.get(kind, kind) for kind in _unread_outputs(self.steps, catalog)],
+            "provides": [
+                classes.get(kind, kind) for kind in _find_unread_outputs(self.steps, catalog)
+            ],
             "requires": [
                 Requirement(kind, "one", self._input_role(key)) for key, kind in self.inputs.items()
             ],
@@ -333,17 +337,17 @@ class Recipe(_Part):
         return capability_node(type(f"Recipe_{self.name}", (BaseCapability,), body))
 
     def _input_role(self, key: str) -> str | None:
-        """Return the key of an input as its role if several inputs have the same type."""
+        """Return an input's context key as its role if several inputs have the same type."""
         return key if list(self.inputs.values()).count(self.inputs[key]) > 1 else None
 
-    def _with_defaults(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with defaults for missing ones."""
+    def _apply_defaults(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the default values of missing parameters."""
         defaults = {
             n: p.default for n, p in self.parameters.items() if "default" in p.model_fields_set
         }
         return {**defaults, **parameters}
 
-    def _parameters_model(self, catalog: Catalog) -> type[BaseModel] | None:
+    def _create_parameters_model(self, catalog: Catalog) -> type[BaseModel] | None:
         if not self.parameters:
             return None
         uses = {
@@ -357,15 +361,15 @@ class Recipe(_Part):
             kind: Any = _TYPES.get(parameter.type or "", Any)
             if name in uses:
                 capability, path = uses[name]
-                kind = _annotation(catalog.capabilities[capability].parameters, path, kind)
+                kind = _find_annotation(catalog.capabilities[capability].parameters, path, kind)
             default = parameter.default if "default" in parameter.model_fields_set else ...
             fields[name] = (kind, Field(default, description=parameter.description or None))
         return create_model(
             f"{self.name}_parameters", __config__=ConfigDict(extra="forbid"), **fields
         )
 
-    def _read_by_steps(self, task: str, catalog: Catalog) -> dict[str, Any]:
-        """Return the parameters that the capabilities of the steps read from a task."""
+    def _extract_step_parameters(self, task: str, catalog: Catalog) -> dict[str, Any]:
+        """Extract parameters from a task with the ``parameters_from`` of the steps' capabilities."""
         found = {}
         for step in self.steps:
             reader = getattr(catalog.capabilities[step["capability"]].cls, "parameters_from", None)
@@ -377,15 +381,15 @@ class Recipe(_Part):
         return found
 
     def expand_step(self, step: Mapping[str, Any], catalog: Catalog, depth: int = 0) -> list[Any]:
-        """Return the steps that replace a step of a plan.
+        """Create the steps that replace a plan step whose capability is this recipe.
 
         Args:
-            step: The step that names the recipe.
-            catalog: The available capabilities.
+            step: Plan step that uses the recipe.
+            catalog: Available capabilities.
             depth: Number of enclosing recipes.
         """
         prefix = step["context_key"]
-        values = self._with_defaults(step.get("parameters") or {})
+        values = self._apply_defaults(step.get("parameters") or {})
         input_keys: dict[str, list[str]] = {}
         for entry in step.get("inputs") or ():
             for label, key in entry.items():
@@ -415,7 +419,8 @@ class Recipe(_Part):
         if step.get("for_each"):
             if len(found) > 1:
                 raise PlanError(
-                    f"The recipe {self.name!r} has {len(found)} steps: 'for_each' requires one.",
+                    f"The recipe {self.name!r} has {len(found)} steps: a step with 'for_each' accepts only"
+                    " recipes with one step.",
                     fix="Set 'for_each' on a step of the recipe, or plan the recipe once per element.",
                 )
             found[0]["for_each"] = step["for_each"]
@@ -433,12 +438,12 @@ def recipe_of(spec: CapabilitySpec | None) -> Recipe | None:
 def expand_recipes(
     plan: ExecutionPlan, catalog: Catalog, max_steps: int = DEFAULT_MAX_STEPS, *, depth: int = 0
 ) -> tuple[ExecutionPlan, list[str]]:
-    """Replace the recipes in a plan with their steps. Readers of a recipe's result read its steps.
+    """Replace the recipes in a plan with their steps, and update references to their results.
 
     Args:
-        plan: A valid plan.
-        catalog: The available capabilities.
-        max_steps: Maximum number of steps.
+        plan: Valid plan.
+        catalog: Available capabilities.
+        max_steps: Maximum number of steps after the replacement.
         depth: Number of enclosing recipes.
 
     Returns:
@@ -453,7 +458,11 @@ def expand_recipes(
     for step in plan["steps"]:
         spec = catalog.capabilities.get(step["capability"])
         recipe = recipe_of(spec)
-        kinds = {need.label: need.type for need in spec.requires} if spec is not None else {}
+        kinds = (
+            {requirement.label: requirement.type for requirement in spec.requires}
+            if spec is not None
+            else {}
+        )
 
         def rename(label: str, key: str, kinds: Mapping[str, str] = kinds) -> Sequence[str]:
             outputs = outputs_by_key.get(key)
@@ -465,11 +474,12 @@ def expand_recipes(
             continue
         if depth > _MAX_DEPTH:
             raise PlanError(
-                f"The recipe {recipe.name!r} is nested in {depth} others.",
+                f"The recipe {recipe.name!r} is nested in {depth} other recipes: at most"
+                f" {_MAX_DEPTH} are allowed.",
                 fix="Use fewer levels of recipes.",
             )
         inner = recipe.expand_step(renamed, catalog, depth)
-        outputs = _unread_outputs(inner, catalog)
+        outputs = _find_unread_outputs(inner, catalog)
         kind = step.get("expected_output")
         every = outputs.get(kind, []) if kind else [k for keys in outputs.values() for k in keys]
         outputs_by_key[step["context_key"]] = {**outputs, FROM: every}
@@ -488,7 +498,7 @@ def expand_recipes(
 
 
 def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
-    """Return the capabilities that run for a name: itself, or those of a recipe's steps."""
+    """Return the names of the capabilities that run for a capability or for a recipe's steps."""
     recipe = recipe_of(catalog.capabilities.get(name))
     if recipe is None:
         return [name]
@@ -498,9 +508,9 @@ def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
 
 
 def drop_overlapping(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
-    """Return names, best first, without those whose capabilities a better one already runs.
+    """Remove names whose capabilities an earlier name already runs. The names are ordered best first.
 
-    A recipe that overlaps with an earlier name is dropped as well: the request needs less than it does.
+    A recipe that overlaps with an earlier name is removed as well, because it does more than requested.
     """
     chosen: dict[str, set[str]] = {}
     for name in names:
@@ -511,7 +521,7 @@ def drop_overlapping(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
 
 
 def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Return recipes so that each follows the recipes that it uses.
+    """Sort recipes so that each follows the recipes that it uses.
 
     Raises:
         RegistryError: Recipes use each other in a cycle.
@@ -531,7 +541,7 @@ def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 async def _refuse_to_run(state: Any, **_: Any) -> None:
-    """Refuse to run: a plan runs the steps of a recipe instead."""
+    """Raise an error, because a plan runs the steps of a recipe instead of the recipe itself."""
     raise CapabilityError(
         "A recipe cannot run as a step.", fix="Plan it; its steps replace it before the plan runs."
     )
@@ -540,12 +550,12 @@ async def _refuse_to_run(state: Any, **_: Any) -> None:
 def _rename_reads(
     step: Mapping[str, Any], known_keys: Collection[str], rename: _Rename
 ) -> dict[str, Any]:
-    """Return a step with renamed reads.
+    """Copy a step and rename the context keys to which its inputs and references refer.
 
     Args:
-        step: The step.
-        known_keys: The keys that may be renamed.
-        rename: Function from an input label (or ``$from``) and a key to the new keys.
+        step: Step to copy.
+        known_keys: Context keys that may be renamed.
+        rename: Function that returns the new keys for an input label (or ``$from``) and a key.
     """
 
     def path(text: str) -> str:
@@ -577,7 +587,7 @@ def _rename_reads(
 
 
 def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return a value with references to a recipe's parameters replaced by their values."""
+    """Replace references to a recipe's parameters with their values."""
     if is_reference(value):
         key, _, name = str(value[FROM]).partition(".")
         return values.get(name, value) if key == PARAMETERS else value
@@ -589,12 +599,13 @@ def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _fill_placeholders(text: str, values: Mapping[str, Any], *, needs_values: bool = True) -> str:
-    """Return a text with parameter placeholders replaced by their values.
+    """Replace parameter placeholders in a text with values.
 
     Args:
-        text: The text.
-        values: The values.
-        needs_values: True if every value must be known. Otherwise an unknown value is shown by its key.
+        text: Text with placeholders such as ``{place}``.
+        values: Values by parameter name.
+        needs_values: True to raise an error for a value that is not known yet. Otherwise its context key
+            is inserted.
 
     Raises:
         PlanError: A value is the result of a step that has not run.
@@ -629,15 +640,17 @@ def _fill_placeholders(text: str, values: Mapping[str, Any], *, needs_values: bo
     return _PLACEHOLDER.sub(value_of, text)
 
 
-def _referenced_parameters(step: Mapping[str, Any]) -> set[str]:
-    """Return the recipe parameters that a step's parameters and waits refer to."""
+def _find_referenced_parameters(step: Mapping[str, Any]) -> set[str]:
+    """Return the names of the recipe parameters to which a step refers."""
     read = (*iter_references(step.get("parameters")), *wait_references(step))
     refers = [text.partition(".") for _, text in read]
     return {name for key, _, name in refers if key == PARAMETERS}
 
 
-def _unread_outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
-    """Return the results that no step reads: context type to keys."""
+def _find_unread_outputs(
+    steps: Sequence[Mapping[str, Any]], catalog: Catalog
+) -> dict[str, list[str]]:
+    """Return the context keys of the results that no step reads, by context type."""
     keys = {step["context_key"] for step in steps}
     read = {one.key for step in steps for one in step_reads(step, keys)}
     found: dict[str, list[str]] = {}
@@ -649,13 +662,13 @@ def _unread_outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dic
     return found
 
 
-def _declaration_summary(spec: CapabilitySpec) -> dict[str, Any]:
-    """Return the parts of a capability's declaration that a recipe depends on, as plain data."""
+def _summarize_declaration(spec: CapabilitySpec) -> dict[str, Any]:
+    """Return, as plain data, the declarations of a capability on which a recipe depends."""
     schema = spec.parameters.model_json_schema() if spec.parameters is not None else None
-    text = json.dumps(_without_texts(schema), sort_keys=True, default=str)
+    text = json.dumps(_remove_texts(schema), sort_keys=True, default=str)
     found = {
         "parameters": hashlib.sha256(text.encode()).hexdigest()[:16] if schema else None,
-        "requires": [str(need) for need in spec.requires],
+        "requires": [str(requirement) for requirement in spec.requires],
         "provides": list(spec.provides),
         "effect": spec.effect,
         "permission": spec.permission.name if spec.permission else None,
@@ -666,18 +679,18 @@ def _declaration_summary(spec: CapabilitySpec) -> dict[str, Any]:
     return {part: value for part, value in found.items() if value}
 
 
-def _without_texts(schema: Any) -> Any:
-    """Return a JSON schema without titles, descriptions, and examples."""
+def _remove_texts(schema: Any) -> Any:
+    """Remove titles, descriptions, and examples from a JSON schema."""
     if isinstance(schema, Mapping):
         return {
-            key: _without_texts(value)
+            key: _remove_texts(value)
             for key, value in schema.items()
             if key not in _TEXT_KEYWORDS or isinstance(value, Mapping)
         }
-    return [_without_texts(one) for one in schema] if isinstance(schema, list) else schema
+    return [_remove_texts(one) for one in schema] if isinstance(schema, list) else schema
 
 
-def _annotation(model: type[BaseModel] | None, path: Sequence[int | str], default: Any) -> Any:
+def _find_annotation(model: type[BaseModel] | None, path: Sequence[int | str], default: Any) -> Any:
     """Return the declared type of a step's parameter."""
     kind: Any = model
     for part in path:
@@ -689,8 +702,8 @@ def _annotation(model: type[BaseModel] | None, path: Sequence[int | str], defaul
     return kind
 
 
-def _valid_values(model: type[BaseModel] | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values converted to the types of the parameters, without invalid ones."""
+def _convert_values(model: type[BaseModel] | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values to the declared parameter types, and omit invalid values."""
     valid = {}
     for name, info in (model.model_fields if model is not None else {}).items():
         kind: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation

@@ -23,12 +23,12 @@ ContextTypes = Mapping[str, type[CapabilityContext]]
 
 
 class StepRead(NamedTuple):
-    """One read of a result by a step.
+    """Dependency of a step on a result: an input, a reference, or a condition.
 
     Attributes:
-        path: Path of the read in the step.
-        label: The input's type or role, or ``$from`` for a read by path.
-        key: The context key.
+        path: Path of the dependency in the step.
+        label: Type or role of the input, or ``$from`` for a reference.
+        key: Context key of the result.
     """
 
     path: Path
@@ -37,28 +37,30 @@ class StepRead(NamedTuple):
 
 
 def is_reference(value: object) -> bool:
-    """Return True if a value is a reference, well-formed or not."""
+    """Return True if a value is a reference (``{"$from": …}``), even if it is malformed."""
     return isinstance(value, dict) and FROM in value
 
 
 def iter_references(parameters: object) -> Iterator[tuple[Path, str]]:
     """Yield the path and the text of each reference in parameters."""
     if not is_too_deep(parameters):
-        yield from _references(parameters, ())
+        yield from _iter_nested_references(parameters, ())
 
 
-def _references(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+def _iter_nested_references(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, dict) and FROM in value:
         text = value[FROM]
         yield path, text if isinstance(text, str) and len(value) == 1 else ""
     elif isinstance(value, (dict, list)):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for part, item in parts:
-            yield from _references(item, (*path, part if isinstance(part, int) else str(part)))
+            yield from _iter_nested_references(
+                item, (*path, part if isinstance(part, int) else str(part))
+            )
 
 
 def reference_key(text: str, known_keys: Container[str]) -> str:
-    """Return the context key that a reference starts with. Context keys may contain dots.
+    """Return the context key at the start of a reference. Context keys may contain dots.
 
     >>> reference_key("seattle.daily.maximum", {"seattle.daily"})
     'seattle.daily'
@@ -82,11 +84,11 @@ def reference_fields(text: str, key: str) -> Path:
 
 
 def step_reads(step: object, known_keys: Container[str] = ()) -> list[StepRead]:
-    """Return the results that a step reads, in order.
+    """Return the results on which a step depends, in order.
 
     Args:
-        step: The step.
-        known_keys: The context keys of the plan.
+        step: Planned step.
+        known_keys: Context keys of the plan.
     """
     if not isinstance(step, dict):
         return []
@@ -165,13 +167,13 @@ def resolve_references(
     types: ContextTypes,
     element: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return parameters with each reference replaced by its value.
+    """Replace the references in parameters with the values of results.
 
     Args:
-        parameters: The parameters.
-        contexts: The stored results by type and key.
-        types: The registered context types.
-        element: The current list element by its name, for a step with ``for_each``.
+        parameters: Parameters of a planned step.
+        contexts: Stored results by context type and context key.
+        types: Registered context classes by name.
+        element: Current list element by its name, for a step with ``for_each``.
 
     Raises:
         ValidationError: A reference does not match exactly one stored value. The severity is
@@ -196,17 +198,23 @@ def resolve_references(
 def resolve_reference(
     text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes
 ) -> Any:
-    """Return the stored value that a reference names.
+    """Return the stored value to which a reference refers.
+
+    Args:
+        text: Reference, such as ``"week.days.1"``.
+        contexts: Stored results by context type and context key.
+        types: Registered context classes by name.
 
     Raises:
-        ValidationError: No stored value, or several, match. The severity is REPLANNING.
+        ValidationError: The reference does not match exactly one stored value. The severity is
+            REPLANNING.
     """
     key = reference_key(text, StoredKeys(contexts))
     parts = text[len(key) :].split(".")[1:]
     values = []
     for kind, stored in contexts.items():
         if key in stored:
-            for value in _readings(kind, stored[key], types):
+            for value in _iter_readable_forms(kind, stored[key], types):
                 try:
                     for part in parts:
                         value = value[int(part)] if isinstance(value, list) else value[part]
@@ -226,7 +234,7 @@ def resolve_reference(
 
 
 class StoredKeys:
-    """Container of the keys of stored results. Tests membership without listing all keys of a thread."""
+    """Container that tests whether a result is stored, without listing all context keys of a thread."""
 
     def __init__(self, contexts: Mapping[str, Mapping[str, Any]]) -> None:
         self._contexts = contexts
@@ -235,8 +243,8 @@ class StoredKeys:
         return any(key in stored for stored in self._contexts.values())
 
 
-def _readings(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
-    """Yield the forms of stored data that a path can read; ``kind`` is empty for a list element."""
+def _iter_readable_forms(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
+    """Yield the forms of stored data in which a path is looked up."""
     cls = types.get(kind)
     if kind.endswith(LIST_SUFFIX) and isinstance(data, list):
         cls = types.get(kind.removesuffix(LIST_SUFFIX))

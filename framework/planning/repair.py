@@ -51,15 +51,15 @@ def repair_plan(
     read a renamed step. A valid plan is returned unchanged.
 
     Args:
-        plan: The plan. Any value that JSON can represent is accepted.
-        catalog: The capabilities that the plan may use, usually the registry.
+        plan: Plan to repair, or any other JSON value.
+        catalog: Capabilities that the plan may use, usually the registry.
         available: Stored context keys by type.
         active: Names of the selected capabilities; ``None`` if no selection was made.
         max_steps: Maximum number of steps.
-        additions_only: Keep every name, key, and input in the plan. Missing parts are added, values
-            are converted to the declared form, and steps are put in order.
-        open_suppliers: Insert the only supplier of a missing input even if it has required parameters,
-            which the caller of this function must then set.
+        additions_only: True to keep every name, key, and input in the plan. Missing parts are added,
+            values are converted to the declared form, and steps are sorted.
+        open_suppliers: True to insert the only supplier of a missing input even if it has required
+            parameters, which the caller of this function must then set.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -105,16 +105,16 @@ def repair_plan(
     return RepairedPlan(result, tuple(draft.repairs), problems, tuple(draft.inserted))
 
 
-def _steps_with(problems: list[Problem], *kinds: str) -> list[int]:
-    """Return the steps that have a problem of the given kinds, each once, in order."""
+def _find_steps_with(problems: list[Problem], *kinds: str) -> list[int]:
+    """Return the positions of the steps that have a problem of the given kinds."""
     return sorted({p.step for p in problems if p.code in kinds and p.step is not None})
 
 
 def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Rewrite inputs that have another form, or name only a step or a stored result."""
+    """Rewrite malformed inputs, such as a bare context key, as ``{type: context_key}`` objects."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs in the expected form"
     changed = False
-    for index in _steps_with(problems, code):
+    for index in _find_steps_with(problems, code):
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
@@ -144,9 +144,9 @@ def _normalize_entry(
 
 
 def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: list[Any]) -> Any:
-    """Return an input for a bare context key or step number, or ``None`` if its label is ambiguous.
+    """Return the input for a bare context key or step number, or ``None`` if it is ambiguous.
 
-    Of several inputs of one type, which differ by role, the first open one is used.
+    Of several inputs with the same type and different roles, the first unused input is chosen.
     """
     contract = view.contracts[index]
     if name is None or contract is None:
@@ -159,9 +159,14 @@ def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: l
     used_labels = {label for entry in earlier_inputs if isinstance(entry, dict) for label in entry}
     fitting = [
         label
-        for label, need in contract.need_by_label.items()
-        if (any(view.provided_needs[p] is not None and view.step_provides(p, need) for p in places))
-        or (not places and view.is_stored(need, name))
+        for label, input_type in contract.type_by_label.items()
+        if (
+            any(
+                view.supplied_types[p] is not None and view.step_provides(p, input_type)
+                for p in places
+            )
+        )
+        or (not places and view.is_stored(input_type, name))
     ]
     if key is None or len(places) > 1 or len({contract.requirements[f].type for f in fitting}) != 1:
         return None
@@ -176,7 +181,7 @@ def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: l
 
 
 def _repair_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Replace invalid values by their only correct value."""
+    """Replace each invalid value that has exactly one correct value."""
     changed = False
     for problem in problems:
         if problem.corrected_value is not NO_CORRECTION and problem.step is not None:
@@ -188,12 +193,12 @@ def _repair_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) ->
 
 
 def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Remove exact duplicates of steps, including the context key."""
+    """Remove steps that equal an earlier step, including its context key."""
     code, reason = codes.DUPLICATE_KEY, "an exact duplicate of an earlier step"
     if draft.additions_only:
         return False
     dropped = []
-    for index in _steps_with(problems, code):
+    for index in _find_steps_with(problems, code):
         step = draft.steps[index]
         before = [place for place in view.positions[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
@@ -205,9 +210,11 @@ def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]
 
 
 def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Name steps without a valid key, and rename steps that share one."""
+    """Assign context keys to steps that have no valid key or the key of an earlier step."""
     changed = False
-    for index in _steps_with(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
+    for index in _find_steps_with(
+        problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY
+    ):
         if changed:
             view = PlanView(draft.steps, view.catalog, view.available, view.active)
         old = draft.steps[index].get("context_key")
@@ -217,10 +224,10 @@ def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
         shared = len(places) > 1
         if (shared and places[0] == index) or (not shared and is_context_key(old)):
             continue
-        meant = _readers_by_step(view, old) if isinstance(old, str) else {}
+        meant = _match_readers(view, old) if isinstance(old, str) else {}
         if meant is None:
             continue
-        name = _natural_name(draft, index)
+        name = _suggest_key(draft, index)
         new = make_context_key(scalar_text(old) or name, draft.used_keys(), name)
         code, reason = (
             (codes.DUPLICATE_KEY, "no input can mean the other step with this key")
@@ -232,17 +239,17 @@ def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
     return changed
 
 
-def _readers_by_step(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
-    """Return the step that each reader of a key means, or ``None`` if any reader is ambiguous."""
+def _match_readers(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
+    """Match each reader of a context key to a step, or return ``None`` if a reader is ambiguous."""
     meant: dict[tuple[int, StepRead], int] = {}
     places = view.positions.get(key, [])
     for reader, read in [
         (n, r) for n, reads in enumerate(view.reads) for r in reads if r.key == key
     ]:
-        need = view.need_of(reader, read.label)
-        fitting = [p for p in places if p != reader and view.step_provides(p, need)]
+        input_type = view.input_type_of(reader, read.label)
+        fitting = [p for p in places if p != reader and view.step_provides(p, input_type)]
         before = [place for place in fitting if place < reader]
-        choice = before if before or view.is_stored(need, key) else fitting
+        choice = before if before or view.is_stored(input_type, key) else fitting
         if len(choice) > 1:
             return None
         if choice:
@@ -250,12 +257,12 @@ def _readers_by_step(view: PlanView, key: str) -> dict[tuple[int, StepRead], int
     return meant
 
 
-def _natural_name(draft: PlanDraft, index: int) -> str:
+def _suggest_key(draft: PlanDraft, index: int) -> str:
     step = draft.steps[index]
     name = step_capability(step)
     if name == RESPOND:
         return "user_response"
-    if name and any(read.key == name for read in _path_reads(draft)):
+    if name and any(read.key == name for read in _iter_reference_reads(draft)):
         return name  # other steps use this name
     spec = draft.catalog.capabilities.get(name) if name else None
     if spec is not None and len(spec.provides) == 1:
@@ -266,17 +273,17 @@ def _natural_name(draft: PlanDraft, index: int) -> str:
     return name or "step"
 
 
-def _path_reads(draft: PlanDraft) -> Iterator[StepRead]:
-    """Yield the reads by path. The first part of an unknown path counts as its key."""
+def _iter_reference_reads(draft: PlanDraft) -> Iterator[StepRead]:
+    """Yield the references to results. The first part of an unknown path is treated as its key."""
     return (read for step in draft.steps for read in step_reads(step) if read.label == FROM)
 
 
 def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Set the expected output if other steps read only one of several."""
+    """Set a step's expected output if other steps read only one of its outputs."""
     code, changed = codes.UNDECLARED_OUTPUT, False
-    for index in _steps_with(problems, code):
+    for index in _find_steps_with(problems, code):
         asked = {
-            view.need_of(reader, read.label).removesuffix(MANY_SUFFIX)
+            view.input_type_of(reader, read.label).removesuffix(MANY_SUFFIX)
             for reader, reads in enumerate(view.reads)
             for read in reads
             if read.key == view.keys[index] and reader != index
@@ -291,7 +298,7 @@ def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
 
 def _move_terminal_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Move the terminal step to the end."""
-    misplaced = _steps_with(problems, codes.TERMINAL_STEP_NOT_LAST)
+    misplaced = _find_steps_with(problems, codes.TERMINAL_STEP_NOT_LAST)
     names = [step_capability(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False

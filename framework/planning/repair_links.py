@@ -13,8 +13,8 @@ from capgraph.planning.catalog import (
     TERMINAL_STEPS,
     is_harmless,
     may_auto_include,
-    provided_needs,
-    required_need,
+    required_type,
+    satisfied_types,
 )
 from capgraph.planning.draft import PlanDraft
 from capgraph.planning.graph_algorithms import stable_topological_order
@@ -29,8 +29,10 @@ _MAX_DEPTH = 20  # of producers that need producers
 _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
-def _open_inputs(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
-    """Return the problems of inputs that can be repaired, with step index and label."""
+def _find_repairable_inputs(
+    draft: PlanDraft, problems: list[Problem]
+) -> list[tuple[Problem, int, str]]:
+    """Return the input problems that can be repaired, each with its step index and input label."""
     may_change = (codes.MISSING_INPUT,) if draft.additions_only else _OPEN
     return [
         (problem, problem.step, str(problem.path[2] if len(problem.path) > 2 else problem.value))
@@ -42,7 +44,7 @@ def _open_inputs(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Proble
 def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Correct or add inputs that have only one possible supplier."""
     changed = set()
-    for problem, index, label in _open_inputs(draft, problems):
+    for problem, index, label in _find_repairable_inputs(draft, problems):
         inputs = draft.steps[index].get("inputs") or []
         key = None if problem.code == codes.MISSING_INPUT else str(problem.value)
         existing = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
@@ -82,7 +84,7 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
 def _replace_input(
     draft: PlanDraft, problem: Problem, index: int, label: str, new_entry: dict[str, str]
 ) -> Path:
-    """Replace the input of a problem, or add one. Return its path."""
+    """Replace or add the input to which a problem refers, and return its path."""
     inputs = list(draft.steps[index].get("inputs") or ())
     number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
     entry = inputs[number] if number < len(inputs) else {}
@@ -96,9 +98,9 @@ def _describe_input(label: str, key: object) -> str:
 
 
 def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[str, str | None, str]:
-    """Return the only possible label and key of a wrong input, and the reason.
+    """Return the only possible label and key of an invalid input, and the reason.
 
-    The label and key are returned unchanged if they are ambiguous.
+    The label and key are returned unchanged if there are several possibilities.
     """
     contract = view.contracts[index]
     if contract is None and step_capability(view.steps[index]) not in TERMINAL_STEPS:
@@ -108,19 +110,19 @@ def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[st
         labels = _possible_labels(view, index, key)
         if len(labels) == 1:
             return labels.pop(), key, "the only matching type of this context"
-    need = view.need_of(index, label)
+    input_type = view.input_type_of(index, label)
     if is_declared or contract is None:
-        places = view.possible_suppliers(index, need)
-        names = [k for p in places if (k := view.keys[p])] + view.stored_by_need.get(need, [])
+        places = view.possible_suppliers(index, input_type)
+        names = [k for p in places if (k := view.keys[p])] + view.stored_by_type.get(input_type, [])
         exists = key in view.positions or view.stored_types(key)
         if not exists and (near := closest_name(key, names)) is not None:
             return label, near, "the only supplier of the type with a similar name"
         if (only := view.unique_input(index, label)) is not None:
             return label, only, "the only supplier of the type"
-    known_needs = (view.capabilities_by_need, view.steps_by_need, view.stored_by_need)
+    known_types = (view.capabilities_by_type, view.steps_by_type, view.stored_by_type)
     known = (
-        any(need in place for place in known_needs)
-        or need.removesuffix(MANY_SUFFIX) in view.catalog.provided_types
+        any(input_type in place for place in known_types)
+        or input_type.removesuffix(MANY_SUFFIX) in view.catalog.provided_types
     )
     if not is_declared and not known:
         return label, None, "the capability does not require it and nothing supplies it"
@@ -128,56 +130,58 @@ def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[st
 
 
 def _possible_labels(view: PlanView, index: int, key: str) -> set[str]:
-    """Return the labels under which a step can read a key."""
+    """Return the input labels (types or roles) that a context key can supply."""
     contract, places = view.contracts[index], [p for p in view.positions.get(key, ()) if p != index]
     if contract is None:
         kinds = set(view.stored_types(key)) if not places else set()
         for place in places:
             expected = view.steps[place].get("expected_output")
             provided = {
-                need for need in view.provided_needs[place] or () if not need.endswith(MANY_SUFFIX)
+                input_type
+                for input_type in view.supplied_types[place] or ()
+                if not input_type.endswith(MANY_SUFFIX)
             }
             kinds |= {expected} if expected in provided else provided
         return kinds
     present = {read.label for read in view.reads[index]}
     return {
         label
-        for label, need in contract.need_by_label.items()
+        for label, input_type in contract.type_by_label.items()
         if label not in present
         if any(
-            view.provided_needs[place] is not None and view.step_provides(place, need)
+            view.supplied_types[place] is not None and view.step_provides(place, input_type)
             for place in places
         )
-        or (not places and view.is_stored(need, key))
+        or (not places and view.is_stored(input_type, key))
     }
 
 
 def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Insert a step of the only capability that supplies a missing input.
+    """Insert a step for a missing input that exactly one capability can supply.
 
-    Only one input is repaired per call, because several inputs may need the same new step.
+    Only one input is repaired per call, because several inputs may require the same new step.
     """
-    found = _open_inputs(draft, problems)
+    found = _find_repairable_inputs(draft, problems)
     for problem, index, label in found:
-        contract, need = view.contracts[index], view.need_of(index, label)
+        contract, input_type = view.contracts[index], view.input_type_of(index, label)
         if contract is None and step_capability(draft.steps[index]) not in TERMINAL_STEPS:
             continue
         if contract is not None and (
             label not in contract.requirements or view.sibling_inputs(index, label)
         ):
             continue
-        if view.steps_by_need.get(need) or view.stored_by_need.get(need):
+        if view.steps_by_type.get(input_type) or view.stored_by_type.get(input_type):
             continue
         used_keys = draft.used_keys()
         has_key = problem.code == codes.NO_SUPPLIER and is_context_key(problem.value)
         key = str(problem.value) if has_key and problem.value not in used_keys else None
         new_steps: dict[str, dict[str, Any]] = {}
         is_allowed = is_harmless if draft.open_suppliers else may_auto_include
-        if not _supply(view, index, need, key, used_keys, new_steps, (), is_allowed):
+        if not _add_suppliers(view, index, input_type, key, used_keys, new_steps, (), is_allowed):
             continue
         if len(draft.steps) + len(new_steps) > draft.max_steps:
             continue
-        key = new_steps[need]["context_key"]
+        key = new_steps[input_type]["context_key"]
         _replace_input(draft, problem, index, label, {label: key})
         names = ", ".join(step["capability"] for step in new_steps.values())
         after, reason = f"{label}: {key}, from {names}", "the only capability that supplies it"
@@ -188,39 +192,41 @@ def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
     return False
 
 
-def _supply(
+def _add_suppliers(
     view: PlanView,
     index: int,
-    need: str,
+    input_type: str,
     key: str | None,
     used_keys: set[str],
     new_steps: dict[str, dict[str, Any]],
     ancestors: tuple[str, ...],
     is_allowed: Callable[[CapabilitySpec], bool],
 ) -> bool:
-    """Add the steps that satisfy a need to ``new``. Return False if there is not exactly one solution."""
+    """Add the steps that supply an input to ``new_steps``. Return False unless one solution exists."""
     reader_name = step_capability(view.steps[index])
-    producers = [name for name in view.capabilities_by_need.get(need, ()) if name != reader_name]
+    producers = [
+        name for name in view.capabilities_by_type.get(input_type, ()) if name != reader_name
+    ]
     if len(producers) != 1 or producers[0] in ancestors or len(ancestors) > _MAX_DEPTH:
         return False
     spec = view.catalog.capabilities[producers[0]]
     if not is_allowed(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
         return False
     items = list_item_types(spec.context_types)
-    output = next(kind for kind in spec.provides if need in provided_needs([kind], items))
+    output = next(kind for kind in spec.provides if input_type in satisfied_types([kind], items))
     key = key or make_context_key(output, used_keys)
     used_keys.add(key)
     inputs = []
     for other in spec.requires:
-        need_key = required_need(other)
+        need_key = required_type(other)
         optional = other.cardinality == "optional"
         source = new_steps[need_key]["context_key"] if need_key in new_steps else None
         if source is None and (
-            view.steps_by_need.get(need_key) or (view.stored_by_need.get(need_key) and not optional)
+            view.steps_by_type.get(need_key) or (view.stored_by_type.get(need_key) and not optional)
         ):
             source = view.unique_supplier(index, need_key)
         elif source is None and not optional:
-            if not _supply(
+            if not _add_suppliers(
                 view,
                 index,
                 need_key,
@@ -239,7 +245,7 @@ def _supply(
     objective = view.steps[index].get("task_objective")
     if not (isinstance(objective, str) and objective):
         objective = f"Provide {output}."
-    new_steps[need] = dict(build_step(key, spec.name, output, objective, inputs))
+    new_steps[input_type] = dict(build_step(key, spec.name, output, objective, inputs))
     return True
 
 

@@ -17,25 +17,24 @@ from capgraph.planning.references import StepRead, element_name, step_reads
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
-    """Return a stable identifier of each step's work.
+    """Compute a fingerprint of each step, which identifies its work across plans.
 
     Two steps have the same fingerprint if they run the same capability with the same parameters on the
     same inputs for the same output:
 
     - An input is identified by the work that produces it, so renaming or reordering steps changes
       nothing. A stored context is identified by its type and key.
-    - The objective counts only for a step without parameters, ignoring case and spacing.
+    - The objective is compared only for a step without parameters, ignoring case and spacing.
     - Identical steps of one plan are distinguished by their context keys, because running a step twice
       is not the same as running it once.
 
-    Fingerprints survive retries, restarts, and replays. They are the part of an idempotency key that
-    identifies the step.
+    Fingerprints do not change in retries, restarts, and replays, so idempotency keys contain them.
 
     Args:
-        plan: A valid plan.
+        plan: Valid plan.
 
     Returns:
-        Fingerprints by step key, in plan order.
+        Fingerprints by context key, in plan order.
 
     Raises:
         PlanError: A step is not plain JSON.
@@ -45,7 +44,7 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
     >>> fingerprints(one)["a"] == fingerprints(two)["b"]
     True
     """
-    steps = _by_key(plan)
+    steps = _steps_by_key(plan)
     found = _fingerprint_steps(steps, ())
     counts = Counter(found.values())
     twins = {key for key, value in found.items() if counts[value] > 1}
@@ -57,7 +56,7 @@ def _fingerprint_steps(steps: Mapping[str, Any], twins: Collection[str]) -> dict
     for key, step in steps.items():
         inputs = sorted(
             [read.label, found.get(read.key, f"stored {read.key}")]
-            for read in _work_reads(step, steps)
+            for read in _find_work_reads(step, steps)
         )
         own_name = [key] if key in twins else []
         found[key] = _hash_content([*_step_content(step), inputs, *own_name], step)
@@ -65,7 +64,7 @@ def _fingerprint_steps(steps: Mapping[str, Any], twins: Collection[str]) -> dict
 
 
 def _step_content(step: Mapping[str, Any]) -> list[Any]:
-    """Return the content of a step without its inputs."""
+    """Return the parts of a step, except its inputs, that determine its work."""
     parameters = step.get("parameters") or {}
     text = step.get("task_objective")
     if not isinstance(text, str) or parameters:
@@ -90,12 +89,12 @@ def _hash_content(content: object, step: Mapping[str, Any]) -> str:
 
 
 class CarryOver(NamedTuple):
-    """Finished results of an old plan that a new plan reuses.
+    """Results of an old plan that a new plan reuses.
 
     Attributes:
-        kept: Key of each new step that need not run, to the key of the old step whose result it reuses.
+        kept: Key of the old step whose result is reused, by the key of the new step that need not run.
         rerun: Keys of the new steps that must run, in plan order.
-        results: Step records that count as finished in the new plan, by its keys.
+        results: State entries of the reused results, by the keys of the new steps.
     """
 
     kept: dict[str, str]
@@ -105,10 +104,10 @@ class CarryOver(NamedTuple):
     def context_updates(
         self, context_data: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
-        """Return the contexts to store again under the new keys of their steps.
+        """Return the state update that stores reused results under the keys of the new steps.
 
         Args:
-            context_data: The current ``capability_context_data``.
+            context_data: Current ``capability_context_data`` of the state.
         """
         moved: dict[str, dict[str, Any]] = {}
         for new, old in self.kept.items():
@@ -123,18 +122,18 @@ def carry_over(
     new_plan: ExecutionPlan,
     step_results: Mapping[str, Any],
 ) -> CarryOver:
-    """Return the steps of a new plan whose results already exist.
+    """Match the steps of a new plan to finished results of the plan that it replaces.
 
     A result is reused if the new step does the same work on the same inputs, including all upstream
-    steps; its key may differ. A step is not reused if one of its suppliers runs again. The terminal
-    step is never reused. If several old steps did the same work, the step with the same key is used,
-    or else the first whose key no other new step needs.
+    steps. Its context key may differ. A result is not reused if one of the step's suppliers runs again,
+    and the terminal step always runs again. If several old steps did the same work, the step with the
+    same key is preferred, then the first whose key no other new step uses.
 
     Args:
-        old_plan: The plan that is replaced.
-        new_plan: The new plan, which must be valid.
-        step_results: The old plan's records by context key. A record with ``{"success": True}`` is
-            finished.
+        old_plan: Plan that is replaced.
+        new_plan: New plan, which must be valid.
+        step_results: State entries of the old plan's steps, by context key. An entry with
+            ``{"success": True}`` is finished.
 
     >>> old = {"steps": [{"context_key": "a", "capability": "fetch"}]}
     >>> new = {"steps": [{"context_key": "z", "capability": "fetch"},
@@ -144,14 +143,16 @@ def carry_over(
     ({'z': 'a'}, ('b',))
     """
     finished = {
-        key: step for key, step in _by_key(old_plan).items() if _is_finished(step_results.get(key))
+        key: step
+        for key, step in _steps_by_key(old_plan).items()
+        if _is_finished(step_results.get(key))
     }
-    planned = _by_key(new_plan)
+    planned = _steps_by_key(new_plan)
     if not finished:
         return CarryOver(kept={}, rerun=tuple(planned), results={})
     steps_by_work: dict[str, list[str]] = {}
     for key, step in finished.items():
-        work = _hash_content([*_step_content(step), _read_keys(step, finished, {})], step)
+        work = _hash_content([*_step_content(step), _find_read_keys(step, finished, {})], step)
         steps_by_work.setdefault(work, []).append(key)
     new_contents = {key: _hash_content(_step_content(step), step) for key, step in planned.items()}
     old_contents = {key: _hash_content(_step_content(step), step) for key, step in finished.items()}
@@ -162,7 +163,7 @@ def carry_over(
         )
         if not inputs_reused or step_capability(step) in TERMINAL_STEPS:
             continue
-        work = _hash_content([*_step_content(step), _read_keys(step, planned, reused)], step)
+        work = _hash_content([*_step_content(step), _find_read_keys(step, planned, reused)], step)
         candidates = steps_by_work.get(work, [])
         unclaimed = [old for old in candidates if new_contents.get(old) != old_contents[old]]
         source = key if key in candidates else next(iter(unclaimed), None)
@@ -176,15 +177,17 @@ def carry_over(
     )
 
 
-def _read_keys(
+def _find_read_keys(
     step: Mapping[str, Any], steps: Collection[str], reused: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the reads of a step, by the context keys of the old plan."""
-    return sorted([read.label, reused.get(read.key, read.key)] for read in _work_reads(step, steps))
+    """Return the label and context key of each result that a step uses, by the old plan's keys."""
+    return sorted(
+        [read.label, reused.get(read.key, read.key)] for read in _find_work_reads(step, steps)
+    )
 
 
-def _work_reads(step: Mapping[str, Any], steps: Collection[str]) -> list[StepRead]:
-    """Return the reads that affect a step's work. The reads of its condition do not."""
+def _find_work_reads(step: Mapping[str, Any], steps: Collection[str]) -> list[StepRead]:
+    """Return the results that affect a step's work. The results in its condition do not."""
     return [read for read in step_reads(step, steps) if read.path[0] != "when"]
 
 
@@ -198,14 +201,14 @@ class PlanVersion(TypedDict):
     Attributes:
         version: Number of the version, starting at 1.
         author: Author of the plan, such as ``orchestrator``, ``caller``, or ``approval``.
-        reason: Why the plan was written.
-        at: ISO timestamp, or ``None`` if the caller passed none.
-        plan: The plan.
-        kept: Reused results: new step key to old step key.
-        outcome: Outcomes of the previous version's steps, by key.
-        labels: Labels of the data that the author read, each with its source, by the key of the
-            steps that carry them.
-        model_written: True if the planner chooses parameters for the request.
+        reason: Reason for the new version.
+        at: ISO timestamp, or ``None`` if it is unknown.
+        plan: Plan of this version.
+        kept: Old step key of each reused result, by new step key.
+        outcome: Outcomes of the previous version's steps, by context key.
+        labels: Labels (provenance tags) of the data that the author read, each with its source, by the
+            context key of the labeled step.
+        model_written: True if the planner chose parameters for the request.
         reads_results: True if the planner read the conversation and the results of earlier turns.
     """
 
@@ -221,5 +224,5 @@ class PlanVersion(TypedDict):
     reads_results: NotRequired[bool]
 
 
-def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:
+def _steps_by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:
     return {step_key(step, index): step for index, step in enumerate(plan_steps(plan))}

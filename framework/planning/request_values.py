@@ -22,11 +22,11 @@ _WORD = 3
 
 
 class RequestValues:
-    """Cache of the parameter values that capabilities read from a request.
+    """Cache of the parameter values that capabilities extract from a request.
 
     Args:
-        catalog: The available capabilities.
-        task: The request.
+        catalog: Available capabilities.
+        task: Text of the request.
     """
 
     def __init__(self, catalog: Catalog, task: str) -> None:
@@ -36,7 +36,7 @@ class RequestValues:
         self._by_type: dict[str, list[str]] | None = None
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the parameter values of a capability that the request names.
+        """Return the parameter values that the request contains for a capability.
 
         Raises:
             PlanError: See :func:`read_parameters`.
@@ -52,7 +52,7 @@ class RequestValues:
         return found
 
     def read_error(self, name: str) -> PlanError | None:
-        """Return why a harmless capability lacks a parameter value, or ``None``."""
+        """Return the error about a harmless capability's missing parameter value, or ``None``."""
         if not is_harmless(self.specs[name]):
             return None
         try:
@@ -62,24 +62,24 @@ class RequestValues:
         return None
 
     def can_auto_include(self, name: str) -> bool:
-        """Return True if a capability can be planned without having been selected for the request."""
+        """Return True if a plan for the request may use a capability that was not selected."""
         return is_harmless(self.specs[name]) and self.read_error(name) is None
 
     def defaults_hide_request(self, name: str) -> bool:
-        """Return True if a capability would use defaults where others read a value from the request."""
+        """Return True if a capability would run with defaults although others use values of the request."""
         return _has_defaults(self.specs[name]) and self.has_better_producers(name)
 
     def has_better_producers(self, name: str) -> bool:
-        """Return True if a capability reads nothing from the request, but other producers of its types do."""
+        """Return True if other producers of a capability's types use values of the request and it does not."""
         spec = self.specs[name]
         if spec.effect != "none" or not spec.provides:
             return False
         if self.read_error(name) is not None or self.read(name):
             return False
-        return all(self._readers(kind, name) for kind in spec.provides)
+        return all(self._find_other_readers(kind, name) for kind in spec.provides)
 
-    def _readers(self, kind: str, name: str) -> list[str]:
-        """Return the other producers of a type that read a value from the request."""
+    def _find_other_readers(self, kind: str, name: str) -> list[str]:
+        """Return the other capabilities that provide a type and extract a value from the request."""
         if self._by_type is None:
             self._by_type = {}
             for other, spec in self.specs.items():
@@ -89,11 +89,11 @@ class RequestValues:
         return [other for other in self._by_type.get(kind, ()) if other != name]
 
     def prefer_request_readers(self, names: list[str]) -> list[str]:
-        """Replace selected capabilities whose defaults would ignore a value that the request names."""
+        """Replace selected capabilities whose defaults would ignore a value in the request."""
         chosen: list[str] = []
         for name in names:
             kinds = self.specs[name].provides if self.defaults_hide_request(name) else ()
-            alternatives = [self._readers(kind, name)[0] for kind in kinds]
+            alternatives = [self._find_other_readers(kind, name)[0] for kind in kinds]
             chosen += alternatives or [name]
         return list(dict.fromkeys(chosen))
 
@@ -105,16 +105,16 @@ def _has_defaults(spec: CapabilitySpec) -> bool:
 def read_parameters(
     spec: CapabilitySpec, task: str, known_values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the parameters of a capability that a request names.
+    """Extract the parameters of a capability from a request, without a model.
 
-    The capability's ``parameters_from`` decides if its author defined one. Otherwise each parameter gets
-    the value that :func:`extract_named_values` finds. Parameters of a ``once`` effect are not extracted:
-    a person is asked for them.
+    The capability's ``parameters_from`` extracts them if its author defined that method. Otherwise
+    :func:`extract_named_values` does. Parameters of a ``once`` effect are not extracted, because a person
+    must supply them.
 
     Args:
-        spec: The capability's declaration.
-        task: The request.
-        known_values: Values by parameter that need not be in the request.
+        spec: Declarations of the capability.
+        task: Text of the request.
+        known_values: Values of parameters that the request may omit, by name.
 
     Raises:
         PlanError: A required parameter is not in the request, the request names several values for
@@ -122,7 +122,7 @@ def read_parameters(
     """
     reader = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
     if reader is not BaseCapability.parameters_from:
-        found = _read_by_author(spec, reader, task)
+        found = _call_parameters_from(spec, reader, task)
     elif spec.effect == "once" or spec.parameters is None:
         found = {}
     else:
@@ -139,7 +139,7 @@ def read_parameters(
     return found
 
 
-def _read_by_author(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, Any]:
+def _call_parameters_from(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, Any]:
     try:
         return dict(reader(task) or {})
     except Exception as exc:  # the author's function may raise anything
@@ -150,7 +150,7 @@ def _read_by_author(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, A
 
 
 def extract_named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
-    """Return the values that a request names for parameters whose default is not ``None``.
+    """Extract the values in a request for parameters whose default is not ``None``.
 
     Only these forms are recognized:
 
@@ -160,12 +160,13 @@ def extract_named_values(model: type[BaseModel], task: str, capability: str = ""
     - An identifier or a quoted text after the name of a text parameter: ``tank B-17``.
 
     Args:
-        model: The capability's ``Parameters``.
-        task: The request.
+        model: ``Parameters`` model of the capability.
+        task: Text of the request.
         capability: Name of the capability, for the error message.
 
     Raises:
-        PlanError: The request names several values for one parameter, or one value for several.
+        PlanError: The request contains several values for one parameter, or one value that matches
+            several parameters.
 
     >>> class Options(BaseModel):
     ...     tank: str = "T1"
@@ -173,7 +174,7 @@ def extract_named_values(model: type[BaseModel], task: str, capability: str = ""
     >>> extract_named_values(Options, "How full was t2 in the year 2014?")
     {'tank': 'T2', 'year': 2014}
     """
-    found = {name: values for name, values in _candidates(model, task) if values}
+    found = {name: values for name, values in _iter_candidates(model, task) if values}
     for values in found.values():
         sharing = [other for other, theirs in found.items() if set(values) & set(theirs)]
         # A number follows the name of its parameter, so it cannot be ambiguous.
@@ -188,7 +189,7 @@ def extract_named_values(model: type[BaseModel], task: str, capability: str = ""
     return {name: values[0] for name, values in found.items()}
 
 
-def _candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
+def _iter_candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield each parameter and its possible values in the request."""
     whole = Shape.from_model(model, "validation")
     for name, info in model.model_fields.items():
@@ -197,16 +198,16 @@ def _candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[A
             continue
         parameter = info.validation_alias if isinstance(info.validation_alias, str) else name
         shape = whole.at_path((parameter,))
-        if choices := _choices(info.annotation):
-            yield parameter, _matching_choices(choices, name, task)
+        if choices := _find_choices(info.annotation):
+            yield parameter, _match_choices(choices, name, task)
         elif shape is not None and shape.json_type == "integer" and not isinstance(default, bool):
-            numbers = re.findall(rf"{_name_pattern(name)}(\d+)\b", task, re.IGNORECASE)
+            numbers = re.findall(rf"{_create_name_pattern(name)}(\d+)\b", task, re.IGNORECASE)
             yield parameter, list(dict.fromkeys(map(int, numbers)))
         elif info.annotation is str:
-            yield parameter, _identifiers(name, default, task)
+            yield parameter, _find_identifiers(name, default, task)
 
 
-def _choices(annotation: Any) -> list[str]:
+def _find_choices(annotation: Any) -> list[str]:
     """Return the texts that a ``Literal`` or an ``Enum`` allows."""
     choices: list[Any] = []
     if get_origin(annotation) is Literal:
@@ -216,28 +217,30 @@ def _choices(annotation: Any) -> list[str]:
     return [value for value in choices if isinstance(value, str) and value]
 
 
-def _matching_choices(choices: list[str], name: str, task: str) -> list[str]:
+def _match_choices(choices: list[str], name: str, task: str) -> list[str]:
     """Return the choices that occur as words in the request."""
     found = []
     for choice in choices:
         words = re.escape(choice).replace("_", r"[\s_-]")
         # Short choices such as 'a' and 'in' occur in any sentence.
-        lead = _name_pattern(name) if len(choice) < _WORD else r"(?<![\w-])"
+        lead = _create_name_pattern(name) if len(choice) < _WORD else r"(?<![\w-])"
         if re.search(rf"{lead}{words}(?![\w-])", task, re.IGNORECASE):
             found.append(choice)
     # 'light rain' does not also count as 'rain'.
     return [one for one in found if not any(one != o and one.lower() in o.lower() for o in found)]
 
 
-def _identifiers(name: str, default: Any, task: str) -> list[str]:
-    """Return the identifiers and quoted texts that a request names for a text parameter."""
+def _find_identifiers(name: str, default: Any, task: str) -> list[str]:
+    """Return the identifiers and quoted texts in a request that may be values of a text parameter."""
     form = _IDENTIFIER.fullmatch(default) if isinstance(default, str) else None
     found = []
     if form is not None:
         numbers = re.findall(rf"(?<![\w-]){form[1]}(\d+)(?!\w)", task, re.IGNORECASE)
         found = [form[1] + number for number in numbers]
     takes_numbers = not isinstance(default, str) or form is not None or default.isdigit()
-    for match in re.finditer(rf"{_name_pattern(name)}(?:{_QUOTED}|{_CODE})", task, re.IGNORECASE):
+    for match in re.finditer(
+        rf"{_create_name_pattern(name)}(?:{_QUOTED}|{_CODE})", task, re.IGNORECASE
+    ):
         quoted, token = next(filter(None, match.groups()[:-1]), None), match["code"]
         if quoted is not None:
             found.append(quoted)
@@ -248,8 +251,8 @@ def _identifiers(name: str, default: Any, task: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _name_pattern(name: str) -> str:
-    """Return a regular expression for a parameter's name in a request, up to its value."""
+def _create_name_pattern(name: str) -> str:
+    """Create a regular expression that matches a parameter's name in a request, up to its value."""
     bare = re.sub(r"_(id|name|number|no|key|code)_?$", "", name).strip("_") or name
     words = re.escape(bare).replace("_", r"[\s_-]")
     return rf"\b{words}(?:[\s_-](?:id|name|key|code))?\s+(?:number\s+|no\.?\s*|#)?"

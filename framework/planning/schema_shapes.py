@@ -23,11 +23,11 @@ _CHOICE_KEYWORDS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 @dataclass(frozen=True)
 class Shape:
-    """JSON schema together with the definitions that it refers to.
+    """JSON schema of a value, together with the definitions to which it refers.
 
     Attributes:
-        schema: The schema. An empty schema allows every value.
-        definitions: The definitions by name.
+        schema: JSON schema. An empty schema allows every value.
+        definitions: Referenced definitions by name.
     """
 
     schema: Mapping[str, Any]
@@ -37,13 +37,13 @@ class Shape:
     def from_model(
         cls, model: type[BaseModel], mode: Literal["validation", "serialization"]
     ) -> Shape:
-        """Return the shape that a model accepts (``validation``) or produces (``serialization``).
+        """Create the shape of the data that a model accepts (``validation``) or dumps (``serialization``).
 
         >>> Point = type("Point", (BaseModel,), {"__annotations__": {"x": int}})
         >>> Shape.from_model(Point, "validation").field_names
         ['x']
         """
-        return _model_shape(model, mode)
+        return _create_model_shape(model, mode)
 
     @property
     def json_type(self) -> Any:
@@ -56,7 +56,7 @@ class Shape:
         return [name for one in self.alternatives() for name in one.schema.get("properties", {})]
 
     def alternatives(self, depth: int = 0) -> list[Shape]:
-        """Return the alternatives of the schema, with references, choices, and parts resolved."""
+        """Return the alternatives of the schema, with ``$ref``, ``anyOf``, and ``allOf`` resolved."""
         if depth > _MAX_DEPTH:
             return [Shape({})]
         choices = [self.schema.get(name) for name in ("anyOf", "oneOf")]
@@ -70,28 +70,32 @@ class Shape:
         found = [{key: value for key, value in self.schema.items() if key not in _CHOICE_KEYWORDS}]
         for parts in filter(None, choices):
             inner = [
-                one.schema for part in parts for one in self._part(part).alternatives(depth + 1)
+                one.schema
+                for part in parts
+                for one in self._create_part(part).alternatives(depth + 1)
             ]
             found = [_intersect(one, other) for one in found for other in inner]
             if len(found) > _MAX_ALTERNATIVES:
                 return [Shape({})]
         return [Shape(one, self.definitions) for one in found]
 
-    def _part(self, schema: Any) -> Shape:
+    def _create_part(self, schema: Any) -> Shape:
         return Shape(schema if isinstance(schema, dict) else {}, self.definitions)
 
     def at_path(self, path: Path) -> Shape | None:
-        """Return the shape at a path, or ``None`` if no value can exist there."""
+        """Return the shape of the value at a path, or ``None`` if the schema allows no value there."""
         found = self
         for part in path:
-            inner = [one for form in found.alternatives() if (one := form._child(part)) is not None]
+            inner = [
+                one for form in found.alternatives() if (one := form._find_child(part)) is not None
+            ]
             if not inner:
                 return None
             choice = {"anyOf": [one.schema for one in inner]}
             found = inner[0] if len(inner) == 1 else Shape(choice, self.definitions)
         return found
 
-    def _child(self, part: int | str) -> Shape | None:
+    def _find_child(self, part: int | str) -> Shape | None:
         found: Any = {}
         if self.json_type == "array":
             if not isinstance(part, int):
@@ -108,7 +112,7 @@ class Shape:
         return Shape(found if isinstance(found, dict) else {}, self.definitions)
 
     def is_compatible_with(self, target: Shape, depth: int = 0) -> bool:
-        """Return True if a value of this shape can be valid for the target. Values are checked later."""
+        """Return True if a value of this shape may be valid for the target. Only types are compared."""
         return depth > _MAX_DEPTH or any(
             one._is_one_compatible(other, depth + 1)
             for one in self.alternatives()
@@ -158,7 +162,9 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _model_shape(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
+def _create_model_shape(
+    model: type[BaseModel], mode: Literal["validation", "serialization"]
+) -> Shape:
     # Cached: pydantic generates the schema again on every call.
     try:
         schema = model.model_json_schema(mode=mode)
@@ -171,7 +177,7 @@ def result_shape(
     context_class: type[CapabilityContext],
     mode: Literal["validation", "serialization"] = "serialization",
 ) -> Shape:
-    """Return the shape that references to a result read: the value itself for a plain value."""
+    """Return the shape of a result as references read it, without the wrapper of a plain value."""
     whole = Shape.from_model(context_class, mode)
     return (
         (whole.at_path(("value",)) or whole) if issubclass(context_class, ValueContext) else whole

@@ -20,7 +20,7 @@ def build_step(
     inputs: list[dict[str, str]],
     parameters: dict[str, Any] | None = None,
 ) -> PlannedStep:
-    """Return a planned step with all of its fields."""
+    """Create a planned step with all required fields."""
     return PlannedStep(
         context_key=key,
         capability=capability,
@@ -33,12 +33,12 @@ def build_step(
 
 
 def build_respond_step(view: PlanView, used_keys: Collection[str], task: str = "") -> PlannedStep:
-    """Return the ``respond`` step of a plan, which reads every result that no other step reads.
+    """Create the final ``respond`` step of a plan, whose inputs are the results that no step reads.
 
     Args:
-        view: The other steps.
-        used_keys: Context keys that the step must not use.
-        task: The request, if known.
+        view: Index of the other steps.
+        used_keys: Context keys that are not available for the step.
+        task: Text of the request, if known.
     """
     read = {read.key for reads in view.reads for read in reads}
     inputs = []

@@ -46,30 +46,30 @@ class PlanRequest:
     """Input of a planner.
 
     Attributes:
-        task: The task.
-        active: The selected capabilities.
+        task: Text of the task.
+        active: Names of the selected capabilities.
         catalog: Declarations of all capabilities.
-        available: Stored context data: type to key to data.
+        available: Stored context data by type and context key.
         guides: Planning guides of the active capabilities, for a prompt.
         notes: Notes of capabilities about the current state, such as column names.
         failure: Classification of the last plan's failure as a dictionary, if it failed.
-        failed_capability: The capability that failed.
-        problems: Problems of this planner's previous proposal.
-        refused: The previous proposal, as the planner wrote it.
-        previous: The plan that is being replaced.
-        finished: Records of finished steps by context key, and of failures that the planner observes.
-        messages: The conversation.
-        chosen: True if the active capabilities were selected for the task. Otherwise they are all
-            capabilities that may be used, and the planner selects.
-        excluded: Capabilities that failed for this task, with the reason.
-        unavailable_capabilities: Capabilities that cannot be called now, with the reason and time.
-        budget_left: Remaining budget by limit; empty without a budget.
+        failed_capability: Name of the capability that failed.
+        problems: Validation problems of this planner's previous proposal.
+        refused: Previous proposal, as the planner wrote it.
+        previous: Plan that is being replaced.
+        finished: State entries of finished steps, and of failures to review, by context key.
+        messages: Messages of the conversation.
+        chosen: True if the active capabilities were selected for the task. Otherwise the planner selects
+            among all permitted capabilities.
+        excluded: Reason for each capability that failed for this task, by name.
+        unavailable_capabilities: Reason and expected end of each unavailability, by capability name.
+        budget_left: Remaining budget by limit. Empty without a budget.
         instructions: Instructions of the application and of system messages.
         refers_back: True if the task refers to earlier messages.
-        look_again: Finished steps of the current plan after which it is reviewed. Finished steps stay,
-            whether the new plan contains them or not. A plan without steps keeps the open steps. With
-            ``answer``, it removes them and ends the turn.
-        looks_left: Number of reviews that are left after this plan.
+        look_again: Keys of the finished steps that caused a plan review. Finished steps remain even if
+            the new plan omits them. A plan without steps keeps the unfinished steps, unless it contains
+            ``answer``, which removes them and ends the turn.
+        looks_left: Remaining number of plan reviews after this plan.
         recent: Types and keys of the results of the last turn that had results.
     """
 
@@ -105,10 +105,10 @@ class Planner(Protocol):
     """
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a plan. It is checked and need not be valid.
+        """Create a plan. The caller validates it.
 
-        A plan without steps may contain ``answer``, the reply to a request that needs no capability. With
-        ``look``, the planner is called again after the steps have ended, before the answer.
+        A plan without steps may contain ``answer``, the answer to a request that requires no capability.
+        If the plan contains ``look``, the planner is called again after the steps and before the answer.
         """
 
 
@@ -117,8 +117,8 @@ class StepSummary:
     """Summary of one finished step.
 
     Attributes:
-        context_key: The step.
-        objective: The step's objective.
+        context_key: Context key of the step.
+        objective: Objective of the step.
         kind: Context type of the output.
         summary: Summary of the output.
         terminal: True if no other step of the plan used this output.
@@ -136,17 +136,17 @@ class AnswerRequest:
     """Input of an answerer.
 
     Attributes:
-        task: The task.
-        purpose: ``results`` reports results, ``conversation`` replies without results, and ``clarify``
-            asks the person a question.
-        results: Finished steps, in plan order.
-        missing: Descriptions of what was not done.
-        abilities: Description of what the agent can do.
-        messages: The conversation.
-        question: What is unclear, if ``purpose`` is ``clarify``.
+        task: Text of the task.
+        purpose: ``results`` to report results, ``conversation`` to reply without results, or ``clarify``
+            to ask the user a question.
+        results: Summaries of the finished steps, in plan order.
+        missing: Descriptions of the steps that did not finish.
+        abilities: Description of the agent's capabilities.
+        messages: Messages of the conversation.
+        question: Question to clarify the request, if ``purpose`` is ``clarify``.
         instructions: Instructions of the application and of system messages.
-        response_format: Model class of a structured answer; ``None`` for text.
-        problem: Why the previous answer was refused.
+        response_format: Model class of a structured answer. ``None`` for text.
+        problem: Reason why the previous answer was rejected.
     """
 
     task: str
@@ -165,7 +165,7 @@ class Answerer(Protocol):
     """Strategy that writes the message that ends a turn."""
 
     async def answer(self, request: AnswerRequest) -> str | AIMessage | BaseModel:
-        """Return the complete text, or an instance of the request's response format.
+        """Write the answer and return its text, or an instance of the request's response format.
 
         The answer may be streamed in chunks. A returned message with the ID of the streamed chunks is not
         streamed again.
@@ -173,7 +173,7 @@ class Answerer(Protocol):
 
 
 def attachments(messages: Sequence[BaseMessage]) -> list[Any]:
-    """Return the images, files, and other blocks of the last human message that has any.
+    """Return the content blocks that are no text, such as images, of the last human message with any.
 
     >>> image = {"type": "image", "url": "https://example.org/tank.png"}
     >>> attachments([HumanMessage([{"type": "text", "text": "How full?"}, image])]) == [image]
@@ -188,7 +188,7 @@ def attachments(messages: Sequence[BaseMessage]) -> list[Any]:
 
 
 def system_text(messages: Sequence[AnyMessage]) -> str:
-    """Return the text of the system messages in the input."""
+    """Join the texts of the system messages."""
     return "\n\n".join(
         text for m in messages if isinstance(m, SystemMessage) and (text := str(m.text).strip())
     )

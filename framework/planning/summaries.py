@@ -22,7 +22,7 @@ ANSWER = "ANSWER"
 
 
 def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepSummary, ...]:
-    """Return summaries of the plan's finished steps, in plan order."""
+    """Summarize the plan's finished steps, in plan order."""
     from capgraph.planning.strategies import StepSummary
 
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
@@ -56,18 +56,18 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
                     terminal=used.isdisjoint(
                         {(kind, stored), (kind.removesuffix(LIST_SUFFIX), stored), (FROM, stored)}
                     )
-                    or _category(kind, types) == ANSWER,
+                    or _find_category(kind, types) == ANSWER,
                 )
             )
     return tuple(found)
 
 
-def _category(kind: str, types: ContextTypes) -> str:
+def _find_category(kind: str, types: ContextTypes) -> str:
     return types.get(kind, CapabilityContext).CONTEXT_CATEGORY
 
 
 def summarize_entry(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
-    """Return the summary of a stored entry, or the reason why there is none."""
+    """Summarize stored context data, or return the reason why its summary is not available."""
     try:
         return summarize_context(kind, key, entry, types)
     except ValidationError as exc:
@@ -77,16 +77,16 @@ def summarize_entry(kind: str, key: str, entry: Any, types: ContextTypes) -> str
 
 
 def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a line for each planned step that was not done, with the reason.
+    """Describe each planned step that did not finish, with the reason, one line per step.
 
-    If the plan has no steps besides the terminal one, the lines name the capabilities that failed.
+    If the plan has only a terminal step, the lines describe the capabilities that failed.
     """
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     missing = []
     if all(step["capability"] in TERMINAL_STEPS for step in steps):
         missing += [
-            _missing_line(name.replace("_", " "), cause)
+            _format_missing_step(name.replace("_", " "), cause)
             for name, cause in (state.get("planning_excluded") or {}).items()
         ]
     for step in steps:
@@ -95,17 +95,17 @@ def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         for copy in (record.get("missing") or ())[:_MAX_COPIES]:
             cause = results[copy].get("error")
-            missing.append(_missing_line(_step_name(step, copy), cause))
+            missing.append(_format_missing_step(_step_name(step, copy), cause))
         if record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
         if "not_needed" in record:
             reason = f"not needed: {record['not_needed']}"
-        missing.append(_missing_line(_step_name(step), reason))
+        missing.append(_format_missing_step(_step_name(step), reason))
     unplanned = state.get("planning_missing") or {}
     return (
         *missing,
-        *(_missing_line(key.replace("_", " "), cause) for key, cause in unplanned.items()),
+        *(_format_missing_step(key.replace("_", " "), cause) for key, cause in unplanned.items()),
     )
 
 
@@ -117,5 +117,5 @@ def _step_name(step: Mapping[str, Any], iteration_key: str = "") -> str:
     return f"{name.rstrip('.')}{f' ({number})' if number else ''}"
 
 
-def _missing_line(name: str, reason: Any) -> str:
+def _format_missing_step(name: str, reason: Any) -> str:
     return f"{name}: {readable_text(str(reason)) or 'it failed.'}"

@@ -27,7 +27,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_duration(value: object) -> float | None:
-    """Return a duration in seconds, or ``None`` if the value is not a duration.
+    """Parse a duration to seconds, or return ``None`` if the value is not a duration.
 
     >>> parse_duration("2h"), parse_duration(90), parse_duration("soon")
     (7200.0, 90.0, None)
@@ -43,14 +43,14 @@ def parse_duration(value: object) -> float | None:
 
 
 def parse_moment(value: object, now: float) -> float:
-    """Return a moment in seconds since the epoch.
+    """Parse a time to seconds since the epoch.
 
     Args:
-        value: A moment as ISO 8601 text, or a duration from now.
-        now: The current time.
+        value: Time as ISO 8601 text with a UTC offset, or a duration from now.
+        now: Current time, in seconds since the epoch.
 
     Raises:
-        ValueError: The value is neither. The message is the cause.
+        ValueError: The value is neither a time nor a duration. The message contains only the cause.
 
     >>> parse_moment("1970-01-01T01:00:00+00:00", 0.0), parse_moment("10m", 5.0)
     (3600.0, 605.0)
@@ -69,7 +69,7 @@ def parse_moment(value: object, now: float) -> float:
 
 
 def awaited_event(step: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the key of the event that a step waits for (or a reference to it) and the maximum wait."""
+    """Return the key of the event for which a step waits, or a reference to it, and the maximum wait."""
     wait = step.get("wait_for")
     if isinstance(wait, Mapping) and _FROM not in wait:
         return wait.get("key"), wait.get("within")
@@ -77,9 +77,9 @@ def awaited_event(step: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, str]]:
-    """Yield each error in a ``wait_until`` or ``wait_for`` field as path, value, and cause.
+    """Validate a ``wait_until`` or ``wait_for`` field, and yield the path, value, and cause of each error.
 
-    References are not checked here: that requires the plan.
+    References are not validated, because that requires the plan.
 
     >>> [cause for _, _, cause in wait_errors("wait_until", "2026-12-24T08:00:00")]
     ['has no UTC offset; end it with Z, or with an offset such as +01:00']
@@ -104,7 +104,7 @@ def wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, str]]:
 
 
 def is_event_key(key: object) -> bool:
-    """Return True if a value can be the key of an event."""
+    """Return True if a value is a valid event key."""
     if not isinstance(key, str) or not 0 < len(key) <= MAX_EVENT_KEY_LENGTH:
         return False
     return key == key.strip() and key.isprintable()
@@ -123,12 +123,12 @@ def wait_references(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def is_wait_interrupt(value: object) -> bool:
-    """Return True if an interrupt only waits and asks no question."""
+    """Return True if an interrupt waits for a time or an event instead of a person's decision."""
     return isinstance(value, Mapping) and value.get("type") == WAIT_TYPE
 
 
 def describe_wait(wait: Mapping[str, Any]) -> str:
-    """Return a description of what a step waits for.
+    """Describe the time or event for which a step waits.
 
     >>> describe_wait({"for": "paid", "latest": "2026-12-26T08:00:00+00:00"})
     "for 'paid', at the latest until 2026-12-26T08:00:00+00:00"
@@ -140,7 +140,7 @@ def describe_wait(wait: Mapping[str, Any]) -> str:
 
 
 def format_moment(moment: float) -> str:
-    """Return a moment as ISO 8601 text in UTC.
+    """Format a time, in seconds since the epoch, as ISO 8601 text in UTC.
 
     >>> format_moment(0)
     '1970-01-01T00:00:00+00:00'
