@@ -310,13 +310,20 @@ class ProxySettings(SettingsModel):
 
 
 class McpServeSettings(SettingsModel):
-    """Capabilities that MCP clients of the server may call besides ``ask``.
+    """Tools of the MCP server, and the calls that become tasks.
+
+    Clients that declare the extension ``io.modelcontextprotocol/tasks`` poll, answer, and cancel
+    tasks.
 
     Attributes:
-        tools: Names of capabilities.
+        tools: Names of capabilities that clients may call besides ``ask``.
+        task_after_seconds: Seconds after which a call becomes a task.
+        task_tools: Tools that run only as tasks. Calls by clients without the extension are refused.
     """
 
     tools: list[str] = Field(default_factory=list)
+    task_after_seconds: float = Field(5, ge=0)
+    task_tools: list[str] = Field(default_factory=list)
 
 
 class StreamServeSettings(SettingsModel):

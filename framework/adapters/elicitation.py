@@ -45,17 +45,26 @@ async def elicit_answers(
     Returns:
         The client's responses by form name, or the result with which the call must end.
     """
-    forms = {
-        name: form
+    requests = elicitation_requests(questions)
+    request = context.request_context
+    if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        return InputRequiredResult(input_requests={**requests}, request_state=state)
+    ask, request_id = request.session.elicit_form, request.request_id
+    forms = {name: one.params for name, one in requests.items()}
+    return {n: await ask(f.message, f.requested_schema, request_id) for n, f in forms.items()}
+
+
+def elicitation_requests(questions: Mapping[str, Any]) -> dict[str, ElicitRequest]:
+    """Return the elicitation requests of questions, by form name.
+
+    Args:
+        questions: Questions by name. An approval of several steps has one form for each step.
+    """
+    return {
+        name: ElicitRequest(params=form)
         for question_name, value in questions.items()
         for name, form in _build_forms(question_name, value)
     }
-    request = context.request_context
-    if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
-        requests = {name: ElicitRequest(params=form) for name, form in forms.items()}
-        return InputRequiredResult(input_requests=requests, request_state=state)
-    ask, request_id = request.session.elicit_form, request.request_id
-    return {n: await ask(f.message, f.requested_schema, request_id) for n, f in forms.items()}
 
 
 def is_asked_before_run(question: Any) -> bool:

@@ -96,12 +96,14 @@ class Turn:
     Attributes:
         run: Its latest run.
         requests: ID and request of each run, in order. The first one started the turn.
+        created_at: Time of the first request.
         updated_at: Time at which the latest run ended, or was requested if it is active.
         is_active: True if the latest run has not ended.
     """
 
     run: Run
     requests: Sequence[tuple[str, Mapping[str, Any]]]
+    created_at: float
     updated_at: float
     is_active: bool
 
@@ -409,6 +411,7 @@ class Runs:
             Turn(
                 self._public_run(caller, turn[-1]),
                 [(run.run_id, run.request) for run in turn],
+                turn[0].created_at,
                 turn[-1].ended_at or turn[-1].created_at,
                 turn[-1].is_open,
             )

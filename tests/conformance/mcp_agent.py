@@ -20,7 +20,7 @@ from capgraph import (
     capability_node,
 )
 from capgraph.adapters.schema_capability import capability_from_schema
-from capgraph.base.errors import CapabilityError
+from capgraph.base.errors import CapabilityError, ErrorSeverity
 from capgraph.base.ports import Caller
 from capgraph.base.step_context import StepContext
 from capgraph.configs.settings import Settings
@@ -50,6 +50,8 @@ _SCHEMA: dict[str, Any] = {
     "else": {"required": ["email"]},
     "additionalProperties": False,
 }
+_TASK_SECONDS = 0.8
+"""Seconds after which a call becomes a task. Tools that must be tasks take longer."""
 _PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
 )
@@ -249,6 +251,92 @@ async def test_input_required_result_multi_round() -> str:
     return f"{name['name']} likes {color['color']}."
 
 
+@capability_node
+async def greet(name: str) -> str:
+    """Greet."""
+    return f"Hello, {name}!"
+
+
+@capability_node(timeout_seconds=120)
+async def slow_compute(seconds: float, label: str = "") -> str:
+    """Compute for a while."""
+    await asyncio.sleep(seconds)
+    return f"Computed {label} for {seconds} seconds."
+
+
+@capability_node
+async def failing_job() -> str:
+    """Fail after a while."""
+    await asyncio.sleep(1)
+    raise CapabilityError("This job always fails.")
+
+
+@capability_node
+async def protocol_error_job() -> str:
+    """End the run with an error."""
+    await asyncio.sleep(_TASK_SECONDS * 2)
+    raise CapabilityError("The run cannot continue.", severity=ErrorSeverity.FATAL)
+
+
+@capability_node
+async def confirm_delete(filename: str) -> str:
+    """Ask before a file is deleted."""
+    await asyncio.sleep(_TASK_SECONDS * 2)
+    answer = _ask(f"Delete {filename}?", {"confirm": {"type": "boolean"}}, ["confirm"])
+    return f"Deleted {filename}: {answer['confirm']}"
+
+
+@capability_node
+async def first_input() -> str:
+    """Ask a question after a while."""
+    await asyncio.sleep(_TASK_SECONDS * 2)
+    return str(_ask("First?", {"name": {"type": "string"}}, ["name"])["name"])
+
+
+@capability_node
+async def second_input() -> str:
+    """Ask a question after a while."""
+    await asyncio.sleep(_TASK_SECONDS * 2)
+    return str(_ask("Second?", {"name": {"type": "string"}}, ["name"])["name"])
+
+
+@capability_node
+async def join_inputs(first: str, second: str) -> str:
+    """Join two texts."""
+    return f"{first} {second}"
+
+
+@capability_node
+async def test_tool_with_task() -> str:
+    """Ask for a name, and greet after a while."""
+    answer = _ask("What is your name?", {"name": {"type": "string"}}, ["name"], "user_name")
+    await asyncio.sleep(_TASK_SECONDS * 2)
+    return f"Hello, {answer['name']}!"
+
+
+_MULTI_INPUT = Recipe(
+    name="multi_input",
+    description="Ask two questions at once.",
+    steps=[
+        {"context_key": "first", "capability": "first_input", "task_objective": "Ask."},
+        {"context_key": "second", "capability": "second_input", "task_objective": "Ask."},
+        {
+            "context_key": "both",
+            "capability": "join_inputs",
+            "parameters": {"first": {"$from": "first"}, "second": {"$from": "second"}},
+            "task_objective": "Join both.",
+        },
+    ],
+)
+_TASK_TOOLS: list[Any] = [
+    greet,
+    slow_compute,
+    failing_job,
+    protocol_error_job,
+    confirm_delete,
+    test_tool_with_task,
+]
+_RECIPE_STEPS: list[Any] = [first_input, second_input, join_inputs]
 CAPABILITIES: list[Any] = [
     test_simple_text,
     test_error_handling,
@@ -281,11 +369,16 @@ def make_app(folder: Path) -> Any:
     Args:
         folder: Folder for files that tools write.
     """
-    capabilities = [*CAPABILITIES, *_make_file_capabilities(folder)]
+    capabilities = [*CAPABILITIES, *_TASK_TOOLS, *_make_file_capabilities(folder)]
     names = [capability.capability_spec.name for capability in capabilities]
     registry = Registry()
-    for part in (*capabilities, _PROMPT_RECIPE):
+    for part in (*capabilities, *_RECIPE_STEPS, _PROMPT_RECIPE, _MULTI_INPUT):
         registry.register(part)
-    serve = {"mcp": {"tools": names}, "downloads": [str(folder)]}
+    mcp = {
+        "tools": [*names, "multi_input"],
+        "task_after_seconds": _TASK_SECONDS,
+        "task_tools": ["failing_job"],
+    }
+    serve = {"mcp": mcp, "downloads": [str(folder)], "max_active_runs_per_user": 100}
     graph = build_graph(registry, checkpointer=InMemorySaver(), settings=Settings(serve=serve))
     return create_app(graph, auth=OneUser(), host="127.0.0.1")

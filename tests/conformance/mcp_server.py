@@ -44,21 +44,6 @@ _NOT_OFFERED: dict[str, str] = {
     "server-stateless:sep-2575-server-rejects-undeclared-capability": _NO_SAMPLING,
     "tools-call-sampling": _NO_SAMPLING,
     "tools-call-with-logging": _NO_LOGGING,
-    **dict.fromkeys(
-        (
-            "tasks-capability-negotiation",
-            "tasks-dispatch-and-envelope",
-            "tasks-lifecycle",
-            "tasks-mrtr-composition",
-            "tasks-mrtr-input",
-            "tasks-request-headers",
-            "tasks-request-state-removal",
-            "tasks-required-task-error",
-            "tasks-status-notifications",
-            "tasks-wire-fields",
-        ),
-        "The tasks extension is not supported.",
-    ),
 }
 """Reason by scenario, or by scenario and check (``scenario:check``)."""
 _FAILURES: dict[str, str] = {}

@@ -16,7 +16,7 @@ from mcp import MCPError
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
@@ -25,7 +25,6 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
-    CallToolResult,
     CompleteRequestParams,
     CompleteResult,
     Completion,
@@ -49,8 +48,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from capgraph.adapters.elicitation import elicit_answers, read_answer, supports_elicitation
 from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
 from capgraph.adapters.mcp_server import call_result, capability_tool
-from capgraph.adapters.request import parse_request, unwrap_output
-from capgraph.approvals import describe_question
+from capgraph.adapters.request import parse_request
 from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
@@ -65,11 +63,12 @@ from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.planning.parameters import check_parameter_types
 from capgraph.serve.files import Artifacts, Uploads
 from capgraph.serve.identity import caller_of
-from capgraph.serve.links import thread_link
 from capgraph.serve.openapi import server_version
 from capgraph.serve.problems import AnswerRefusedError, NotFoundError, public_message_line
 from capgraph.serve.routes.mcp_prompts import McpPrompts
 from capgraph.serve.routes.mcp_resources import McpResources
+from capgraph.serve.routes.mcp_results import STEP_KEY, McpResults, allow_open_question
+from capgraph.serve.routes.mcp_tasks import McpTasks
 from capgraph.serve.runs import Run, Runs
 from capgraph.serve.threads import Threads
 from capgraph.stores.run_log import OPEN_STATUSES, TERMINAL_EVENTS
@@ -83,19 +82,6 @@ _MAX_SESSIONS_PER_USER = 50
 """Maximum number of sessions per user; a further one ends the one that was unused longest."""
 _MAX_COMPLETIONS = 100
 """Maximum number of values in a completion, as in the protocol."""
-_FAILED_STATUSES = frozenset({"failed", "stopped"})
-_OPEN_QUESTION_SCHEMA = {
-    "type": "object",
-    "title": "OpenQuestion",
-    "description": "A person must decide before the tool can return its result.",
-    "properties": {
-        "status": {"const": "waiting"},
-        **{name: {"type": "string"} for name in ("thread", "run_id", "question_id")},
-    },
-    "required": ["status", "thread", "run_id", "question_id"],
-}
-_STEP_KEY = "call"
-"""Context key of a capability that is called directly."""
 _Call = ServerRequestContext[Any, Any]
 
 
@@ -118,13 +104,19 @@ def endpoint(
         artifacts: Artifacts that steps produced.
 
     Raises:
-        ConfigurationError: ``mcp.tools`` contains an unknown capability.
+        ConfigurationError: ``mcp.tools`` contains an unknown capability, or ``mcp.task_tools`` an
+            unknown tool.
     """
-    known = services.registry.capabilities
-    if unknown := sorted(set(settings.mcp.tools) - {*known} | {ASK_TOOL} & {*settings.mcp.tools}):
+    known, tools = services.registry.capabilities, settings.mcp.tools
+    if unknown := sorted({*tools} - {*known} | {ASK_TOOL} & {*tools}):
         raise ConfigurationError(
             f"serve.mcp.tools contains {unknown}: unknown capabilities or reserved names.",
             fix=suggest_fix(*unknown, candidates=known),
+        )
+    if unknown := sorted({*settings.mcp.task_tools} - {*tools, ASK_TOOL}):
+        raise ConfigurationError(
+            f"serve.mcp.task_tools contains {unknown}, which serve.mcp.tools does not contain.",
+            fix=suggest_fix(*unknown, candidates=[*tools, ASK_TOOL]),
         )
     resources = McpResources(threads, uploads, artifacts)
     served = _McpEndpoint(runs, threads, services, settings, resources)
@@ -144,13 +136,14 @@ class _McpEndpoint:
     ) -> None:
         self._runs, self._threads, self._services = runs, threads, services
         self._settings = settings
+        self._results = McpResults(threads, resources, settings)
+        self._tasks = McpTasks(runs, self._results, services, settings)
         self._resources, self._prompts = resources, McpPrompts(services)
         self._server: Server[Any] = Server(
             "capgraph",
             version=server_version(),
             instructions=services.settings.description or None,
             on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
             on_list_resources=self._list_resources,
             on_list_resource_templates=self._list_resource_templates,
             on_read_resource=self._read_resource,
@@ -158,6 +151,9 @@ class _McpEndpoint:
             on_get_prompt=self._get_prompt,
             on_completion=self._complete,
         )
+        self._tasks.register(self._server)
+        # A call can return a task, which is not in the SDK's type of a tool handler's result.
+        self._server.add_request_handler("tools/call", CallToolRequestParams, self._call_tool)
         state = RequestStateSecurity.ephemeral(ttl=_REQUEST_STATE_SECONDS)
         self._server.middleware.append(RequestStateBoundary(state, default_audience="capgraph"))
         self._manager: StreamableHTTPSessionManager | None = None
@@ -283,7 +279,7 @@ class _McpEndpoint:
     async def _list_tools(self, _: _Call, __: PaginatedRequestParams | None) -> ListToolsResult:
         registry = self._services.registry
         tools = [
-            _allow_open_question(capability_tool(registry.capabilities[name], registry))
+            allow_open_question(capability_tool(registry.capabilities[name], registry))
             for name in self._settings.mcp.tools
         ]
         return ListToolsResult(tools=[self._ask_tool(), *tools])
@@ -303,14 +299,13 @@ class _McpEndpoint:
             },
         )
 
-    async def _call_tool(
-        self, call: _Call, params: CallToolRequestParams
-    ) -> CallToolResult | InputRequiredResult:
+    async def _call_tool(self, call: _Call, params: CallToolRequestParams) -> HandlerResult:
         context: Context[Any, Any] = Context(request_context=call, input_params=params)
         caller, name, arguments = _caller(call), params.name, params.arguments or {}
+        seconds = self._tasks.seconds_until_task(call, name)
         try:
             if context.request_state is not None:  # an answer to the run's question
-                run = await self._runs.get(caller, context.request_state)
+                run = (await self._runs.get_turn(caller, context.request_state)).run
             elif name == ASK_TOOL:
                 run = await self._start_turn(caller, arguments)
             elif name in self._settings.mcp.tools:
@@ -318,13 +313,11 @@ class _McpEndpoint:
                 run = await self._start_capability(caller, name, arguments, idempotency_key)
             else:
                 raise MCPError(INVALID_PARAMS, f"The tool {name!r} does not exist.")
-            outcome = await self._follow(caller, run, context)
+            outcome = await self._follow(caller, run, context, seconds)
             if not isinstance(outcome, tuple):
                 return outcome
             run, last_event = outcome
-            if name == ASK_TOOL or (last_event.get("result") or {}).get("error"):
-                return _turn_result(run, last_event)
-            return await self._step_result(caller, run.thread_id)
+            return await self._results.read(caller, run, last_event, is_step=name != ASK_TOOL)
         except CapgraphError as exc:
             return call_result(self._services.masker.text(public_message_line(exc)), is_error=True)
 
@@ -347,27 +340,37 @@ class _McpEndpoint:
         except NotFoundError:
             await self._threads.create(caller, name, thread_id=thread, contexts=contexts)
         else:
-            record = existing["results"].get(_STEP_KEY)
+            record = existing["results"].get(STEP_KEY)
             for open_run in existing["runs"]:
                 if open_run["status"] in OPEN_STATUSES:
                     return await self._runs.get(caller, open_run["run_id"])
             if record is not None and (record["success"] or spec.effect == "once"):
                 return Run("", thread, str(existing["outcome"]))
-        plan = {"steps": [{"context_key": _STEP_KEY, "capability": name, **step}]}
+        plan = {"steps": [{"context_key": STEP_KEY, "capability": name, **step}]}
         return await self._runs.start(caller, thread, plan=plan)
 
     async def _follow(
-        self, caller: Caller, run: Run, context: Context[Any, Any]
-    ) -> tuple[Run, dict[str, Any]] | CallToolResult | InputRequiredResult:
-        """Follow a run and those that continue it, and ask the client's user its questions."""
+        self, caller: Caller, run: Run, context: Context[Any, Any], seconds: float | None
+    ) -> tuple[Run, dict[str, Any]] | HandlerResult:
+        """Follow a run and those that continue it, and ask the client's user its questions.
+
+        After ``seconds``, return a task.
+        """
         answers = dict(context.input_responses or {})
         progress = _ProgressReporter(context)
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while run.run_id:
             last_event: dict[str, Any] = {}
-            async with aclosing(self._runs.events(caller, run.run_id)) as events:  # type: ignore[type-var]
-                async for _, last_event in events:
-                    if not answers:
-                        await progress.report_event(last_event)
+            try:
+                async with (
+                    asyncio.timeout_at(deadline),
+                    aclosing(self._runs.events(caller, run.run_id)) as events,  # type: ignore[type-var]
+                ):
+                    async for _, last_event in events:
+                        if not answers:
+                            await progress.report_event(last_event)
+            except TimeoutError:
+                return await self._tasks.create(caller, run)
             if last_event.get("type") not in TERMINAL_EVENTS:
                 message = (
                     f"The server is shutting down. The run of thread {run.thread_id!r} continues."
@@ -391,7 +394,7 @@ class _McpEndpoint:
         question: Mapping[str, Any],
         context: Context[Any, Any],
         responses: Mapping[str, Any],
-    ) -> Run | CallToolResult | InputRequiredResult:
+    ) -> Run | HandlerResult:
         """Ask the client's user until the answer is valid. Return the run that continues."""
         question_id = question["question_id"]
         # A capability may name its own question. Responses to other forms are ignored.
@@ -401,12 +404,14 @@ class _McpEndpoint:
             for name, response in responses.items()
             if name == form_name or name.startswith(f"{form_name}/")
         }
-        unanswered = self._input_needed_result(run, question, context)
-        if not supports_elicitation(context):
+        request: Any = context.request_context.request
+        unanswered = self._results.open_question(run, question, request)
+        turn = await self._runs.latest_turn(caller, run.thread_id)
+        if turn is None or not supports_elicitation(context):
             return unanswered
         while True:
             responses_found: Any = responses or await elicit_answers(
-                {form_name: question}, context, run.run_id
+                {form_name: question}, context, turn.turn_id
             )
             responses = {}
             if isinstance(responses_found, InputRequiredResult):
@@ -425,35 +430,6 @@ class _McpEndpoint:
                     f"{response['path']}: {response['message']}" for response in exc.problems
                 ]
                 question = {**question, "problems": problems}
-
-    def _input_needed_result(
-        self, run: Run, question: Mapping[str, Any], context: Context[Any, Any]
-    ) -> CallToolResult:
-        """Return the question with a link to the console. The question stays open."""
-        request: Any = context.request_context.request
-        link = thread_link(self._settings, request, run.thread_id)
-        text = (
-            f"A person must decide first. {describe_question(question)}"
-            f" Fix: answer at {link} or use a client with elicitation."
-        )
-        content = {"status": "waiting", "thread": run.thread_id, "run_id": run.run_id}
-        return _with_structured_content(
-            call_result(text), {**content, "question_id": question["question_id"]}
-        )
-
-    async def _step_result(self, caller: Caller, thread: str) -> CallToolResult:
-        """Return the output of the run's only step."""
-        state = await self._threads.state(caller, thread)
-        record = (state.get("execution_step_results") or {}).get(_STEP_KEY) or {}
-        if not record.get("success") or record.get("skipped"):
-            last = state["messages"][-1]["content"] if state["messages"] else ""
-            reason = record.get("error") or record.get("skipped") or last
-            return call_result(reason or "It was not run.", is_error=True)
-        data = state.get("capability_context_data") or {}
-        outputs = {kind: data[kind][key] for kind, key in (record.get("outputs") or {}).items()}
-        result = call_result(unwrap_output(outputs))
-        files = await self._resources.artifact_content(caller, thread)
-        return result.model_copy(update={"content": [*result.content, *files]})
 
 
 def _caller(call: _Call) -> Caller:
@@ -490,31 +466,3 @@ class _ProgressReporter:
         self._reported = max(self._done + fraction, self._reported + 1e-6)
         total = float(max(self._steps, self._reported)) if self._steps else None
         await self._context.report_progress(self._reported, total, message)
-
-
-def _allow_open_question(tool: Tool) -> Tool:
-    """Return a copy of a tool whose output schema also accepts an open question.
-
-    Approval rules and capabilities can ask at run time, so each tool may return a question.
-    """
-    if tool.output_schema is None:
-        return tool
-    output = dict(tool.output_schema)
-    definitions = {"$defs": output.pop("$defs")} if "$defs" in output else {}
-    # The protocol requires the type "object" at the root.
-    schema = {"type": "object", "anyOf": [output, _OPEN_QUESTION_SCHEMA], **definitions}
-    return tool.model_copy(update={"output_schema": schema})
-
-
-def _turn_result(run: Run, last_event: Mapping[str, Any]) -> CallToolResult:
-    result = last_event.get("result") or {}
-    status = result.get("status", "failed")
-    reason = (result.get("outcome") or {}).get("reason")
-    text = str(last_event.get("message") or result.get("answer") or reason or status)
-    content = {"status": status, "thread": run.thread_id, "run_id": run.run_id, "answer": text}
-    return _with_structured_content(call_result(text, is_error=status in _FAILED_STATUSES), content)
-
-
-def _with_structured_content(result: CallToolResult, content: Mapping[str, Any]) -> CallToolResult:
-    """Return a copy of a result with structured content that identifies the turn."""
-    return result.model_copy(update={"structured_content": dict(content)})

@@ -1,0 +1,269 @@
+"""Tasks of the MCP server: turns that clients poll, answer, and cancel.
+
+A client that declares the tasks extension gets a task instead of waiting for a long call. The ID of
+a task is the ID of the turn's first run, so a task survives the client and the server process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from mcp import MCPError
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.mcpserver import Context
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
+from mcp_types import (
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    ElicitResult,
+    RequestParams,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from capgraph.adapters.elicitation import elicitation_requests, read_answer, supports_elicitation
+from capgraph.base.errors import CapgraphError
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import ServeSettings
+from capgraph.engine.services import Services
+from capgraph.serve.identity import caller_of
+from capgraph.serve.problems import (
+    AnswerRefusedError,
+    ConflictError,
+    NotFoundError,
+    public_message_line,
+)
+from capgraph.serve.routes.mcp_results import STEP_KEY, McpResults
+from capgraph.serve.runs import Run, Runs, Turn
+
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+_POLL_MILLISECONDS = 1000
+_PARTIAL_ANSWER_SECONDS = 10.0
+"""Maximum seconds to wait until a turn with a further question asks that question again."""
+_Call = ServerRequestContext[Any, Any]
+
+
+class _TaskParams(RequestParams):
+    task_id: str
+
+
+class _UpdateTaskParams(_TaskParams):
+    input_responses: dict[str, Any]
+
+
+class McpTasks:
+    """The tasks extension of an MCP server.
+
+    Args:
+        runs: The runs.
+        results: Results of ended runs.
+        services: Services of the graph.
+        settings: Settings of the server.
+    """
+
+    def __init__(
+        self, runs: Runs, results: McpResults, services: Services, settings: ServeSettings
+    ) -> None:
+        self._runs, self._results = runs, results
+        self._masker, self._settings = services.masker, settings
+
+    def register(self, server: Server[Any]) -> None:
+        """Announce the extension and add its methods."""
+        server.extensions[TASKS_EXTENSION] = {}
+        server.add_request_handler("tasks/get", _TaskParams, self._get)
+        server.add_request_handler("tasks/update", _UpdateTaskParams, self._update)
+        server.add_request_handler("tasks/cancel", _TaskParams, self._cancel)
+
+    def seconds_until_task(self, call: _Call, tool: str) -> float | None:
+        """Return the seconds after which a call becomes a task; ``None`` if it never does.
+
+        Raises:
+            MCPError: The tool runs as a task only, and the client does not declare the extension.
+        """
+        is_required = tool in self._settings.mcp.task_tools
+        if not _supports_tasks(call):
+            if is_required:
+                raise _missing_extension_error()
+            return None
+        return 0.0 if is_required else self._settings.mcp.task_after_seconds
+
+    async def create(self, caller: Caller, run: Run) -> dict[str, Any]:
+        """Return the result of a call whose turn continues as a task."""
+        turn = await self._runs.latest_turn(caller, run.thread_id)
+        assert turn is not None, "the thread has the run"
+        return {"resultType": "task", **self._describe(turn), "status": "working"}
+
+    def _describe(self, turn: Turn) -> dict[str, Any]:
+        return {
+            "taskId": turn.turn_id,
+            "createdAt": _format_time(turn.created_at),
+            "lastUpdatedAt": _format_time(turn.updated_at),
+            "ttlMs": max(1, int(self._settings.keep_runs_days * 86_400_000)),
+            "pollIntervalMs": _POLL_MILLISECONDS,
+        }
+
+    # --- methods ---------------------------------------------------------------------------
+
+    async def _get(self, call: _Call, params: _TaskParams) -> dict[str, Any]:
+        _check_request(call, params)
+        caller = _caller(call)
+        with self._translate_errors():
+            turn = await self._runs.get_turn(caller, params.task_id)
+            return {**self._describe(turn), **await self._status(call, caller, turn)}
+
+    async def _status(self, call: _Call, caller: Caller, turn: Turn) -> dict[str, Any]:
+        if turn.is_active:
+            return {"status": "working"}
+        if turn.run.status == "waiting":
+            questions = await self._runs.list_questions(caller, turn.run.thread_id)
+            return self._waiting_status(call, turn.run, questions)
+        last_event: dict[str, Any] = {}
+        async with aclosing(self._runs.events(caller, turn.run.run_id)) as events:  # type: ignore[type-var]
+            async for _, event in events:
+                last_event = event
+        if turn.run.status == "stopped" and last_event.get("type") != "RUN_ERROR":
+            return {"status": "cancelled"}
+        if (last_event.get("result") or {}).get("error"):
+            message = str(last_event.get("message") or "The run failed.")
+            return {"status": "failed", "error": {"code": INTERNAL_ERROR, "message": message}}
+        result = await self._results.read(caller, turn.run, last_event, is_step=_is_step(turn))
+        dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return {"status": "completed", "result": dumped}
+
+    def _waiting_status(
+        self, call: _Call, run: Run, questions: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        if not questions:
+            return {"status": "working", "statusMessage": "Waits for a time or an event."}
+        if not supports_elicitation(Context(request_context=call)):
+            assert call.request is not None
+            message = self._results.describe_wait(run, questions[0], call.request)
+            return {"status": "working", "statusMessage": message}
+        requests = elicitation_requests({one["question_id"]: one for one in questions})
+        return {
+            "status": "input_required",
+            "inputRequests": {
+                name: request.model_dump(by_alias=True, mode="json", exclude_none=True)
+                for name, request in requests.items()
+            },
+        }
+
+    async def _update(self, call: _Call, params: _UpdateTaskParams) -> dict[str, Any]:
+        _check_request(call, params)
+        caller = _caller(call)
+        with self._translate_errors():
+            turn = await self._runs.get_turn(caller, params.task_id)
+            if turn.is_active or turn.run.status != "waiting":
+                return {}
+            questions = await self._runs.list_questions(caller, turn.run.thread_id)
+            answers = {
+                question["question_id"]: read_answer(question["question_id"], question, responses)
+                for question in questions
+                if (responses := _responses_to(question, params.input_responses))
+            }
+            if answers:
+                run = await self._runs.answer_all(caller, answers)
+                if len(answers) < len(questions):
+                    await self._wait_for_end(caller, run)
+        return {}
+
+    async def _wait_for_end(self, caller: Caller, run: Run) -> None:
+        """Wait until a run ends, which happens soon, because its turn has another open question."""
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(_PARTIAL_ANSWER_SECONDS),
+                aclosing(self._runs.events(caller, run.run_id)) as events,  # type: ignore[type-var]
+            ):
+                async for _ in events:
+                    pass
+
+    async def _cancel(self, call: _Call, params: _TaskParams) -> dict[str, Any]:
+        _check_request(call, params)
+        with self._translate_errors():
+            turn = await self._runs.get_turn(_caller(call), params.task_id)
+            if turn.is_active or turn.run.status == "waiting":
+                await self._runs.stop(_caller(call), turn.run.run_id)
+        return {}
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except AnswerRefusedError as exc:
+            problems = "; ".join(f"{one['path']}: {one['message']}" for one in exc.problems)
+            raise MCPError(INVALID_PARAMS, f"The input is invalid: {problems}") from exc
+        except (NotFoundError, ConflictError) as exc:
+            raise MCPError(INVALID_PARAMS, exc.message) from exc
+        except CapgraphError as exc:
+            raise MCPError(INTERNAL_ERROR, self._masker.text(public_message_line(exc))) from exc
+
+
+def _caller(call: _Call) -> Caller:
+    assert call.request is not None
+    return caller_of(call.request)
+
+
+def _supports_tasks(call: _Call) -> bool:
+    capabilities = call.session.client_capabilities
+    return (
+        call.protocol_version in MODERN_PROTOCOL_VERSIONS
+        and capabilities is not None
+        and TASKS_EXTENSION in (capabilities.extensions or {})
+    )
+
+
+def _missing_extension_error() -> MCPError:
+    return MCPError(
+        MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"The client does not declare the extension {TASKS_EXTENSION}.",
+        {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}},
+    )
+
+
+def _check_request(call: _Call, params: _TaskParams) -> None:
+    """Raise an error unless the client may call a method of the extension for a task."""
+    if call.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        raise MCPError(METHOD_NOT_FOUND, "Method not found", call.method)
+    if not _supports_tasks(call):
+        raise _missing_extension_error()
+    assert call.request is not None
+    if decode_header_value(call.request.headers.get(MCP_NAME_HEADER)) != params.task_id:
+        raise MCPError(
+            HEADER_MISMATCH, f"The header {MCP_NAME_HEADER} does not match the parameter taskId."
+        )
+
+
+def _is_step(turn: Turn) -> bool:
+    """Return True if a tool call of one capability started the turn."""
+    steps = (turn.requests[0][1].get("plan") or {}).get("steps") or ()
+    return [step.get("context_key") for step in steps] == [STEP_KEY]
+
+
+def _responses_to(
+    question: Mapping[str, Any], responses: Mapping[str, Any]
+) -> dict[str, ElicitResult] | None:
+    """Return the responses to a question; ``None`` if the client did not answer it.
+
+    Raises:
+        MCPError: The question has several forms, and some of them have no response.
+    """
+    names = [*elicitation_requests({question["question_id"]: question})]
+    found = {
+        name: ElicitResult.model_validate(responses[name]) for name in names if name in responses
+    }
+    if not found or any(one.action == "cancel" for one in found.values()):
+        return None
+    if missing := [name for name in names if name not in found]:
+        raise MCPError(INVALID_PARAMS, f"The input requests {missing} need a response, too.")
+    return found
+
+
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
