@@ -254,11 +254,7 @@ def _read_argument(
     if (
         name not in hints
         or parameter.kind
-        in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-            parameter.POSITIONAL_ONLY,
-        )
+        in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
         or name.startswith("_")
     ):
         raise ValidationError(

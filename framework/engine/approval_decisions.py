@@ -246,10 +246,7 @@ def _decision_entry(
 
 
 def _rejection_update(
-    rejected: Mapping[str, str],
-    capabilities: Mapping[str, str],
-    view: TurnView,
-    services: Services,
+    rejected: Mapping[str, str], capabilities: Mapping[str, str], view: TurnView, services: Services
 ) -> dict[str, Any]:
     key, reason = next(iter(rejected.items()))
     # A request counts as one rejection, regardless of its number of steps.

@@ -85,11 +85,7 @@ async def ask_in_task(
 
     async def ask() -> Any:
         # Store the person with the answer, because another person may resume the run.
-        return [
-            question_id,
-            ask_person(question, read_answer),
-            asdict(current_sender()),
-        ]
+        return [question_id, ask_person(question, read_answer), asdict(current_sender())]
 
     while True:
         # LangGraph returns answers in the order of the calls. A resumed run may ask fewer questions.

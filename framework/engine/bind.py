@@ -226,9 +226,7 @@ def _retention(settings: Settings) -> Retention | None:
 
 
 def _auditor(
-    target: bool | AuditLog | None,
-    settings: Settings,
-    persistence: Persistence | None,
+    target: bool | AuditLog | None, settings: Settings, persistence: Persistence | None
 ) -> Auditor | None:
     target = settings.audit.keep if target is None else target
     if target is False:

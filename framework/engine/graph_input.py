@@ -307,8 +307,7 @@ def check_switches(switches: Any, settings: Settings) -> None:
     for name, value in switches.items():
         if name not in SWITCHES:
             raise ValidationError(
-                f"Unknown switch agent_control.{name}.",
-                fix=f"use {', '.join(sorted(SWITCHES))}.",
+                f"Unknown switch agent_control.{name}.", fix=f"use {', '.join(sorted(SWITCHES))}."
             )
         if not isinstance(value, bool):
             raise ValidationError(

@@ -59,11 +59,7 @@ from capgraph.state import STATE_KEYS, TurnView
 from capgraph.telemetry.event_dispatcher import event_context
 from capgraph.telemetry.usage_callback import count_model_calls
 
-_BUDGET_COUNTERS = {
-    "orchestrator": "plans",
-    "classifier": "classifications",
-    "router": "routings",
-}
+_BUDGET_COUNTERS = {"orchestrator": "plans", "classifier": "classifications", "router": "routings"}
 _MAX_ROUTINGS = 100
 """Maximum number of routing decisions in a turn, in addition to those for its steps."""
 _SUPPLIED_ARGUMENTS = ("logger", "streamer", "runtime", "services")
@@ -344,10 +340,7 @@ def _log_failure(
 
 
 def _count(
-    spec: InfrastructureSpec,
-    budget: TurnBudget,
-    failure: Failure | None,
-    update: Any = None,
+    spec: InfrastructureSpec, budget: TurnBudget, failure: Failure | None, update: Any = None
 ) -> None:
     """Count plans and selections of the turn, including failed ones."""
     goto = update.goto if isinstance(update, Command) and spec.name != "router" else ()
@@ -394,10 +387,7 @@ def _budget_update(
 
 
 def _ensure_message(
-    spec: InfrastructureSpec,
-    update: dict[str, Any],
-    view: TurnView,
-    services: Services | None,
+    spec: InfrastructureSpec, update: dict[str, Any], view: TurnView, services: Services | None
 ) -> dict[str, Any]:
     """Ensure that the node that ends a turn writes a message."""
     if spec.name not in CLOSING_NODES or services is None or update.get("control_has_error"):

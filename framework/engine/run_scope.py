@@ -58,9 +58,7 @@ def compile_scope(services: Services | None) -> AbstractContextManager[None]:
 async def _ask_about_text(
     services: Services, subject: str, text: Any, reasons: Sequence[str]
 ) -> Verdict:
-    from capgraph.engine.approval_requests import (
-        ask_about_text,
-    )  # a slow import that few runs need
+    from capgraph.engine.approval_requests import ask_about_text  # a slow import that few runs need
 
     return await ask_about_text(services, subject, text, reasons)
 

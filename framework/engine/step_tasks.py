@@ -12,12 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import (
-    AbstractAsyncContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 

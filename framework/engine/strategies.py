@@ -24,11 +24,7 @@ def resolve_models(model: Any, settings: Any) -> Any:
 
 
 def choose_strategies(
-    registry: Registry,
-    settings: Any,
-    model: Any,
-    options: OperatorOptions,
-    clock: Clock | None,
+    registry: Registry, settings: Any, model: Any, options: OperatorOptions, clock: Clock | None
 ) -> dict[str, Any]:
     """Return ``selector``, ``extractor``, ``planner``, ``answerer``, and ``chat_model``.
 

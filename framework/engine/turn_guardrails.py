@@ -8,12 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from langchain_core.messages import (
-    AnyMessage,
-    BaseMessage,
-    messages_from_dict,
-    messages_to_dict,
-)
+from langchain_core.messages import AnyMessage, BaseMessage, messages_from_dict, messages_to_dict
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 from pydantic import ValidationError as PydanticValidationError

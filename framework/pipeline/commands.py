@@ -52,10 +52,7 @@ def _message_text(message: Any) -> str:
 
 
 def read_command(
-    value: Any,
-    spec: CapabilitySpec,
-    state_keys: Collection[str],
-    types: ContextTypes,
+    value: Any, spec: CapabilitySpec, state_keys: Collection[str], types: ContextTypes
 ) -> Any:
     """Return the values that a serialized command writes, by state key and context type.
 

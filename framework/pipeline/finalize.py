@@ -17,11 +17,7 @@ from capgraph.configs.logger import get_logger
 from capgraph.configs.streaming import has_listener
 from capgraph.helpers.data_size import exceeds_bytes
 from capgraph.helpers.plain_data import to_plain
-from capgraph.pipeline.effect_ledger import (
-    compute_digest,
-    large_result_error,
-    serialize_inputs,
-)
+from capgraph.pipeline.effect_ledger import compute_digest, large_result_error, serialize_inputs
 from capgraph.pipeline.failures import (
     REFUSED_BY_GUARDS,
     classify_failure,

@@ -10,15 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from langgraph.store.base import (
-    BaseStore,
-    GetOp,
-    Item,
-    Op,
-    PutOp,
-    Result,
-    SearchOp,
-)
+from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, SearchOp
 
 from capgraph.base.errors import ErrorSeverity, PolicyError
 from capgraph.base.ports import Attempt

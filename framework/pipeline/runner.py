@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from capgraph.base.errors import (
-    ConfigurationError,
-)
+from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import (
     AnyBehavior,
     Attempt,
@@ -19,11 +17,7 @@ from capgraph.base.ports import (
 from capgraph.base.spec import QUEUE_PATTERN, CapabilitySpec
 from capgraph.base.undo import Undo
 from capgraph.helpers.clock import use_clock
-from capgraph.pipeline import (
-    authorize,
-    observe,
-    validate,
-)
+from capgraph.pipeline import authorize, observe, validate
 from capgraph.pipeline.chain import compose_stages
 from capgraph.pipeline.middleware import (
     applicable,

@@ -99,11 +99,7 @@ def chain_plan(
 
 
 def requires_closure(
-    selected: Iterable[str],
-    catalog: Catalog,
-    available: Available | None = None,
-    *,
-    task: str = "",
+    selected: Iterable[str], catalog: Catalog, available: Available | None = None, *, task: str = ""
 ) -> tuple[str, ...]:
     """Return the selected capabilities and those that they require, directly or indirectly.
 

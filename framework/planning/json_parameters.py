@@ -8,14 +8,7 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    create_model,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_serializer, model_validator
 from pydantic import ValidationError as PydanticError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -334,9 +327,7 @@ def _to_json_type(name: Any, owner: str) -> str:
     found = _TYPES.get(str(name).partition("[")[0].partition("<")[0].strip().lower())
     if found is None:
         get_logger("framework", "parameters").warning(
-            "The parameters of %r declare the unknown type %r: any value is accepted",
-            owner,
-            name,
+            "The parameters of %r declare the unknown type %r: any value is accepted", owner, name
         )
     return found or ""
 

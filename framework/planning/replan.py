@@ -118,9 +118,7 @@ class CarryOver(NamedTuple):
 
 
 def carry_over(
-    old_plan: ExecutionPlan | None,
-    new_plan: ExecutionPlan,
-    step_results: Mapping[str, Any],
+    old_plan: ExecutionPlan | None, new_plan: ExecutionPlan, step_results: Mapping[str, Any]
 ) -> CarryOver:
     """Match the steps of a new plan to finished results of the plan that it replaces.
 

@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.base.ports.agents": (
-            "Agent",
-            "AgentOutcome",
-            "ModelCaller",
-        ),
+        "capgraph.base.ports.agents": ("Agent", "AgentOutcome", "ModelCaller"),
         "capgraph.base.ports.callers": ("Caller", "normalize_user_id"),
         "capgraph.base.ports.middleware": (
             "AnyBehavior",
@@ -73,12 +69,7 @@ __getattr__, __dir__ = lazy_exports(
             "TurnSnapshot",
             "Verdict",
         ),
-        "capgraph.base.ports.services": (
-            "KeyValueStore",
-            "Sink",
-            "SqlExecutor",
-            "StepDispatcher",
-        ),
+        "capgraph.base.ports.services": ("KeyValueStore", "Sink", "SqlExecutor", "StepDispatcher"),
         "capgraph.base.ports.steps": (
             "ApprovalRequest",
             "Attempt",
