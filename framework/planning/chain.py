@@ -198,8 +198,8 @@ class _Suppliers:
         self.values = values
         self.specs = catalog.capabilities
         self.caller_types = set(satisfied_types(catalog.provided_types, {}))
-        self.supplied_types = {name: types_satisfied_by(spec) for name, spec in self.specs.items()}
-        self.required_types = {
+        self.outputs = {name: types_satisfied_by(spec) for name, spec in self.specs.items()}
+        self.inputs = {
             name: {
                 required_type(requirement)
                 for requirement in spec.requires
@@ -237,24 +237,20 @@ class _Suppliers:
         Like the targets of a build, these are all results downstream of a selected capability, including
         those that depend on it through optional inputs.
         """
-        newly_provided = {
-            input_type for name in self.names for input_type in self.supplied_types[name]
-        }
+        newly_provided = {input_type for name in self.names for input_type in self.outputs[name]}
         readers: dict[str, list[str]] = {}
         for name, spec in self.specs.items():
             for requirement in spec.requires:
-                readers.setdefault(required_type(requirement), []).extend(self.supplied_types[name])
+                readers.setdefault(required_type(requirement), []).extend(self.outputs[name])
         return reachable_from(newly_provided, readers) - newly_provided
 
     def unsupplied_types(self) -> set[str]:
         """Return the input types that no selected or automatically included capability satisfies."""
         producers = {name for name in self.specs if self.values.can_auto_include(name)}
         newly_provided = {
-            input_type
-            for name in producers | {*self.names}
-            for input_type in self.supplied_types[name]
+            input_type for name in producers | {*self.names} for input_type in self.outputs[name]
         }
-        return {input_type for name in self.specs for input_type in self.required_types[name]} - (
+        return {input_type for name in self.specs for input_type in self.inputs[name]} - (
             newly_provided - self.caller_types
         )
 
@@ -294,21 +290,19 @@ class _Suppliers:
         """
         rank = {name: place for place, name in enumerate(self.specs)}
         total_cost = dict(cost)
-        waiting = {name: self.required_types[name] - stored.keys() for name in cost}
+        waiting = {name: self.inputs[name] - stored.keys() for name in cost}
         readers: dict[str, list[str]] = {}
-        for name, required_types in waiting.items():
-            for input_type in required_types:
+        for name, inputs in waiting.items():
+            for input_type in inputs:
                 readers.setdefault(input_type, []).append(name)
         queue = [
-            (total_cost[name], rank[name], name)
-            for name, required_types in waiting.items()
-            if not required_types
+            (total_cost[name], rank[name], name) for name, inputs in waiting.items() if not inputs
         ]
         heapq.heapify(queue)
         best: dict[str, str] = {}
         while queue:
             cost_so_far, _, name = heapq.heappop(queue)
-            for input_type in self.supplied_types[name]:
+            for input_type in self.outputs[name]:
                 # A stored context needs no producer, unless a selected capability provides it.
                 if input_type in best or (input_type in stored and name not in self.names):
                     continue
@@ -326,12 +320,10 @@ class _Suppliers:
         """Return a capability that cannot run and its missing input type, or ``None`` if all can run."""
         _, waiting = self.assign_producers(dict.fromkeys(names, 0), stored)
         unsupplied_types = [
-            (name, input_type)
-            for name, required_types in waiting.items()
-            for input_type in sorted(required_types)
+            (name, input_type) for name, inputs in waiting.items() for input_type in sorted(inputs)
         ]
         newly_provided = {
-            input_type for name, _ in unsupplied_types for input_type in self.supplied_types[name]
+            input_type for name, _ in unsupplied_types for input_type in self.outputs[name]
         }
         # Return the root cause: an input type that none of the blocked capabilities would satisfy.
         return next(
@@ -362,22 +354,18 @@ class _Suppliers:
         def count_waits(name: str) -> tuple[int, int]:
             wanted_types = {required_type(requirement) for requirement in self.specs[name].requires}
             others = [other for other in remaining if other != name]
-            needed = [
-                o
-                for o in others
-                if not self.required_types[name].isdisjoint(self.supplied_types[o])
-            ]
-            wished = [o for o in others if not wanted_types.isdisjoint(self.supplied_types[o])]
+            needed = [o for o in others if not self.inputs[name].isdisjoint(self.outputs[o])]
+            wished = [o for o in others if not wanted_types.isdisjoint(self.outputs[o])]
             return len(needed), len(wished)
 
         while remaining:
             name = min(
-                (name for name in remaining if self.required_types[name] <= available),
+                (name for name in remaining if self.inputs[name] <= available),
                 key=count_waits,
             )
             remaining.remove(name)
             ordering.append(name)
-            available.update(self.supplied_types[name])
+            available.update(self.outputs[name])
         return ordering
 
 
