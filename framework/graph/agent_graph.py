@@ -39,14 +39,14 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel, default=Any)
 
 
 class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
-    """Compiled LangGraph graph that runs a thread only once at a time.
+    """Compiled LangGraph graph that allows only one run of a thread at a time.
 
-    It validates the caller's input and holds the lease of the thread. ``ainvoke``, ``astream``, and the
-    synchronous methods have LangGraph's signatures.
+    It validates the caller's input and holds the thread's lease (exclusive right to run it) during a run.
+    ``ainvoke``, ``astream``, and the synchronous methods have LangGraph's signatures.
 
     Args:
-        services: ``Services`` of the graph. Without them, input is not restricted.
-        **attributes: Arguments of LangGraph's own class.
+        services: ``Services`` of the graph. Without them, callers may send any input.
+        **attributes: Arguments of ``CompiledStateGraph``.
     """
 
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
@@ -58,11 +58,11 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             persistence = services.persistence
         self._persistence: Persistence | None = persistence
         if self.persistence is not None:
-            self._register(self.persistence)
+            self._register_persistence(self.persistence)
 
     @property
     def persistence(self) -> Persistence | None:
-        """Persistence of the graph's own saver. None without a saver."""
+        """Persistence layer of the graph's saver. None without a saver."""
         saver = self.checkpointer
         if not isinstance(saver, BaseCheckpointSaver):
             return None
@@ -70,7 +70,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             self._persistence = Persistence.of(saver)
         return self._persistence
 
-    def _register(self, persistence: Persistence) -> None:
+    def _register_persistence(self, persistence: Persistence) -> None:
         scale = self.services.settings.scale if self.services is not None else None
         persistence.register_graph(self.channels, scale)
 
@@ -78,13 +78,13 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return Persistence.for_run(config, self.persistence) if find_saver(self, config) else None
 
     def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
-        """Return the answer of a turn as an instance of ``answer_type``, or of the turn's own type.
+        """Return a turn's structured answer as an instance of ``answer_type`` or of the turn's schema.
 
         Args:
-            out: Result of ``ainvoke``, or the values of a state.
+            out: Result of ``ainvoke``, or ``values`` of a state snapshot.
 
         Raises:
-            ValidationError: The turn has no such answer: it failed, or asked for clarification.
+            ValidationError: The turn has no structured answer, because it failed or asked a question.
         """
         answer_type = self.services.answer_type_of(out) if self.services is not None else None
         value = out.get("execution_answer")
@@ -102,12 +102,12 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
     def subscribe(
         self, sink: Sink, events: Collection[str | type[Any]] | None = None
     ) -> Callable[[], None]:
-        """Send the events of this graph's runs to another sink.
+        """Send the events of this graph's runs to an additional sink.
 
         Args:
-            sink: Object with ``emit(event)``, as in ``build_graph(sinks=…)``.
-            events: Event types to send: ``event_type`` names, or classes of ``capgraph.telemetry``. None
-                means all.
+            sink: Object with ``emit(event)``, as for ``build_graph(sinks=…)``.
+            events: Types of the events to send, as ``event_type`` names or classes of
+                ``capgraph.telemetry``. None sends all events.
 
         Returns:
             A function that unsubscribes the sink.
@@ -131,9 +131,9 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return self.services.events.subscribe(sink, events)
 
     async def warm_up(self) -> None:
-        """Do slow initialization before the first request. Calling it is optional.
+        """Run slow initialization before the first request. Calling this method is optional.
 
-        It fits the offline selection and imports the ``libraries`` of capabilities.
+        It fits the selector that works without a model and imports the ``libraries`` of capabilities.
 
         >>> import asyncio
         >>> from capgraph import build_graph
@@ -146,7 +146,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """Run the graph and yield its stream. The arguments are those of LangGraph's ``astream``.
 
         Raises:
-            ThreadBusyError: Another run holds the thread.
+            ThreadBusyError: Another run holds the thread's lease.
             ValidationError: The input contains a key that callers may not send.
         """
         given, *others = args if args else (kwargs.pop("input", None),)
@@ -175,7 +175,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         stream = run()
         if persistence is not None and "thread_id" in config.get("configurable", {}):
             if persistence is not self._persistence:
-                self._register(persistence)  # of an outer graph or a server
+                self._register_persistence(persistence)  # of an outer graph or a server
             retention = services.retention if services is not None else None
             stream = run_with_lease(persistence, config, inputs, run, retention)
         error: BaseException | None = None
@@ -201,15 +201,15 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         Raises:
             ValidationError: The configuration has no thread ID.
         """
-        return await super().aget_state(self._of_thread(config), **more)
+        return await super().aget_state(self._with_thread_id(config), **more)
 
     def aget_state_history(
         self, config: RunnableConfig, **more: Any
     ) -> AsyncIterator[StateSnapshot]:
         """Yield the states of a thread, newest first. See :meth:`aget_state`."""
-        return super().aget_state_history(self._of_thread(config), **more)
+        return super().aget_state_history(self._with_thread_id(config), **more)
 
-    def _of_thread(self, config: RunnableConfig) -> RunnableConfig:
+    def _with_thread_id(self, config: RunnableConfig) -> RunnableConfig:
         own: Any = self.config or {}
         config = config or {}
         named = {**(own.get("configurable") or {}), **(config.get("configurable") or {})}
@@ -219,25 +219,25 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Change the state of a thread manually, between its runs.
+        """Update the state of a thread manually between runs. LangGraph's ``update_state`` calls it.
 
         Raises:
-            InfrastructureError: An update contains an unknown key, or one that only the graph may write.
-            ThreadBusyError: Another run holds the thread.
+            InfrastructureError: An update contains an unknown key, or a key that only the graph may write.
+            ThreadBusyError: Another run holds the thread's lease.
             ValidationError: The configuration has no thread ID, or a value is invalid.
         """
-        config = self._of_thread(config)
+        config = self._with_thread_id(config)
         merged = merged_config(self, config)
         persistence = self._persistence_of(merged)
         if not config["configurable"].get("checkpoint_ns"):  # a graph inside has keys of its own
             last = await last_writer(persistence.saver, merged) if persistence is not None else None
-            supersteps = [[self._manual_update(one, last) for one in step] for step in supersteps]
+            supersteps = [[self._validate_update(one, last) for one in step] for step in supersteps]
         if persistence is None:
             return await super().abulk_update_state(config, supersteps)
         async with hold_lease(persistence, merged):
             return await super().abulk_update_state(config, supersteps)
 
-    def _manual_update(self, update: StateUpdate, last: str | None) -> StateUpdate:
+    def _validate_update(self, update: StateUpdate, last: str | None) -> StateUpdate:
         values = update.values
         if self.services is None:
             return update

@@ -61,25 +61,24 @@ def build_graph(
     ``await asyncio.to_thread(build_graph, …)``.
 
     Args:
-        registry: Capabilities, or a registry. The registry accepts no further registrations.
-        model: ``"provider:name"``, a chat model, or a mapping of roles (``extraction``, ``selection``,
-            ``planning``, ``answer``, ``capability``) to these. Defaults to the model of the settings.
-            Without any model, the agent runs offline.
-        checkpointer: Asynchronous saver that stores threads. Without one, nothing is stored. ``False``
-            disables the saver of an outer graph, too.
-        store: LangGraph store for data that is shared between threads.
-        settings: The settings. Defaults to ``Settings()``.
+        registry: Capabilities, or a registry, which is frozen.
+        model: Name such as ``"provider:name"``, a chat model, or a mapping from roles (``extraction``,
+            ``selection``, ``planning``, ``answer``, ``capability``) to names or models. Defaults to the
+            model of the settings. Without a model, the agent runs offline.
+        checkpointer: Asynchronous LangGraph saver that stores threads. Without a saver, nothing is
+            stored. ``False`` also prevents the use of an outer graph's saver.
+        store: LangGraph store for data that threads share.
+        settings: Settings of the agent. Defaults to ``Settings()``.
         context_schema: Type of the ``context=`` argument of runs.
-        answer_type: Pydantic model of the answer, which requires a chat model. State has the answer as
-            plain data in ``execution_answer``, and ``graph.answer_of(out)`` returns an instance.
+        answer_type: Pydantic model of the answer, which requires a chat model. The state contains the
+            answer as plain data in ``execution_answer``. ``graph.answer_of(out)`` returns an instance.
         **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``, ``policies``,
             ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``, ``capacity``,
             ``state_schema``, ``system_prompt``, ``embeddings``, ``clock``, ``selector``, ``extractor``,
             ``planner``, ``answerer``.
 
     Returns:
-        A compiled LangGraph graph, which supports all of LangGraph's ways to run, stream, draw, and
-        resume.
+        A compiled LangGraph graph, which supports LangGraph's methods to run, stream, draw, and resume.
 
     Raises:
         RegistryError: The registry is invalid. The message lists all problems.
@@ -126,13 +125,13 @@ def build_graph(
 
 
 def extend_graph(graph: AgentGraph[Any, Any], *capabilities: Any) -> AgentGraph[Any, Any]:
-    """Return a graph with additional capabilities that shares everything else with the original.
+    """Create a graph with additional capabilities that shares everything else with the original.
 
-    Both have the same threads, budgets, sinks, and policies, so a thread may alternate between them.
+    Both graphs use the same threads, budgets, sinks, and policies, so a thread may alternate between them.
 
     Args:
-        graph: Graph made by ``build_graph``.
-        *capabilities: The additional capabilities.
+        graph: Graph that ``build_graph`` returned.
+        *capabilities: Additional capabilities.
 
     Raises:
         RegistryError: A capability is invalid or has the name of a registered one.
@@ -159,9 +158,15 @@ def extend_graph(graph: AgentGraph[Any, Any], *capabilities: Any) -> AgentGraph[
 def _compile(
     services: Services, state_schema: type[Any], context_schema: Any, checkpointer: Any, store: Any
 ) -> AgentGraph[Any, Any]:
-    """Return the compiled graph of services."""
+    """Build and compile the graph for services and a state class.
+
+    Raises:
+        ConfigurationError: The state class does not extend ``AgentState`` correctly.
+    """
     registry = services.registry
-    services.step_tasks.update({name: _step_task(name, services) for name in registry.capabilities})
+    services.step_tasks.update(
+        {name: _create_step_task(name, services) for name in registry.capabilities}
+    )
     schema = StateSchema.from_class(state_schema)
     ours = StateSchema.from_class(AgentState)
     if not schema.names >= ours.names:
@@ -177,9 +182,9 @@ def _compile(
     builder: Any = StateGraph(
         state_schema,
         context_schema=context_schema,
-        input_schema=_input_schema(state_schema, schema),
+        input_schema=_create_input_schema(state_schema, schema),
     )
-    layout = _Layout(registry)
+    layout = _NodeOrder(registry)
     _add_infrastructure(builder, services, layout)
     _add_capabilities(builder, services)
     layout.add_edges(builder)
@@ -197,15 +202,15 @@ def _compile(
     return graph.with_config(config)
 
 
-def _input_schema(cls: type[Any], schema: StateSchema) -> Any:
-    """Return a schema with the keys that callers may send, which hides the others from outer graphs."""
+def _create_input_schema(cls: type[Any], schema: StateSchema) -> Any:
+    """Create the graph's input schema from the keys that callers may send."""
     hints = get_type_hints(cls, include_extras=True)
     chosen = {name: hints[name] for name in sorted(schema.caller_keys)}
     return TypedDict(f"{cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
 
 
-class _Layout:
-    """Order of the nodes: the fixed chain, with custom nodes inserted."""
+class _NodeOrder:
+    """Order of the graph's nodes: the fixed chain of roles, with custom nodes inserted."""
 
     def __init__(self, registry: Registry) -> None:
         self.before: dict[str, list[str]] = {}
@@ -222,11 +227,11 @@ class _Layout:
         return [*self.before.get(role, []), role, *self.after.get(role, [])]
 
     def entry_node(self, target: str) -> str:
-        """Return the first node on the way to another one."""
+        """Return the custom node that runs before a target node, or the target node itself."""
         return self.before.get(target, [target])[0]
 
     def add_edges(self, builder: Any) -> None:
-        """Add the edges: from node to node, and to the router after a failure."""
+        """Add the edges from node to node, and from each failed node to the router."""
         builder.add_edge(START, "begin_turn")
         first = self.chain[0]
 
@@ -240,15 +245,15 @@ class _Layout:
         builder.add_conditional_edges("begin_turn", after_begin, [first, "router"])
         following = [*self.chain[1:], "router"]
         for name, then in zip(self.chain, following, strict=True):
-            self._edge(builder, name, then)
+            self._add_edge(builder, name, then)
         builder.add_edge("approval", "router")
         for role in _CLOSING:
             line = self._insert_custom_nodes(role)
             for name, then in zip(line, [*line[1:], END], strict=True):
-                self._edge(builder, name, then)
+                self._add_edge(builder, name, then)
 
     @staticmethod
-    def _edge(builder: Any, name: str, then: str) -> None:
+    def _add_edge(builder: Any, name: str, then: str) -> None:
         if name == "error":
             builder.add_edge(name, then)
             return
@@ -263,7 +268,7 @@ class _Layout:
         builder.add_conditional_edges(name, decide, list(dict.fromkeys([then, "router"])))
 
 
-def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
+def _add_infrastructure(builder: Any, services: Services, layout: _NodeOrder) -> None:
     for name, spec in services.registry.infrastructure.items():
         node = spec.cls.langgraph_node.with_services(services)
         node = _with_routing(node, layout) if name == "router" else _with_goto(node)
@@ -285,15 +290,15 @@ def _with_goto(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitab
             if state.get("control_goto") and isinstance(result, Mapping):
                 return {**result, "control_goto": None}
             return result
-        pairs, goto = _with_message(result)
+        pairs, goto = _redirect_silent_end(result)
         return Command(update=[*pairs, ("control_goto", str(goto))], goto=goto, graph=result.graph)
 
     run.__name__ = node.__name__
     return run
 
 
-def _with_message(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
-    """Return the update and the target of a command. A turn must end with a message, so END is redirected."""
+def _redirect_silent_end(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
+    """Return a command's update and target, and replace ``END`` with ``respond`` if no message exists."""
     update = result.update
     pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
     silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
@@ -301,18 +306,18 @@ def _with_message(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
 
 
 def _with_routing(
-    node: Callable[[Any], Awaitable[Any]], layout: _Layout
+    node: Callable[[Any], Awaitable[Any]], layout: _NodeOrder
 ) -> Callable[[Any], Awaitable[Any]]:
-    """Wrap a router node, including a custom one that only writes ``control_next_node``."""
+    """Wrap a router node so that its ``Command`` or ``control_next_node`` selects the next node."""
 
     async def router(state: Any) -> Any:
         result = await node(state)
         if isinstance(result, Command) and result.goto == ():
-            result = dict(_with_message(result)[0])
+            result = dict(_redirect_silent_end(result)[0])
         if isinstance(result, Command):
             retried = (state.get("control_error_info") or {}).get("node_name") == result.goto
             if isinstance(result.goto, str) and not retried:
-                update, goto = _with_message(result)
+                update, goto = _redirect_silent_end(result)
                 return Command(update=update, goto=layout.entry_node(goto))
             return result
         target = result.get("control_next_node")
@@ -341,13 +346,13 @@ def _add_capabilities(builder: Any, services: Services) -> None:
                 "description": spec.description,
                 "effect": spec.effect,
                 "provides": list(spec.provides),
-                "requires": [need.type for need in spec.requires],
+                "requires": [requirement.type for requirement in spec.requires],
             },
         )
         builder.add_edge(name, "router")
 
 
-def _step_task(name: str, services: Services) -> Any:
+def _create_step_task(name: str, services: Services) -> Any:
     async def run(payload: dict[str, Any]) -> dict[str, Any] | None:
         return await run_step_task(payload)
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check.
+    """Result of a configuration check.
 
     Attributes:
-        area: Area of the check.
+        area: Area that was checked, such as ``registry``.
         level: ``ok``, ``warning``, or ``error``.
-        text: Description.
-        fix: Instruction that solves the problem.
+        text: Description of the result.
+        fix: Instruction that solves the problem. Empty if there is no problem.
     """
 
     area: str
@@ -35,7 +35,7 @@ class Finding:
 
     @classmethod
     def from_error(cls, area: str, error: Exception) -> Finding:
-        """Return the finding for an exception."""
+        """Create a finding with the level ``error`` from an exception."""
         if isinstance(error, CapgraphError):
             return cls(area, "error", error.message, error.fix or "")
         return cls(area, "error", f"{type(error).__name__}: {error}", "Correct the cause.")
@@ -49,21 +49,21 @@ def collect_findings(
     has_saver: bool,
     permissions: CallerPermissions | None = None,
 ) -> Iterator[Finding]:
-    """Yield the findings about an agent.
+    """Check the configuration of an agent and yield the findings.
 
     Args:
-        registry: The registry.
-        settings: The settings.
-        offline: Whether plans are made without a model.
-        has_saver: Whether threads are stored.
-        permissions: Permissions of callers.
+        registry: Registry of the agent.
+        settings: Settings of the agent.
+        offline: True if the agent plans without a model.
+        has_saver: True if a saver stores threads.
+        permissions: Permissions of callers, if they are configured.
 
     >>> from capgraph.configs.settings import Settings
     >>> from capgraph.registry import Registry
     >>> next(collect_findings(Registry(), Settings(), offline=False, has_saver=True)).level
     'warning'
     """
-    from capgraph.graph.validate import registry_problems, registry_warnings
+    from capgraph.graph.validate import find_registry_problems, registry_warnings
     from capgraph.models.unmetered_calls import find_unmetered_calls
 
     names = ", ".join(registry.capabilities)
@@ -74,12 +74,12 @@ def collect_findings(
         fix = "List modules with capabilities under 'modules'."
         yield Finding("registry", "warning", text, fix)
     denied = permissions.approver_problems() if permissions is not None else []
-    for text in (*registry_problems(registry), *denied):
-        yield _from_text("error", text)
+    for text in (*find_registry_problems(registry), *denied):
+        yield _create_finding("error", text)
     for text in registry_warnings(
         registry, offline=offline, has_saver=has_saver, permissions=permissions
     ):
-        yield _from_text("warning", text)
+        yield _create_finding("warning", text)
     yield from _check_queues(registry, settings)
     for name in registry.capabilities:
         yield from _check_guides(registry, name)
@@ -97,7 +97,7 @@ def collect_findings(
     yield from collect_settings_findings(settings, registry)
 
 
-def _from_text(level: Literal["warning", "error"], text: str) -> Finding:
+def _create_finding(level: Literal["warning", "error"], text: str) -> Finding:
     text, _, fix = text.partition(" Fix: ")
     return Finding("registry", level, text, fix)
 
@@ -111,14 +111,14 @@ def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
         yield Finding.from_error("configuration", exc)
         return
     for text in found:
-        yield _from_text("warning", text)
+        yield _create_finding("warning", text)
 
 
 def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
     try:
-        held = registry.capability(name)
-        examples = held.classifier_guide
-        _ = held.orchestrator_guide
+        capability = registry.capability(name)
+        examples = capability.classifier_guide
+        _ = capability.orchestrator_guide
     except Exception as exc:
         fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
         text = f"The guides of {name!r} cannot be created: {exc!r}"
@@ -130,7 +130,7 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
 
 
 def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Create the objects that settings declare, as ``build_graph`` does, and report errors."""
+    """Create the objects that settings declare, as ``build_graph`` does, and yield the errors."""
     from capgraph.engine.bind import resolve_answer_gate, resolve_policies
     from capgraph.engine.configured_objects import (
         build_configured,
@@ -179,7 +179,7 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
 
 
 def collect_settings_findings(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Yield the findings about settings: unknown names and invalid context data."""
+    """Check settings for unknown names and invalid context data, and yield the findings."""
     from capgraph.base import ValidationError
     from capgraph.state import load_context
 

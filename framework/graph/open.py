@@ -39,15 +39,15 @@ async def open_graph(
 ) -> AsyncIterator[AgentGraph[ContextT, AnswerT]]:
     """Open a database and build a graph that stores its threads, standing rules, and memories there.
 
-    In contrast to ``build_graph``, it opens the saver and the store and closes them at the end of the
-    ``async with`` block.
+    In contrast to ``build_graph``, this context manager opens the saver and the store and closes them at
+    the end of the ``async with`` block.
 
     Args:
-        registry: Capabilities, or a registry. None means those that the settings name; their MCP
-            servers are closed at the end.
-        url: ``sqlite:///file.db`` or ``postgresql://…``. Defaults to ``persistence.url`` of the
-            settings. Without either, nothing is stored.
-        settings: The settings. Defaults to ``Settings()``.
+        registry: Capabilities, or a registry. By default, the settings declare the capabilities. Their
+            MCP connections are closed at the end of the block.
+        url: Database URL, such as ``sqlite:///file.db`` or ``postgresql://…``. Defaults to the setting
+            ``persistence.url``. Without a URL, nothing is stored.
+        settings: Settings of the agent. Defaults to ``Settings()``.
         context_schema: See ``build_graph``.
         answer_type: See ``build_graph``.
         **options: Further arguments of ``build_graph``.

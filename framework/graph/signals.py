@@ -43,19 +43,19 @@ async def signal(
 ) -> bool:
     """Send an external event to a thread and resume the step that waits for it.
 
-    If no step waits for the event yet, it is stored until a turn takes it. Sending the same event again
-    has no effect while it is stored, or after the current turn has taken it.
+    If no step waits for the event yet, it is stored until a step receives it. Sending the same event
+    again has no effect while it is stored, or after a step of the current turn has received it.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
+        graph: Graph that ``build_graph`` returned, with a saver.
         thread: ID of the thread.
-        key: Key of the event, as in ``wait_for`` of the step.
-        value: Payload, as plain JSON. Parameters of the step refer to it as ``{"$from": "signal"}``.
-        config: Configuration that identifies the sender, as for a run. None means the program itself.
-            The turn always continues as the caller who started it.
-        run: Whether to run the thread here until its turn ends or waits again. Otherwise, or if
-            another process holds the thread, the process that serves it calls :func:`wake`.
-        early: Whether to store the event even if the thread does not exist yet.
+        key: Key of the event, as in the step's ``wait_for``.
+        value: Payload, as plain JSON. The step's parameters refer to it as ``{"$from": "signal"}``.
+        config: Configuration that identifies the sender, as for a run. None means that the application
+            sends the event. The turn always continues as the caller who started it.
+        run: True to run the thread in this process until its turn ends or waits again. Otherwise, or if
+            another process holds the thread's lease, that process must call :func:`wake`.
+        early: True to store the event even if the thread does not exist yet.
 
     Returns:
         True if a step waited for the event.
@@ -75,10 +75,12 @@ async def signal(
     >>> asyncio.run(main())
     False
     """
-    persistence = _persistence(graph)
+    persistence = _require_persistence(graph)
     saver, suspended = persistence.saver, persistence.waits
-    _check(key, value, graph)
-    found = await (saver.aget_tuple(_config(thread)) if early else _last(saver, thread))
+    _check_signal(key, value, graph)
+    found = await (
+        saver.aget_tuple(_create_config(thread)) if early else _load_checkpoint(saver, thread)
+    )
     waits = open_waits(found) if found is not None else ()
     waiting = [wait for wait in waits if wait.get("for") == key]
     known = await suspended.get(thread)
@@ -100,21 +102,21 @@ async def signal(
 async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> None:
     """Resume a suspended thread as the caller who started its turn, until it ends or waits again.
 
-    If no wait is over, nothing happens. A run in another process finds the event itself, so only a run
-    that is about to end is waited for.
+    If no wait is over, this function does nothing. If another process runs the thread, that run receives
+    the event. This function waits only for a run that is about to end.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
+        graph: Graph that ``build_graph`` returned, with a saver.
         thread: ID of the thread, for example from :func:`capgraph.stores.list_suspended_threads`.
 
     Raises:
         PersistenceError: The thread does not exist.
     """
-    persistence = _persistence(graph)
+    persistence = _require_persistence(graph)
     saver, suspended = persistence.saver, persistence.waits
-    await _last(saver, thread)
+    await _load_checkpoint(saver, thread)
     known = await suspended.get(thread)
-    config = _config(thread, known.caller if known is not None else Caller())
+    config = _create_config(thread, known.caller if known is not None else Caller())
     for left in reversed(range(_MAX_ATTEMPTS)):
         try:
             await graph.ainvoke(None, config)
@@ -123,13 +125,13 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
             if not left:
                 return
             await asyncio.sleep(_DELAY_SECONDS)
-    found = await saver.aget_tuple(_config(thread))
+    found = await saver.aget_tuple(_create_config(thread))
     if known is not None and (found is None or not open_waits(found)):
         await suspended.drop(known)
 
 
-async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple:
-    found = await saver.aget_tuple(_config(thread))
+async def _load_checkpoint(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple:
+    found = await saver.aget_tuple(_create_config(thread))
     if found is None:
         raise PersistenceError(
             f"The thread {thread!r} does not exist.",
@@ -139,20 +141,20 @@ async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple
     return found
 
 
-def _persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
+def _require_persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
     saver = find_saver(graph, merged_config(graph, None))
     if saver is None:
         raise ConfigurationError(
-            "The graph has no saver, so it cannot have waiting steps.",
+            "The graph has no saver: steps can wait only in stored threads.",
             fix="Pass a checkpointer to build_graph.",
         )
     return Persistence.of(saver)
 
 
-def _check(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
+def _check_signal(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
     if not is_event_key(key):
         raise ValidationError(
-            f"The event key {key!r:.80} is invalid.",
+            f"The event key {key!r:.80} is invalid: it is empty, too long, or not printable.",
             fix=f"Use 1 to {MAX_EVENT_KEY_LENGTH} printable characters.",
         )
     try:
@@ -185,7 +187,7 @@ def _check_sender(
     tenant = due.caller.tenant if due is not None else None
     if tenant is not None and sender.tenant != tenant:
         raise PolicyError(
-            f"The thread belongs to another tenant than {sender.tenant!r}.",
+            f"The sender's tenant {sender.tenant!r} is not the tenant of the thread.",
             fix="Send the signal as a user of the thread's tenant.",
         )
     permissions = getattr(getattr(graph, "services", None), "permissions", None)
@@ -194,9 +196,9 @@ def _check_sender(
             raise PolicyError(
                 f"The sender may not use the capability {wait['capability']!r}, which waits for the"
                 " signal.",
-                fix="Send the signal as a caller with this permission.",
+                fix="Send the signal as a caller who may use the capability.",
             )
 
 
-def _config(thread: str, caller: Caller | None = None) -> RunnableConfig:
+def _create_config(thread: str, caller: Caller | None = None) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, **configurable_for(caller or Caller())}}

@@ -42,13 +42,13 @@ class TurnResult:
         thread_id: ID of the thread.
         status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``cancelled``, or
             ``drained``.
-        outcome: ``execution_outcome`` of the state.
-        answer: Text of the final message. Empty if there is none.
+        outcome: Value of ``execution_outcome`` in the state.
+        answer: Text of the final message. Empty if there is no final message.
         files: Paths of files that the turn created.
         questions: Open questions, by interrupt ID.
-        error: The error that ended the turn.
+        error: Error that ended the turn, if any.
         seconds: Duration in seconds.
-        resume_command: Command line that continues the turn, if it is not over.
+        resume_command: Command line that continues an unfinished turn.
         model_calls: Number of chat model calls.
         input_tokens: Number of tokens sent to chat models.
         output_tokens: Number of tokens received from chat models.
@@ -68,7 +68,7 @@ class TurnResult:
     output_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, which commands print as the last line of JSON output."""
+        """Return the result as plain data, which commands print as the last line of JSON output."""
         always = ("thread_id", "status", "outcome", "answer", "files")
         data = {name: getattr(self, name) for name in always}
         data["seconds"] = round(self.seconds, 3)
@@ -79,16 +79,16 @@ class TurnResult:
 
 
 class TurnRunner:
-    """Runner of one turn, which can be stopped and drained while it runs.
+    """Runner of a single turn, which can be stopped or drained while it runs.
 
-    Finished steps are stored in both cases, so the thread can be resumed.
+    In both cases, finished steps remain stored, so the thread can be resumed.
 
     Attributes:
-        graph: The graph, which can be replaced before the turn runs.
+        graph: Graph that runs the turn. It can be replaced before the turn runs.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
-        config: Configuration with the thread and the caller.
+        graph: Graph that ``build_graph`` returned, with a saver.
+        config: Configuration with the thread ID and the caller.
     """
 
     def __init__(self, graph: CompiledStateGraph[Any, Any, Any, Any], config: Any) -> None:
@@ -105,16 +105,16 @@ class TurnRunner:
         self._on_values: Callable[[Mapping[str, Any]], Any] | None = None
 
     def stop(self) -> None:
-        """Cancel the running steps."""
+        """Cancel the running steps and end the turn."""
         self._end_status = "cancelled"
         if self._task is not None:
             self._task.cancel()
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Start no further steps, and cancel running steps after a timeout.
+        """Prevent further steps from starting, and cancel running steps after a timeout.
 
         Args:
-            seconds: The timeout.
+            seconds: Time in which running steps may finish, in seconds.
         """
         self._end_status = self._end_status or "drained"
         self._control.request_drain("drain")
@@ -131,16 +131,16 @@ class TurnRunner:
 
         Args:
             graph_input: Input of the graph. None continues an unfinished turn.
-            on_event: Function that receives each event as plain data.
-            on_values: Function that receives the state after each node.
+            on_event: Callback that receives each event as plain data.
+            on_values: Callback that receives the state after each superstep.
         """
         self._on_values = on_values
         began = time.monotonic()
         end = TurnResult(str(self._config["configurable"]["thread_id"]))
-        stopped = await self._wait(graph_input, on_event, end)
+        stopped = await self._run_until_stopped(graph_input, on_event, end)
         if self._finished and self._values is not None and not stopped and end.error is None:
             # The turn finished, so the last streamed values are the final state.
-            self._read(self._values, (), False, stopped, end)
+            self._update_result(self._values, (), False, stopped, end)
         else:
             await self._read_state(end, stopped)
         end.seconds = time.monotonic() - began
@@ -159,14 +159,16 @@ class TurnRunner:
             # The database failed. Report this, unless an earlier error exists.
             end.error = end.error or _as_capgraph_error(exc)
         else:
-            self._read(snapshot.values, snapshot.interrupts, bool(snapshot.tasks), stopped, end)
+            self._update_result(
+                snapshot.values, snapshot.interrupts, bool(snapshot.tasks), stopped, end
+            )
 
-    async def _wait(
+    async def _run_until_stopped(
         self, graph_input: Any, on_event: Callable[[dict[str, Any]], Any], end: TurnResult
     ) -> str:
         from langgraph.errors import GraphDrained
 
-        self._task = asyncio.create_task(self._stream(graph_input, on_event, end))
+        self._task = asyncio.create_task(self._consume_stream(graph_input, on_event, end))
         if self._end_status == "cancelled":
             self._task.cancel()
         try:
@@ -187,7 +189,7 @@ class TurnRunner:
                 self._timer.cancel()
         return ""
 
-    async def _stream(
+    async def _consume_stream(
         self, graph_input: Any, on_event: Callable[[dict[str, Any]], Any], end: TurnResult
     ) -> None:
         loop, context, thread = asyncio.get_running_loop(), copy_context(), threading.get_ident()
@@ -241,7 +243,7 @@ class TurnRunner:
         self._finished |= event.get("event_type") == "turn_finished"
         on_event(event)
 
-    def _read(
+    def _update_result(
         self,
         values: Mapping[str, Any],
         interrupts: Sequence[Interrupt],
@@ -249,7 +251,7 @@ class TurnRunner:
         stopped: str,
         end: TurnResult,
     ) -> None:
-        """Copy the state of the turn into its result."""
+        """Update the result from the state of the turn."""
         from capgraph.planning.waits import is_wait_interrupt
 
         asked = [item for item in interrupts if not is_wait_interrupt(item.value)]
@@ -267,7 +269,7 @@ class TurnRunner:
 
 
 def _as_capgraph_error(exc: Exception) -> CapgraphError:
-    """Return the exception, wrapped if it is not a ``CapgraphError``."""
+    """Return a ``CapgraphError`` unchanged, and wrap any other exception in an ``InfrastructureError``."""
     if isinstance(exc, CapgraphError):
         return exc
     get_logger("framework", "turn").debug("The run raised", exc_info=exc)
@@ -282,12 +284,12 @@ def _as_capgraph_error(exc: Exception) -> CapgraphError:
 async def load_thread_values(
     graph: CompiledStateGraph[Any, Any, Any, Any], thread_id: str
 ) -> dict[str, Any]:
-    """Return the state of a thread, including finished steps of an interrupted pass over the plan.
+    """Return the state of a thread, including finished steps that are not part of a checkpoint yet.
 
-    Each step result is stored when the step ends. It reaches the state when the pass over the plan ends.
+    LangGraph saves each result when its step ends, but adds it to the state only when the superstep ends.
 
     Args:
-        graph: A graph of ``build_graph`` with a saver.
+        graph: Graph that ``build_graph`` returned, with a saver.
         thread_id: ID of the thread.
     """
     config: Any = {"configurable": {"thread_id": thread_id}}
@@ -303,7 +305,7 @@ async def load_thread_values(
 
 
 def step_states(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the state of each step in a thread's plan, by context key.
+    """Return the status of each step in a thread's plan, by context key.
 
     >>> plan = {"steps": [{"context_key": "a", "capability": "look"}]}
     >>> step_states({"planning_execution_plan": plan})
@@ -327,7 +329,7 @@ def step_states(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def last_answer(values: Mapping[str, Any]) -> str:
-    """Return the text of the thread's last message if it is an answer, else an empty string."""
+    """Return the text of the thread's last message if the agent wrote it, otherwise an empty string."""
     from langchain_core.messages import AIMessage
 
     messages = values.get("messages") or []
@@ -336,7 +338,7 @@ def last_answer(values: Mapping[str, Any]) -> str:
 
 
 def created_files(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
-    """Return the paths of files that finished steps created."""
+    """Return the paths of the files that a turn's finished steps created."""
     data = values.get("capability_context_data") or {}
     found: list[str] = []
     for record in (values.get("execution_step_results") or {}).values():
@@ -347,7 +349,7 @@ def created_files(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
 
 
 def load_contexts(types: ContextTypes, kind: str, key: str, entry: Any) -> list[CapabilityContext]:
-    """Return an entry of the context data as context objects. Empty if it matches no registered class."""
+    """Convert stored context data to context objects. Return ``[]`` if no registered class matches."""
     from capgraph.state import load_context
 
     found: Any = None
@@ -362,12 +364,12 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def file_contexts(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
-    """Return context data for data files.
+    """Create input context data for data files.
 
-    The data goes to the provided context types that have a field ``files``.
+    The data has the provided context types that have a field ``files``.
 
     Args:
-        registry: The registry.
+        registry: Registry of the agent.
         files: Paths of the files.
 
     Raises:
@@ -381,7 +383,8 @@ def file_contexts(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
     ]
     if files and not kinds:
         raise ConfigurationError(
-            "Data files were passed, but no provided context type has a field 'files'.",
+            f"The data files {list(files)} cannot be passed to the graph: no provided context type"
+            " has a field 'files'.",
             fix="Add such a type to 'provided_types', for example DATA_SOURCE, and add"
             " capgraph.capabilities.contexts and capgraph.capabilities.query_data to 'modules'.",
         )

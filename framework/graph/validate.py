@@ -30,7 +30,7 @@ _UNAVAILABLE_ON_WORKERS = {
 }
 
 
-def registry_problems(registry: Registry) -> list[str]:
+def find_registry_problems(registry: Registry) -> list[str]:
     """Return the problems that prevent a graph from being built, each with its fix."""
     problems = [
         f"The infrastructure node {role!r} is missing. Fix: register one, or keep the built-in"
@@ -39,9 +39,9 @@ def registry_problems(registry: Registry) -> list[str]:
         if role not in registry.infrastructure
     ]
     provided = {
-        need for spec in registry.capabilities.values() for need in types_satisfied_by(spec)
+        kind for spec in registry.capabilities.values() for kind in types_satisfied_by(spec)
     }
-    provided |= _element_types(registry)
+    provided |= _find_element_types(registry)
     for name, spec in registry.capabilities.items():
         if name in registry.infrastructure or name in RESERVED_NODE_NAMES:
             problems.append(
@@ -55,19 +55,19 @@ def registry_problems(registry: Registry) -> list[str]:
                 f" Fix: register it, or remove 'undo'. {fix}"
             )
         problems += [
-            f"The capability {name!r} requires {need.type!r}, which nothing provides and the"
-            f" caller is not said to give. Fix: register a capability that provides it, or call"
-            f" registry.declare_provided({need.type!r})."
-            for need in spec.requires
-            if need.cardinality != "optional"
-            and required_type(need) not in provided
-            and need.type not in registry.provided_types
+            f"The capability {name!r} requires {item.type!r}, which no capability provides. Fix:"
+            " register a capability that provides it, or, if callers supply it, call"
+            f" registry.declare_provided({item.type!r})."
+            for item in spec.requires
+            if item.cardinality != "optional"
+            and required_type(item) not in provided
+            and item.type not in registry.provided_types
         ]
     return problems
 
 
 def check_persistence(checkpointer: Any, settings: Settings) -> None:
-    """Raise an error if the settings name a database but the graph has no saver.
+    """Raise an error if the settings contain a database URL but the graph has no saver.
 
     Raises:
         ConfigurationError: ``persistence.url`` is set and there is no saver.
@@ -80,8 +80,8 @@ def check_persistence(checkpointer: Any, settings: Settings) -> None:
         )
 
 
-def _element_types(registry: Registry) -> set[str]:
-    """Return the context types of list fields, whose elements a ``for_each`` step receives."""
+def _find_element_types(registry: Registry) -> set[str]:
+    """Return the context types of the list elements that ``for_each`` steps may receive as inputs."""
     kinds = {kind for spec in registry.capabilities.values() for kind in spec.context_types}
     arguments = [
         argument
@@ -106,10 +106,10 @@ def registry_warnings(
     """Return warnings about a registry, each with its fix.
 
     Args:
-        registry: The registry.
-        offline: Whether plans are made without a model.
-        has_saver: Whether the graph has a saver.
-        permissions: Permissions of callers.
+        registry: Registry to check.
+        offline: True if the agent plans without a model.
+        has_saver: True if the graph has a saver.
+        permissions: Permissions of callers, if they are configured.
     """
     # Several graphs may share permissions, so unknown names are not an error.
     texts = [] if permissions is None else permissions.unknown_name_warnings()
@@ -132,13 +132,13 @@ def registry_warnings(
 
 
 def queue_warnings(registry: Registry, settings: Settings) -> list[str]:
-    """Return warnings about capabilities with a queue that use features of the turn's process."""
+    """Return warnings about queued capabilities that use features which workers do not support."""
     texts = []
     for name, spec in registry.capabilities.items():
         if capability_queue(spec, settings) is None:
             continue
         for word, reason in _UNAVAILABLE_ON_WORKERS.items():
-            if word in _used_names(spec.cls):
+            if word in _find_used_names(spec.cls):
                 texts.append(
                     f"The capability {name!r} has a queue but uses {word!r}: {reason}."
                     " Fix: remove its queue, so that it runs in the process of the turn."
@@ -146,8 +146,8 @@ def queue_warnings(registry: Registry, settings: Settings) -> list[str]:
     return texts
 
 
-def _used_names(cls: type[Any]) -> set[str]:
-    """Return the names and strings in the code of ``execute``, without the functions it calls."""
+def _find_used_names(cls: type[Any]) -> set[str]:
+    """Return the names and string constants in the bytecode of a capability's ``execute``."""
     function = inspect.unwrap(getattr(cls, "__wrapped__", cls.execute))
     code = getattr(function, "__code__", None)
     if code is None:
@@ -157,12 +157,12 @@ def _used_names(cls: type[Any]) -> set[str]:
 
 
 def validate_registry(registry: Registry) -> None:
-    """Check that a graph can be built from a registry.
+    """Raise an error if no graph can be built from a registry.
 
     Raises:
         RegistryError: The registry has problems. The message lists all of them.
     """
-    problems = registry_problems(registry)
+    problems = find_registry_problems(registry)
     if problems:
         listed = "\n".join(f"  {n}. {text}" for n, text in enumerate(problems, start=1))
         raise RegistryError(f"The registry has {len(problems)} problem(s):\n{listed}")
@@ -171,7 +171,7 @@ def validate_registry(registry: Registry) -> None:
 
 
 def _check_guides(registry: Registry, name: str) -> None:
-    """Build the guides of a capability now, so that a broken guide does not fail a later request."""
+    """Create the guides of a capability, so that an invalid guide does not fail a later request."""
     try:
         capability = registry.capability(name)
         for guide in ("classifier_guide", "orchestrator_guide"):

@@ -28,11 +28,11 @@ class ApprovalStatus(NamedTuple):
 
     Attributes:
         is_approved: True if the step may run.
-        approvers: User IDs of the approvers; ``None`` for an anonymous one.
-        expires_at: Expiry time of the approval by the graph's clock; ``None`` if it does not
+        approvers: User IDs of the approvers, or ``None`` for an anonymous one.
+        expires_at: Expiry time of the approval by the graph's clock, or ``None`` if it does not
             expire.
-        asked_at: Time of the request; ``None`` if it does not expire.
-        refusal: Reason for which the last answer did not count.
+        asked_at: Time of the request, or ``None`` if it does not expire.
+        refusal: Reason why the last answer was not accepted.
     """
 
     is_approved: bool
@@ -43,15 +43,15 @@ class ApprovalStatus(NamedTuple):
 
 
 class ApprovalRecords:
-    """Approvals of one turn.
+    """Approvals of one turn, stored in the journal.
 
     Args:
         journal: Durable records of the thread.
         turn_key: Prefix of the turn's record names.
-        plan_id: ID of the plan in force.
-        owner_of: Function from a step's key to the owner of its approval.
-        turn_caller: Caller of the turn; ``None`` in a custom graph, which has no turns.
-        permits: Returns whether a person's current role permits a capability; ``None`` without
+        plan_id: ID of the current plan.
+        owner_of: Function that returns the owner of an approval for a step's context key.
+        turn_caller: Caller of the turn, or ``None`` in a custom graph, which has no turns.
+        permits: Returns whether a person's current role permits a capability, or ``None`` without
             permissions.
         lock: Lock that serializes the answers to parallel steps.
     """
@@ -97,7 +97,7 @@ class ApprovalRecords:
         await self.record_approval(digest, key, _ANYBODY, approver or Caller(), now)
 
     async def is_approved(self, digest: str, key: str, plan_keys: Sequence[str]) -> bool:
-        """Return whether a step is approved; see :meth:`status`."""
+        """Return True if a step is approved. See :meth:`status` for the arguments."""
         return (await self.status(digest, key, plan_keys)).is_approved
 
     async def record_approval(
@@ -124,17 +124,17 @@ class ApprovalRecords:
                 another person must approve it, too.
 
         Returns:
-            The reason for which the answer does not count; empty if it counts.
+            The reason why the answer is not accepted, or an empty string if it is accepted.
         """
         name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
-            entry = self._step_entry(record, owner)
-            votes = _valid_votes(entry, policy, now)
-            if now >= _question_expiry(entry, policy):
+            entry = self._find_step_entry(record, owner)
+            votes = _find_valid_votes(entry, policy, now)
+            if now >= _compute_question_expiry(entry, policy):
                 refused = f"The request expired after {policy.expires_seconds:g} s and was renewed."
                 entry = {**entry, "votes": votes, "refused": refused, "asked": now}
-            elif refused := await self._refusal(digest, votes, policy, approver, capability):
+            elif refused := await self._find_refusal(digest, votes, policy, approver, capability):
                 entry = {**entry, "refused": refused}
             else:
                 vote = {
@@ -152,12 +152,12 @@ class ApprovalRecords:
             await self._write(name, {**record, owner: entry})
         return refused
 
-    def _step_entry(self, record: dict[str, Any], owner: str) -> dict[str, Any]:
-        """Return the entry of a step; ignore an approval that a step of another plan used."""
+    def _find_step_entry(self, record: dict[str, Any], owner: str) -> dict[str, Any]:
+        """Return the approval entry of a step, unless a step of another plan used the approval."""
         entry: dict[str, Any] = record.get(owner) or {}
         return entry if entry.get("used", self._plan) == self._plan else {}
 
-    async def _refusal(
+    async def _find_refusal(
         self,
         digest: str,
         votes: list[Any],
@@ -176,14 +176,14 @@ class ApprovalRecords:
         if policy.not_requester:
             requester = (await self._read(self._requester)).get("user_id")
             turn_caller = self._turn_caller.user_id if self._turn_caller is not None else None
-            if person in _people([requester, turn_caller]):
+            if person in _normalize_user_ids([requester, turn_caller]):
                 return (
                     f"{approver.user_id!r} made the request and cannot approve it; another user"
                     " must."
                 )
         if not await self._is_permitted(capability, approver):
             return f"The role of {approver.user_id!r} does not permit {capability!r}."
-        if person in _people([vote["by"] for vote in votes]):
+        if person in _normalize_user_ids([vote["by"] for vote in votes]):
             return f"{approver.user_id!r} has already approved; another user must approve too."
         return ""
 
@@ -203,8 +203,8 @@ class ApprovalRecords:
     ) -> ApprovalStatus:
         """Return the approval status of a step.
 
-        An approval of another step applies if that step is no longer in the plan, because the same
-        work then has a new key. It applies to one step only: two equal steps need two approvals.
+        The approval of another step with the same digest applies if that step is no longer in the plan,
+        because a new plan may use a new key for the same work. Each approval applies to only one step.
 
         Args:
             digest: Digest of the preview.
@@ -212,10 +212,10 @@ class ApprovalRecords:
             plan_keys: Context keys of the plan's steps.
             policy: Required approvers.
             now: Current time of the graph's clock.
-            capability: Name of the step's capability. The approval of a person whose current role
-                does not permit it does not count.
-            renew_expired: True to renew an expired request immediately. If an answer may be on its
-                way, :meth:`record_approval` renews it.
+            capability: Name of the step's capability. Approvals of people whose current role does not
+                permit the capability are ignored.
+            renew_expired: True to renew an expired request immediately. Pass False if an answer may be in
+                transit, which :meth:`record_approval` then renews.
         """
         name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
         async with self._lock:
@@ -228,14 +228,16 @@ class ApprovalRecords:
                 if (old := next(unused_keys, None)) is not None:
                     # The approved step is no longer in the plan, so this step inherits its approval.
                     record = {**{k: e for k, e in record.items() if k != old}, owner: record[old]}
-            entry = self._step_entry(record, owner)
-            votes = _valid_votes(entry, policy, now)
+            entry = self._find_step_entry(record, owner)
+            votes = _find_valid_votes(entry, policy, now)
             if policy.restricts_approvers:
-                votes = [v for v in votes if await self._is_permitted(capability, _voter(v))]
+                votes = [
+                    v for v in votes if await self._is_permitted(capability, _restore_voter(v))
+                ]
             enough = len(votes) >= policy.approvers
             if enough and policy.not_requester:
-                editors = _people((await self._read(f"edited/{digest}")).get("by", ()))
-                if not _people([vote["by"] for vote in votes]) - editors:
+                editors = _normalize_user_ids((await self._read(f"edited/{digest}")).get("by", ()))
+                if not _normalize_user_ids([vote["by"] for vote in votes]) - editors:
                     enough = False
                     refused = "Only people who edited the step approved it; another user must."
                     entry = {**entry, "refused": refused}
@@ -271,7 +273,7 @@ class ApprovalRecords:
         await self._write(f"review/{digest}", {"problems": list(problems)})
 
     async def is_review_open(self, digest: str) -> bool:
-        """Return whether a plan needs a review and has not been approved."""
+        """Return True if a plan requires a review and is not approved yet."""
         review = await self._read(f"review/{digest}")
         return bool(review) and not await self.is_approved(digest, "plan", ())
 
@@ -287,27 +289,29 @@ class ApprovalRecords:
 
 
 def thread_scope(thread_id: str | None) -> str:
-    """Return a part of a record's name that binds a person's decision to one thread."""
+    """Compute a record name prefix that is unique to a thread, so that decisions apply only there."""
     return sha256((thread_id or "").encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _people(user_ids: Collection[str | None]) -> set[str]:
+def _normalize_user_ids(user_ids: Collection[str | None]) -> set[str]:
     return {normalize_user_id(user_id) for user_id in user_ids if user_id is not None}
 
 
-def _voter(vote: Mapping[str, Any]) -> Caller:
+def _restore_voter(vote: Mapping[str, Any]) -> Caller:
     return Caller(
         vote["by"], vote["role"], vote["tenant"], authenticated=bool(vote["authenticated"])
     )
 
 
-def _valid_votes(entry: dict[str, Any], policy: ApprovalPolicy, now: float) -> list[dict[str, Any]]:
+def _find_valid_votes(
+    entry: dict[str, Any], policy: ApprovalPolicy, now: float
+) -> list[dict[str, Any]]:
     """Return the approvals that have not expired."""
     last = policy.expires_seconds
     return [v for v in entry.get("votes") or () if last is None or now < v["at"] + last]
 
 
-def _question_expiry(entry: dict[str, Any], policy: ApprovalPolicy) -> float:
+def _compute_question_expiry(entry: dict[str, Any], policy: ApprovalPolicy) -> float:
     """Return the expiry time of an open request."""
     if policy.expires_seconds is None or entry.get("asked") is None:
         return math.inf

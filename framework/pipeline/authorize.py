@@ -38,16 +38,19 @@ _DEFAULT_REASON = "A policy requires approval."
 async def authorize(
     execution: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy] = ()
 ) -> Attempt | StepResult:
-    """Allow a step, refuse it, or request a person's approval; no inner stage has started.
+    """Allow a step, deny it, or request a person's approval, before any inner stage starts.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to authorize.
-        policies: Policies to evaluate.
+        policies: Step policies to evaluate.
+
+    Returns:
+        The attempt if it is allowed, otherwise a failed record or an approval request.
     """
-    ungrounded = _ungrounded(execution, attempt)
+    ungrounded = _find_ungrounded(execution, attempt)
     try:
-        reasons = await _reasons(execution, attempt, policies, ungrounded)
+        reasons = await _collect_approval_reasons(execution, attempt, policies, ungrounded)
     except PolicyError as exc:
         return await failed_record(execution, attempt, exc)
     if reasons or needs_approval(
@@ -66,7 +69,7 @@ async def authorize(
 async def authorize_caller(
     execution: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy]
 ) -> Attempt | StepResult:
-    """Evaluate policies that decide by caller and capability, before other code sees the step.
+    """Evaluate policies that depend only on the caller and the capability, before other code runs.
 
     Args:
         execution: State of the step execution.
@@ -86,50 +89,50 @@ async def authorize_caller(
 def may_need_authorization(
     spec: CapabilitySpec, settings: Any, policies: Sequence[StepPolicy]
 ) -> bool:
-    """Return whether a capability may be refused or need an approval."""
+    """Return True if steps of a capability may be denied or may require approval."""
     declared = spec.requires_approval or settings.approvals.steps == "all"
     return bool(policies or declared or spec.effect != "none")
 
 
 async def authorize_if_flagged(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Authorize a step only if a middleware or a data label requires it."""
+    """Authorize a step only if middleware or a data label (provenance tag) requires it."""
     if attempt.approval_reasons or (execution.labels and execution.flow is not None):
         return await authorize(execution, attempt)
     return attempt
 
 
 async def mark_approval_used(execution: StepExecution, record: StepRecord) -> None:
-    """Record that a step used its approval, unless its effect is never repeated."""
+    """Record that a step used its approval. Steps whose effect is never repeated are exempt."""
     if execution.approval is not None and record.success and execution.spec.effect != "once":
         await execution.context.ledger.approvals.mark_used(
             execution.approval.question.digest, record.key
         )
 
 
-async def _reasons(
+async def _collect_approval_reasons(
     execution: StepExecution,
     attempt: Attempt,
     policies: Sequence[StepPolicy],
     ungrounded: Mapping[str, Any],
 ) -> list[str]:
-    """Return the reasons for which a person must approve a step.
+    """Collect the reasons why a step requires a person's approval.
 
     Raises:
-        PolicyError: The step is refused.
+        PolicyError: A policy or setting denies the step.
     """
     reasons = list(attempt.approval_reasons)
     if execution.labels and execution.flow is not None:
-        reasons += await _label_reasons(execution, attempt, execution.flow)
+        reasons += await _check_labels(execution, attempt, execution.flow)
     if policies:
         step: Any = {**planned_step(attempt), "parameters": dict(attempt.values)}
         verdict = await check_step_policies(policies, step, execution.view)
         if verdict.decision == "ask":
             reasons += verdict.problems or [_DEFAULT_REASON]
-    return reasons + await _ungrounded_reasons(execution, attempt, ungrounded)
+    return reasons + await _check_ungrounded(execution, attempt, ungrounded)
 
 
-def _ungrounded(execution: StepExecution, attempt: Attempt) -> dict[str, Any]:
-    """Return the parameters of a planned step that a model invented, by path."""
+def _find_ungrounded(execution: StepExecution, attempt: Attempt) -> dict[str, Any]:
+    """Return parameters that a model may have invented, because they occur in no source, by path."""
     if execution.outer is not None:
         return {}  # a capability chose the parameters, not the plan
     if not is_grounding_checked(execution.spec, execution.view):
@@ -139,13 +142,13 @@ def _ungrounded(execution: StepExecution, attempt: Attempt) -> dict[str, Any]:
     return ungrounded_parameters(step, values, execution.view, execution.config.registry, inputs)
 
 
-async def _ungrounded_reasons(
+async def _check_ungrounded(
     execution: StepExecution, attempt: Attempt, ungrounded: Mapping[str, Any]
 ) -> list[str]:
-    """Return the reason to approve ungrounded parameters, if any.
+    """Return the reasons to approve ungrounded parameters (values that occur in no source).
 
     Raises:
-        PolicyError: The settings refuse ungrounded parameters, and they are not approved.
+        PolicyError: The settings deny ungrounded parameters, and no person has approved them.
     """
     setting = execution.config.settings.approvals.ungrounded
     if not ungrounded or setting == "allow":
@@ -159,20 +162,21 @@ async def _ungrounded_reasons(
         if await agreements.is_approved(digest, attempt.key, keys):
             return []
         raise PolicyError(
-            f"Step {attempt.key!r} ({attempt.capability}) is refused: {describe_ungrounded(ungrounded)}",
+            f"Step {attempt.key!r} ({attempt.capability}) is not allowed:"
+            f" {describe_ungrounded(ungrounded)}",
             fix="state the values in the request, or set approvals.ungrounded to 'ask'.",
             severity=ErrorSeverity.CRITICAL,
         )
     return [describe_ungrounded(ungrounded)]
 
 
-async def _label_reasons(
+async def _check_labels(
     execution: StepExecution, attempt: Attempt, flow: FlowPolicy
 ) -> Sequence[str]:
-    """Return the reasons to approve labeled data that would reach a step.
+    """Return the reasons to approve that a step receives labeled data.
 
     Raises:
-        PolicyError: The data must not reach the step.
+        PolicyError: The information-flow policy denies that the step receives the data.
     """
     step = planned_step(attempt)
     verdict = flow.check(execution.spec, step, execution.labels)
@@ -193,7 +197,7 @@ async def _label_reasons(
 
 
 def planned_step(attempt: Attempt) -> PlannedStep:
-    """Return the step of an attempt; it need not belong to a plan."""
+    """Return the step of an attempt, with the attempt's key and capability."""
     named: Any = {"context_key": attempt.key, "capability": attempt.capability}
     return {**attempt.step, **named}
 
@@ -201,12 +205,12 @@ def planned_step(attempt: Attempt) -> PlannedStep:
 async def pending_approval(
     execution: StepExecution, attempt: Attempt, question: ApprovalRequest
 ) -> ApprovalRequest | None:
-    """Return the approval request that is still open; ``None`` if the step is approved.
+    """Return the approval request if it is still open, or ``None`` if the step is approved.
 
     Args:
-        execution: State of the step execution; it receives the approval.
-        attempt: Attempt that needs the approval.
-        question: Request to approve.
+        execution: State of the step execution, in which a valid approval is stored.
+        attempt: Attempt that requires approval.
+        question: Approval request.
     """
     policy = ApprovalPolicy.from_declaration(execution.spec.requires_approval)
     plan_keys, now = list(execution.context.plan_keys), execution.config.clock.now()
@@ -256,7 +260,7 @@ def upstream_fingerprints(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
 
 
 def approval_preview(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return the data that a person is shown and approves; for a copy, also its element."""
+    """Return the data that an approval request shows: parameters, inputs, and any list element."""
     return {
         "parameters": dict(attempt.values),
         "input_values": serialize_inputs(attempt.inputs),
@@ -277,7 +281,7 @@ def approval_digest(capability: str, preview: Mapping[str, Any]) -> str:
 
 
 def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Any) -> bool:
-    """Return whether a person must approve a step of a capability before it runs."""
+    """Return True if a person must approve a step of a capability before it runs."""
     approvals = settings.approvals
     if approvals.steps == "none":
         return False
@@ -291,10 +295,10 @@ async def check_step_policies(policies: Any, step: PlannedStep, view: Any) -> Ve
     """Evaluate all policies for a step.
 
     Returns:
-        A verdict ``allow`` or ``ask``, with the reasons of the policies that ask.
+        A verdict ``allow``, or ``ask`` with the reasons of the policies that require approval.
 
     Raises:
-        PolicyError: A policy denies the step; the message contains all reasons.
+        PolicyError: A policy denies the step. The message contains all reasons.
     """
     # Each policy receives a copy, so that it cannot change the step.
     verdicts = [await maybe_await(policy.decide(copy_plain(step), view)) for policy in policies]

@@ -30,16 +30,16 @@ async def call(execution: StepExecution, attempt: Attempt) -> Any:
     """Run the capability and return its raw result.
 
     Raises:
-        CapabilityError: A middleware repeated the call after the effect was done.
+        CapabilityError: Middleware repeated the call after the effect had happened.
     """
     if execution.attempt_state.body_result is not None and execution.spec.effect == "once":
         raise CapabilityError(
-            f"Step {attempt.key!r} ({execution.spec.name}) cannot be called again: its effect is done.",
+            f"Step {attempt.key!r} ({execution.spec.name}) cannot run again: its effect has happened.",
             fix="move the middleware that repeats the call to the stage 'retry'.",
             severity=ErrorSeverity.CRITICAL,
         )
     emit_attempt_started(execution, attempt)
-    context = _step_context(execution, attempt)
+    context = _create_step_context(execution, attempt)
     execution.request_counts.clear()
     try:
         scope = body_scope(execution)
@@ -62,7 +62,7 @@ async def call(execution: StepExecution, attempt: Attempt) -> Any:
         execution.attempt_state.stored_outputs = context.stored_outputs
 
 
-def _step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
+def _create_step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
     config, spec = execution.config, execution.spec
     ledger = execution.context.ledger
 
@@ -97,12 +97,12 @@ def _step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
         config=config.settings.capability_settings(spec.name, execution.view.caller.storage_key),
         model=config.chat_model,
         runtime=labeled_runtime(execution),
-        notify=execution.context.notify or _progress_notifier(attempt),
+        notify=execution.context.notify or _create_progress_notifier(attempt),
         once=once,
     )
 
 
-def _progress_notifier(attempt: Attempt) -> Callable[[str, float | None], None]:
+def _create_progress_notifier(attempt: Attempt) -> Callable[[str, float | None], None]:
     def notify(message: str, fraction: float | None) -> None:
         telemetry.emit(
             telemetry.StepProgress(message=message, progress=fraction, **attempt.event_fields())
@@ -112,11 +112,11 @@ def _progress_notifier(attempt: Attempt) -> Callable[[str, float | None], None]:
 
 
 async def _run_capability(cls: Any, context: StepContext, execution: StepExecution) -> Any:
-    """Run the lifecycle methods that a capability defines; most define only ``execute``."""
+    """Run a capability's lifecycle methods. Most capabilities define only ``execute``."""
     sync, static, hooks, getters = _inspect_execute(cls, cls.execute)
     if sync:
-        context.notify = _thread_safe_notifier(context.notify)
-        context.once = _refuse_once
+        context.notify = _make_thread_safe(context.notify)
+        context.once = _raise_once_unavailable
     instance: Any = None
     if hooks or not static:
         instance = cls()
@@ -158,14 +158,19 @@ def _call_static_execute(cls: Any, context: StepContext, injected: dict[str, Any
 def _inspect_execute(
     cls: type[Any], execute: Any
 ) -> tuple[bool, bool, tuple[str, ...], dict[str, Getter]]:
-    """Return properties of ``execute``: is it synchronous, is it static, its hooks, its getters."""
+    """Inspect an ``execute`` method.
+
+    Returns:
+        True if it is synchronous, True if it is static, the names of the lifecycle methods that the
+        class defines, and the functions that supply injected arguments, by name.
+    """
     hooks = tuple(name for name in _PHASES if callable(getattr(cls, name, None)))
     static = isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
     return is_sync(execute), static, hooks, argument_getters(execute)
 
 
 def check_extra_arguments(cls: Any, extra: Mapping[str, Any], supplied: Collection[str]) -> None:
-    """Check arguments that the caller of a node adds to those of ``execute``.
+    """Raise an error if ``execute`` does not accept an additional argument from a node's caller.
 
     Args:
         cls: Class of the capability or the infrastructure node.
@@ -186,8 +191,8 @@ def check_extra_arguments(cls: Any, extra: Mapping[str, Any], supplied: Collecti
             )
 
 
-def _thread_safe_notifier(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
-    """Return a notifier that a thread may call; it forwards progress to the event loop."""
+def _make_thread_safe(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
+    """Wrap a progress function so that worker threads can call it. It runs on the event loop."""
     loop = asyncio.get_running_loop()
 
     def later(message: str, fraction: float | None) -> None:
@@ -196,7 +201,7 @@ def _thread_safe_notifier(notify: Callable[[str, float | None], None]) -> Callab
     return later
 
 
-def _refuse_once(key: str, _call: Callable[[], Any]) -> Any:
+def _raise_once_unavailable(key: str, _call: Callable[[], Any]) -> Any:
     raise ValidationError(
         f"once({key!r}, ...) is not available: the capability is not a coroutine.",
         fix="write 'async def', or declare effect=\"once\" for the whole step.",
@@ -205,7 +210,7 @@ def _refuse_once(key: str, _call: Callable[[], Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def accepted_arguments(function: Any) -> frozenset[str] | None:
-    """Return the parameter names of a function; ``None`` if it accepts any keyword."""
+    """Return the parameter names of a function, or ``None`` if it accepts any keyword."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None

@@ -15,17 +15,17 @@ from capgraph.base.errors import CapabilityError, ErrorSeverity
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Requested or acquired slot.
+    """Requested or acquired concurrency slot.
 
     Attributes:
-        capacity: Capacity that the slot belongs to.
+        capacity: ``Capacity`` object to which the slot belongs.
         name: Name of the capability.
-        capability_limit: Maximum number of concurrent steps of the capability; ``None`` for no
+        capability_limit: Maximum number of concurrent steps of the capability, or ``None`` for no
             limit.
-        process_limit: Maximum number of concurrent steps of the process; ``None`` for a nested
+        process_limit: Maximum number of concurrent steps of the process, or ``None`` for a nested
             execution, which shares the outer slot.
         outer: Slot of the outer execution.
-        granted: Future that is done when the slot is granted; ``None`` if it was granted
+        granted: Future that is done when the slot is granted, or ``None`` if it was granted
             immediately.
     """
 
@@ -37,7 +37,7 @@ class Slot:
     granted: asyncio.Future[None] | None = None
 
     def enclosing_slots(self) -> Iterator[Slot]:
-        """Yield the slots that the caller already holds while it waits for this one."""
+        """Yield the slots of the enclosing executions, which are held while this slot is requested."""
         outer = self.outer
         while outer is not None:
             yield outer
@@ -45,12 +45,12 @@ class Slot:
 
 
 class Capacity:
-    """Slots for the steps of a process and of each capability.
+    """Limiter of the concurrent steps of a process and of each capability.
 
-    A step acquires both kinds at once, so that no step holds one while it waits for the other.
-    Requests are granted in order, except that a request whose capability has no free slot does not
-    block later ones. A nested execution waits while it holds its outer slot. A request that would
-    deadlock raises an error, also if the cycle spans several ``Capacity`` objects.
+    A step acquires a process slot and a capability slot at once, so that no step holds one slot while
+    it waits for the other. Requests are granted in order, but a request whose capability has no free
+    slot does not block later requests. A nested execution holds its outer slot while it waits. A request
+    that would cause a deadlock raises an error, even if the cycle involves several ``Capacity`` objects.
 
     >>> async def main():
     ...     capacity = Capacity()
@@ -98,13 +98,13 @@ class Capacity:
 
         Args:
             name: Name of the capability.
-            capability_limit: Maximum number of concurrent steps of the capability; ``None`` for no limit.
-            process_limit: Maximum number of concurrent steps of the process; ``None`` for a nested
+            capability_limit: Maximum number of concurrent steps of the capability, or ``None`` for no limit.
+            process_limit: Maximum number of concurrent steps of the process, or ``None`` for a nested
                 execution, which shares the outer slot.
             outer: Slot of the outer execution.
 
         Raises:
-            CapabilityError: Waiting would deadlock.
+            CapabilityError: Waiting would cause a deadlock.
         """
         slot = Slot(self, name, capability_limit, process_limit, outer)
         with self._lock:

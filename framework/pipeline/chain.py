@@ -67,13 +67,16 @@ def compose_stages(
     config: RunnerConfig,
     queue: str | None = None,
 ) -> tuple[NextStage, NextStage]:
-    """Return the composed stages of a capability, and the part of them inside ``retry``.
+    """Compose the stages through which each step of a capability passes.
 
     Args:
-        spec: Declaration of the capability.
-        middleware: Middleware, rules, and hooks of its steps, outermost first.
+        spec: Declarations of the capability.
+        middleware: Middleware, rules, and hooks of the capability's steps, outermost first.
         config: Configuration of the runner.
-        queue: Queue of the workers that run the capability; ``None`` if it runs with its turn.
+        queue: Queue of the workers that run the capability. ``None`` runs it in the turn's process.
+
+    Returns:
+        A function that runs all stages, and a function that runs only the stages inside ``retry``.
     """
     deciding = [item for item in middleware if callable(getattr(item, "decide", None))]
     by_name: list[Any] = []
@@ -104,7 +107,7 @@ def compose_stages(
             )
         call_next = _wrap_stage(stage, spec, middleware, call_next, arguments.get(stage, {}))
         for gate in gates.get(stage, ()):  # the last one runs first
-            call_next = _prepend_gate(gate, call_next, marks_approval=stage == "authorize")
+            call_next = _prepend_pre_stage(gate, call_next, marks_approval=stage == "authorize")
         if stage == "finalize":
             refinalize = call_next
             if queue is not None:
@@ -121,7 +124,7 @@ def _wrap_stage(
     call_next: NextStage,
     arguments: Mapping[str, Any],
 ) -> NextStage:
-    """Return ``call_next`` wrapped in a stage and its middleware."""
+    """Wrap ``call_next`` in a stage and the stage's middleware."""
     stage_middleware = sort_middleware(
         item for item in candidates if stage_of(item) == stage and not is_rule(item)
     )
@@ -135,7 +138,7 @@ def _wrap_stage(
     ]
     if stage == "validate" and stage_middleware:
         # The attempt that leaves the stage is shown, approved, and run.
-        call_next = _prepend_gate(validate.sync_parameters, call_next)
+        call_next = _prepend_pre_stage(validate.sync_parameters, call_next)
     for middleware in reversed(stage_middleware[len(outer_middleware) :]):
         call_next = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, call_next=call_next)
     if is_checked:
@@ -149,17 +152,19 @@ def _wrap_stage(
     return call_next
 
 
-def _prepend_gate(
+def _prepend_pre_stage(
     gate: PreStage, call_next: NextStage, *, marks_approval: bool = False
 ) -> NextStage:
-    """Return ``call_next`` with a pre-stage before it; consecutive pre-stages share one function."""
-    if isinstance(call_next, partial) and call_next.func is _run_gates:
+    """Run a pre-stage before ``call_next``. Consecutive pre-stages share one function for speed."""
+    if isinstance(call_next, partial) and call_next.func is _run_pre_stages:
         arguments = dict(call_next.keywords)
-        return partial(_run_gates, **{**arguments, "gates": (gate, *arguments["gates"])})
-    return partial(_run_gates, gates=(gate,), call_next=call_next, marks_approval=marks_approval)
+        return partial(_run_pre_stages, **{**arguments, "gates": (gate, *arguments["gates"])})
+    return partial(
+        _run_pre_stages, gates=(gate,), call_next=call_next, marks_approval=marks_approval
+    )
 
 
-async def _run_gates(
+async def _run_pre_stages(
     execution: StepExecution,
     attempt: Attempt,
     *,
@@ -183,15 +188,15 @@ async def _call_middleware(
 ) -> Any:
     async def run_next(changed: Attempt | None = None) -> Any:
         if changed is not None and changed is not attempt:
-            _check_change(middleware, attempt, changed)
+            _check_protected_fields(middleware, attempt, changed)
         return await call_next(execution, changed if changed is not None else attempt)
 
     with execution_scope(execution), use_clock(execution.config.clock):
         return await middleware.wrap_step(attempt, run_next)
 
 
-def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) -> None:
-    """Check that a middleware did not change what a person was shown.
+def _check_protected_fields(middleware: Middleware, attempt: Attempt, changed: Attempt) -> None:
+    """Raise an error if middleware changed fields that an approval request may already have shown.
 
     Raises:
         CapabilityError: A protected field of the attempt has changed.
@@ -215,7 +220,7 @@ def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) ->
 async def _call_record_middleware(
     execution: StepExecution, attempt: Attempt, *, middleware: Middleware, call_next: NextStage
 ) -> StepResult:
-    """Call a middleware outside the ``call`` stage; its exceptions become failures of the step."""
+    """Call middleware that returns step records, and convert its exceptions to failures of the step."""
     is_suspended, emits = False, middleware.stage != "finalize"
 
     async def watched(execution: StepExecution, attempt: Attempt) -> StepResult:

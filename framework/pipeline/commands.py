@@ -19,7 +19,7 @@ COMMAND_KEY = "__command__"
 
 
 def serialize_command(result: Any) -> Any:
-    """Return a result with its commands as plain data, without validation.
+    """Convert LangGraph ``Command`` objects in a result to plain data, without validation.
 
     >>> serialize_command(Command(update={"seat": "4A"}, goto="pay"))
     {'__command__': {'update': {'seat': '4A'}, 'more': ['goto'], 'said': []}}
@@ -54,20 +54,19 @@ def _message_text(message: Any) -> str:
 def read_command(
     value: Any, spec: CapabilitySpec, state_keys: Collection[str], types: ContextTypes
 ) -> Any:
-    """Return the values that a serialized command writes, by state key and context type.
+    """Return the values that a serialized LangGraph ``Command`` writes, by state key and context type.
 
-    The text of the command's messages becomes the plain value of the capability.
+    The text of the command's messages becomes the plain value that the capability provides.
 
     Args:
         value: Part of a result. A value that is not a command is returned unchanged.
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         state_keys: Keys of the graph's state.
         types: Registered context types.
 
     Raises:
-        CapabilityError: The command contains ``goto`` or another unsupported part, a key that does
-            not belong to the application, or messages although the capability provides no plain
-            value.
+        CapabilityError: The command contains an unsupported part such as ``goto``, a state key of the
+            framework, or messages although the capability provides no plain value.
     """
     if not isinstance(value, Mapping) or COMMAND_KEY not in value:
         return value

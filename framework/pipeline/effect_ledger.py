@@ -43,11 +43,11 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 def outcome_approvals(spec: CapabilitySpec, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the required approvers of a decision about an unknown outcome, for the request.
+    """Return the approver fields of a request to decide about an unknown outcome.
 
     Args:
-        spec: Declaration of the capability.
-        answer: Stored decision; it may contain the reason for which the last one does not count.
+        spec: Declarations of the capability.
+        answer: Stored decision, which may contain the reason why the last answer was not accepted.
     """
     policy = ApprovalPolicy.from_declaration(spec.requires_approval)
     if not policy.restricts_approvers:
@@ -58,10 +58,10 @@ def outcome_approvals(spec: CapabilitySpec, answer: Mapping[str, Any]) -> dict[s
 
 
 class UnknownOutcome(GraphBubbleUp):
-    """Signal that a part of a step started and its outcome is unknown.
+    """Signal that a part of a step started in an earlier process and that its outcome is unknown.
 
     Attributes:
-        question: Request to a person; ``None`` if a person decided to skip the step.
+        question: Request to a person, or ``None`` if a person decided to skip the step.
     """
 
     def __init__(self, question: ApprovalRequest | None) -> None:
@@ -73,13 +73,13 @@ class UnknownOutcome(GraphBubbleUp):
 
 
 class Claim(NamedTuple):
-    """Claim of a step on an effect record.
+    """Claim of a step on an effect record, so that no other step uses the same record.
 
     Attributes:
         name: Name of the record.
-        record: Content of the record; empty for a new one.
+        record: Content of the record. It is empty for a new one.
         is_new: True if no step claimed the record before.
-        is_own: True if the same step claimed the record before, because the run was resumed.
+        is_own: True if the same step claimed the record before the run was resumed.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Claim(NamedTuple):
 
 
 def compute_digest(content: Any) -> str:
-    """Return a short digest of plain data.
+    """Compute a short digest of plain data.
 
     >>> compute_digest({"a": 1}) == compute_digest({"a": 2})
     False
@@ -99,7 +99,7 @@ def compute_digest(content: Any) -> str:
 
 
 def serialize_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs as plain data."""
+    """Convert a step's inputs to plain data."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -110,10 +110,10 @@ def serialize_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
-    """Return the key that identifies equal effects of a capability.
+    """Compute the key that identifies equal effects of a capability.
 
-    It is computed from the parameters in ``effect_key``, or from all parameters and inputs if none
-    are declared.
+    The key covers the parameters in ``effect_key``, or all parameters and inputs if the capability does
+    not declare ``effect_key``.
     """
     if spec.effect_key is not None:
         return compute_digest({name: attempt.values.get(name) for name in spec.effect_key})
@@ -121,19 +121,19 @@ def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
 
 
 class EffectLedger:
-    """Effect records of one turn.
+    """Records of one turn's effects, which prevent that an effect happens twice.
 
     Args:
         journal: Durable records of the thread.
-        view: Current state; its effects apply if the journal is not durable.
+        view: Current state of the turn. Its effect entries apply if the journal is not durable.
         lock: Lock that serializes the claims of parallel steps.
-        visit_id: ID of this visit of a node, if no plan identifies its steps.
-        existing_claim: Claim of the process that dispatched the step, since only one process per
-            turn makes claims.
+        visit_id: ID of the node execution, if no plan identifies its steps.
+        existing_claim: Claim by the process that dispatched the step, because only one process per turn
+            makes claims.
 
     Attributes:
         approvals: Approvals of the turn.
-        visit_id: As passed to the constructor.
+        visit_id: ID of the node execution, if no plan identifies its steps.
         turn_key: Prefix of the turn's record names.
     """
 
@@ -163,7 +163,7 @@ class EffectLedger:
             journal,
             self.turn_key,
             visit_id or view.plan_id,
-            self._step_owner,
+            self._find_step_owner,
             turn_caller=view.owner if view.has_turn else None,
             permits=permits,
             lock=self._lock,
@@ -171,11 +171,11 @@ class EffectLedger:
 
     @property
     def is_durable(self) -> bool:
-        """True if records survive the process."""
+        """True if the records survive the end of the process."""
         return self.journal.is_durable
 
     async def read_wait(self, key: str) -> dict[str, Any]:
-        """Return the wait of a step; empty if it does not wait."""
+        """Return the wait of a step. It is empty if it does not wait."""
         return await self._read(f"{self._waits_key}/{compute_digest(key)}")
 
     async def record_wait(self, key: str, record: dict[str, Any]) -> None:
@@ -191,10 +191,10 @@ class EffectLedger:
     def step_key(self, attempt: Attempt) -> str:
         """Return a stable idempotency key for a step without an effect."""
         return self.idempotency_key(
-            f"{self.turn_key}/{attempt.capability}/{self._step_owner(attempt.key)}"
+            f"{self.turn_key}/{attempt.capability}/{self._find_step_owner(attempt.key)}"
         )
 
-    def _step_owner(self, key: str) -> str:
+    def _find_step_owner(self, key: str) -> str:
         return f"{self.visit_id}/{key}" if self.visit_id else key
 
     # --- effects --------------------------------------------------------------------------
@@ -208,7 +208,10 @@ class EffectLedger:
         await self.journal.wait_until_saved()
 
     async def raise_if_stopped(self, *, confirm: bool = False) -> None:
-        """Raise if a user stopped the run. Pass ``confirm=True`` before an effect.
+        """Raise an error if a user stopped the run.
+
+        Args:
+            confirm: True to query the database before an effect starts.
 
         Raises:
             StoppedError: A user stopped the run.
@@ -224,19 +227,19 @@ class EffectLedger:
         claimed_records: Collection[str],
         claimed_steps: Collection[str] = (),
     ) -> Claim:
-        """Find the record that a step claims, or create one.
+        """Claim the effect record of a step, and create the record if it does not exist.
 
         Args:
-            spec: Declaration of the capability.
+            spec: Declarations of the capability.
             attempt: Attempt with inputs and parameters.
-            plan_id: ID of the plan, or of the agent run, that the step belongs to.
+            plan_id: ID of the plan or agent run to which the step belongs.
             claimed_records: Names of records that other steps of the plan have claimed.
-            claimed_steps: Keys of those steps, if their results do not name the records.
+            claimed_steps: Keys of those steps, if their results do not contain the record names.
         """
         if (existing := self._existing_claim) is not None:
             return existing._replace(record=await self._read(existing.name))
         base = f"{self.turn_key}/{spec.name}/{effect_key(spec, attempt)}"
-        number, owner_key = 0, self._step_owner(attempt.key)
+        number, owner_key = 0, self._find_step_owner(attempt.key)
         async with self._lock:
             while True:
                 number += 1
@@ -264,7 +267,7 @@ class EffectLedger:
     def has_earlier_effect(
         self, spec: CapabilitySpec, plan_id: str, name: str, claimed_records: set[str]
     ) -> bool:
-        """Return whether the capability had a different effect in an earlier plan of the turn."""
+        """Return True if the capability had a different effect in an earlier plan of the turn."""
         return any(
             entry.get("capability") == spec.name
             and entry.get("plan") != plan_id
@@ -278,11 +281,11 @@ class EffectLedger:
         await self._write(f"{self._waits_key}/inside/{compute_digest(key)}", {"acted": True})
 
     async def has_nested_effect(self, key: str) -> bool:
-        """Return whether a nested execution of a step had an effect in any process."""
+        """Return True if a nested execution of a step had an effect in any process."""
         return bool(await self._read(f"{self._waits_key}/inside/{compute_digest(key)}"))
 
     async def begin_effect(self, name: str) -> int:
-        """Record the start of an effect and return the number of its run.
+        """Record the start of an effect, and return the number of its execution.
 
         Raises:
             PersistenceError: The record cannot be stored, or another process holds the lease of the
@@ -298,10 +301,11 @@ class EffectLedger:
         return run
 
     async def assert_lease_held(self) -> None:
-        """Check that this process still holds the lease of the thread.
+        """Raise an error if this process no longer holds the thread's lease.
 
         Raises:
-            PersistenceError: Another process holds it, for example after this one was suspended.
+            PersistenceError: Another process holds the lease, for example because this process was
+                suspended.
         """
         await self.journal.assert_lease_held()
 
@@ -309,8 +313,8 @@ class EffectLedger:
         """Record the end of an effect: ``finished``, ``failed``, ``unknown``, or ``asking``.
 
         Raises:
-            PersistenceError: The record cannot be stored. For a status other than ``finished``:
-                another process holds the lease and may have started the effect again.
+            PersistenceError: The record cannot be stored. For a status other than ``finished``, also if
+                another process holds the thread's lease, because it may have started the effect again.
         """
         record, done = await self._read(name), status == "finished"
         if not done:
@@ -331,7 +335,7 @@ class EffectLedger:
         await self._write(name, {**await self._read(name), **fields})
 
     def stored_result(self, record: Mapping[str, Any]) -> list[Any]:
-        """Return the stored result of a completed effect, as its stage ``finalize`` returned it.
+        """Return the stored result of a completed effect, in the form that ``finalize`` stored.
 
         Raises:
             ValidationError: The result could not be stored.
@@ -344,7 +348,7 @@ class EffectLedger:
                 severity=ErrorSeverity.CRITICAL,
             )
         if record.get("lost"):
-            raise _lost_result_error("the effect")
+            raise _create_lost_result_error("the effect")
         result = record.get("result")
         if result is not None:
             return list(result)
@@ -367,14 +371,14 @@ class EffectLedger:
         plan_keys: Collection[str],
         max_result_bytes: int,
     ) -> Any:
-        """Run a part of a step at most once; see ``BaseCapability.once``.
+        """Run a part of a step at most once. It implements ``BaseCapability.once``.
 
         Args:
-            spec: Declaration of the capability.
+            spec: Declarations of the capability.
             attempt: Attempt of the step.
-            key: Key of the part.
+            key: Name of the part, unique within the step.
             function: Function to run.
-            effect: Name of the step's own effect record; ``None`` if it has no effect.
+            effect: Name of the step's effect record, or ``None`` if the step has no effect.
             plan_keys: Context keys of the plan's steps.
             max_result_bytes: Maximum size of the result.
 
@@ -388,11 +392,11 @@ class EffectLedger:
                 f"Invalid function {function!r:.80} in once({key!r}, …): it is not callable.",
                 fix="pass the function itself: await self.once('sent', send).",
             )
-        name = f"{effect or await self._once_prefix(spec, attempt, plan_keys)}/once/{compute_digest(key)}"
+        name = f"{effect or await self._claim_once_prefix(spec, attempt, plan_keys)}/once/{compute_digest(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
             if record.get("lost"):
-                raise _lost_result_error(f"part {key!r} of the step")
+                raise _create_lost_result_error(f"part {key!r} of the step")
             return record.get("result")
         if record.get("status") == "begun":
             run = int(record["run"])
@@ -430,16 +434,16 @@ class EffectLedger:
         await self.end_effect(name, "finished", result=result)
         return result
 
-    async def _once_prefix(
+    async def _claim_once_prefix(
         self, spec: CapabilitySpec, attempt: Attempt, plan_keys: Collection[str]
     ) -> str:
-        """Return the name prefix for the parts of a step that has no effect as a whole.
+        """Claim the record name prefix for the ``once`` parts of a step without an effect.
 
-        The prefix is claimed like an effect, so that a later plan finds the parts under any step
-        key.
+        The prefix is claimed like an effect record, so that a later plan finds the parts even if the
+        step has another key.
         """
         if self.journal.is_remote:  # only the process of the turn makes claims
-            return f"{self.turn_key}/{attempt.capability}/{self._step_owner(attempt.key)}"
+            return f"{self.turn_key}/{attempt.capability}/{self._find_step_owner(attempt.key)}"
         other_keys = [key for key in plan_keys if key != plan_key(attempt.key)]
         succeeded = {
             key for key in other_keys if (self._view.results.get(key) or {}).get("success")
@@ -450,27 +454,32 @@ class EffectLedger:
 
     async def hold_result(self, key: str, result: Mapping[str, Any]) -> None:
         """Store a result that a person must approve before it is used."""
-        await self._write(f"{self.turn_key}/held/{self._step_owner(key)}", dict(result))
+        await self._write(f"{self.turn_key}/held/{self._find_step_owner(key)}", dict(result))
 
     async def held_result(self, key: str) -> dict[str, Any]:
-        """Return the result of a step that waits for approval; empty if there is none."""
-        return await self._read(f"{self.turn_key}/held/{self._step_owner(key)}")
+        """Return the result of a step that waits for approval. It is empty if there is none."""
+        return await self._read(f"{self.turn_key}/held/{self._find_step_owner(key)}")
 
     async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
-        """Record a person's decision about an effect of unknown outcome."""
-        await self._write(self._decision_name(effect, run), dict(decision))
+        """Store a person's decision about an effect whose outcome is unknown."""
+        await self._write(self._create_decision_name(effect, run), dict(decision))
 
     async def read_outcome(self, effect: str, run: int) -> dict[str, Any]:
-        """Return a person's decision about one run of an effect; empty if there is none."""
-        return await self._read(self._decision_name(effect, run))
+        """Return a person's decision about one run of an effect. It is empty if there is none."""
+        return await self._read(self._create_decision_name(effect, run))
 
-    def _decision_name(self, effect: str, run: int) -> str:
+    def _create_decision_name(self, effect: str, run: int) -> str:
         return f"{effect}/decided/{thread_scope(self.journal.thread_id)}.{run}"
 
     # --- waits ----------------------------------------------------------------------------
 
     async def earlier_failures(self, key: str, now: float) -> tuple[int, float | None]:
-        """Return the number of failed attempts in this turn and the delay before the next one."""
+        """Return a step's number of failed attempts and the delay before its next attempt.
+
+        Args:
+            key: Context key of the step.
+            now: Current time of the graph's clock.
+        """
         if not self.is_durable:
             return 0, None
         if self._retry_waits is None:
@@ -498,7 +507,7 @@ class EffectLedger:
             return cached
         record = await self.journal.read(name)
         if not record and name in self._view.effects:
-            record = _record_from_state(self._view.effects[name])
+            record = _create_record_from_state(self._view.effects[name])
         if record:
             self._cache[name] = record
         return record
@@ -511,7 +520,7 @@ class EffectLedger:
 
 
 def large_result_error(subject: str, max_bytes: int) -> LimitError:
-    """Return the error for a result that is larger than ``limits.max_result_bytes``."""
+    """Create the error for a result that is larger than ``limits.max_result_bytes``."""
     return LimitError(
         f"The result of {subject} is larger than {max_bytes:,} bytes.",
         fix="Store the data in a file and return its name, or raise limits.max_result_bytes.",
@@ -519,25 +528,25 @@ def large_result_error(subject: str, max_bytes: int) -> LimitError:
     )
 
 
-def _lost_result_error(subject: str) -> ValidationError:
+def _create_lost_result_error(subject: str) -> ValidationError:
     return ValidationError(
-        f"The result of {subject} is not available: it could not be stored when the effect was done.",
-        fix="check the external system, and return less or plain data from the capability.",
+        f"The result of {subject} is not available: it could not be stored after the effect.",
+        fix="check the external system. Change the capability to return less data, or plain data.",
     )
 
 
-def _record_from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _create_record_from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
     claims = {str(entry.get("plan") or ""): entry.get("step")}
     return {"status": "finished", "outputs": entry.get("outputs") or {}, "claims": claims}
 
 
 def encode_result(result: Any, stored: Sequence[CapabilityContext]) -> list[Any]:
-    """Return a capability's result in a form that can be stored and normalized again."""
+    """Convert a capability's result to plain data that can be stored and normalized later."""
     values = list(result) if isinstance(result, (list, tuple)) else [result]
-    return [_plain(value) for value in [*values, *stored] if value is not None]
+    return [_to_plain(value) for value in [*values, *stored] if value is not None]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, CapabilityContext):
         return {value.CONTEXT_TYPE: value.model_dump(mode="json")}
     if isinstance(value, Mapping):

@@ -93,7 +93,7 @@ def classify_failure(
 
 
 def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
-    """Return the exception that ends the run for a FATAL failure.
+    """Create the exception that ends the run after a failure with the severity FATAL.
 
     >>> print(fatal_error("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
     Fatal error in read: The disk is gone. Execution terminated due to system-level failure.
@@ -107,7 +107,7 @@ def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
 
 
 def refusal_failure(node: str, error: CapgraphError) -> Failure:
-    """Return the failure with which a node ends a turn because of the caller's input."""
+    """Create the failure of a node that rejects the caller's input."""
     record_refusal(error)
     return Failure(
         severity=ErrorSeverity.CRITICAL,
@@ -119,7 +119,7 @@ def refusal_failure(node: str, error: CapgraphError) -> Failure:
 
 
 def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
-    """Return the state update that reports failures; the most severe one decides.
+    """Create the state update for failures, of which the most severe failure determines the routing.
 
     >>> update = failure_update([Failure(ErrorSeverity.CRITICAL, "It broke.", node="router")])
     >>> update["control_has_error"], update["control_error_info"]["user_message"]
@@ -141,7 +141,7 @@ def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
 
 
 def clear_failure_update() -> dict[str, Any]:
-    """Return the state update that clears a failure."""
+    """Create the state update that removes the current failure."""
     return {
         "control_has_error": False,
         "control_error_info": None,
@@ -151,22 +151,22 @@ def clear_failure_update() -> dict[str, Any]:
 
 
 def stop_update(exc: Exception) -> dict[str, Any]:
-    """Return the state update for a stopped turn; empty for any other failure."""
+    """Create the state update for an exception. It is empty unless a user stopped the turn."""
     if not isinstance(exc, StoppedError):
         return {}
     return {"control_is_killed": True, "control_kill_reason": mask_secrets(str(exc))}
 
 
 def most_severe(failures: Sequence[Failure]) -> Failure:
-    """Return the most severe of several failures; the first one of those with equal severity.
+    """Return the most severe failure, or the first failure with the highest severity.
 
-    A failure without attempts left takes precedence over one whose retries it ended.
+    A failure without remaining attempts precedes a failure whose retries it prevented.
     """
     return min(failures, key=lambda item: (_RANK.index(item.severity), not item.final))
 
 
 def with_effect_done(failure: Failure) -> Failure:
-    """Return the failure of a step whose effect happened, which must not be repeated."""
+    """Mark a failure as permanent because the step's effect happened and must not be repeated."""
     if failure.metadata.get("effect_done"):
         return failure
     return replace(

@@ -54,22 +54,22 @@ class SkippedStep(NamedTuple):
 async def finalize(
     execution: StepExecution, attempt: Attempt, call_next: NextStage, *, is_final: bool = True
 ) -> StepResult:
-    """Normalize and check the result of an attempt, and classify its failure.
+    """Normalize and validate an attempt's result, or classify its failure.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
         call_next: Inner stages.
-        is_final: True if the record is final; False if a middleware or a gate still processes it.
+        is_final: True if the record is final. False if middleware or a quality gate still processes it.
 
     Raises:
-        FatalExecutionError: The failure was classified as FATAL; the cause is chained.
+        FatalExecutionError: The failure was classified as FATAL. The cause is chained.
     """
     execution.begin_attempt(
         attempt.short_circuit.source if attempt.short_circuit is not None else None
     )
     record: StepRecord
-    with event_context(attempt_id=_attempt_id(execution, attempt)):
+    with event_context(attempt_id=_create_attempt_id(execution, attempt)):
         try:
             if attempt.short_circuit is not None:
                 result = attempt.short_circuit.value
@@ -79,9 +79,9 @@ async def finalize(
                 return None if result is STOPPED else result
             if isinstance(result, SkippedStep):
                 return skipped_record(execution, attempt, result)
-            normalized = _normalize(execution, attempt, result)
+            normalized = _normalize_result(execution, attempt, result)
             _check_size(execution, attempt, normalized)
-            record = await _gated_record(execution, attempt, normalized)
+            record = await _apply_gate(execution, attempt, normalized)
         except GraphBubbleUp:
             raise
         except Exception as exc:
@@ -93,15 +93,15 @@ async def finalize(
         return await _emit_record(execution, attempt, record)
 
 
-async def _gated_record(
+async def _apply_gate(
     execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> StepRecord:
-    """Return the record of a successful attempt, with the result checked by the gate."""
+    """Evaluate the result with the quality gate, and return the record of the attempt."""
     # The gate checked a replayed result when it was created.
     if execution.spec.gate is None or attempt.is_replayed:
-        return _succeeded_record(execution, attempt, normalized)
+        return _create_success_record(execution, attempt, normalized)
     gate_result = await run_gate(execution, attempt, normalized)
-    record = _succeeded_record(execution, attempt, normalized)
+    record = _create_success_record(execution, attempt, normalized)
     return replace(
         record,
         quality=gate_result.level,
@@ -109,7 +109,7 @@ async def _gated_record(
     )
 
 
-def _normalize(execution: StepExecution, attempt: Attempt, result: Any) -> NormalizedResult:
+def _normalize_result(execution: StepExecution, attempt: Attempt, result: Any) -> NormalizedResult:
     if (
         execution.context.result_options.keeps_dictionary
         and isinstance(result, Mapping)
@@ -137,7 +137,7 @@ def _normalize(execution: StepExecution, attempt: Attempt, result: Any) -> Norma
                     context.CONTEXT_TYPE, type(context)
                 )
             elif context.CONTEXT_TYPE in unknown:
-                _warn_unregistered(execution, type(context))
+                _warn_if_unregistered(execution, type(context))
     return normalized
 
 
@@ -147,7 +147,7 @@ def _check_size(execution: StepExecution, attempt: Attempt, normalized: Normaliz
         raise large_result_error(f"step {attempt.key!r} ({execution.spec.name})", limit)
 
 
-def _warn_unregistered(execution: StepExecution, context_class: type[CapabilityContext]) -> None:
+def _warn_if_unregistered(execution: StepExecution, context_class: type[CapabilityContext]) -> None:
     get_logger("capability", execution.spec.name).warning(
         "%s returned a %s, which is not registered: only its fields are stored, without the behavior"
         " of the class. Fix: declare provides = [%s], or register the class.",
@@ -157,10 +157,10 @@ def _warn_unregistered(execution: StepExecution, context_class: type[CapabilityC
     )
 
 
-def _succeeded_record(
+def _create_success_record(
     execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> StepRecord:
-    record = _record(
+    record = _create_record(
         execution,
         attempt,
         success=True,
@@ -173,7 +173,7 @@ def _succeeded_record(
     return record
 
 
-def _attempt_id(execution: StepExecution, attempt: Attempt) -> str:
+def _create_attempt_id(execution: StepExecution, attempt: Attempt) -> str:
     return "/".join(
         part for part in (execution.view.plan_id, attempt.key, str(attempt.number)) if part
     )
@@ -189,7 +189,7 @@ async def finish_record(
         attempt: Attempt to run.
         call_next: The stage with its middleware.
     """
-    with event_context(attempt_id=_attempt_id(execution, attempt)):
+    with event_context(attempt_id=_create_attempt_id(execution, attempt)):
         held_result = (
             await execution.context.ledger.held_result(attempt.key)
             if attempt.short_circuit is None
@@ -200,11 +200,11 @@ async def finish_record(
             execution.begin_attempt(effect=held_result["effect"])
             fields = {name: held_result[name] for name in ("contexts", "quality")}
             reasons = tuple(held_result["asks"])
-            outcome: StepResult = _record(
+            outcome: StepResult = _create_record(
                 execution, attempt, success=True, approval_reasons=reasons, **fields
             )
         else:
-            outcome = await _revalidated(execution, attempt, await call_next(execution, attempt))
+            outcome = await _revalidate(execution, attempt, await call_next(execution, attempt))
         return (
             await _emit_record(execution, attempt, outcome)
             if isinstance(outcome, StepRecord)
@@ -224,7 +224,7 @@ async def _emit_record(
         return record
     if (
         record.approval_reasons
-        and (question := await _result_question(execution, attempt, record)) is not None
+        and (question := await _request_result_approval(execution, attempt, record)) is not None
     ):
         return question
     if has_listener() and not (attempt.short_circuit and attempt.short_circuit.is_emitted):
@@ -238,10 +238,7 @@ async def _emit_record(
 
 
 async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
-    """Replace the result in the ledger by the final one.
-
-    The ledger must not contain data that a guardrail removed.
-    """
+    """Replace the result in the effect ledger, because a guardrail may have removed data from it."""
     if record.success and record.contexts is not execution.attempt_state.contexts:
         outputs: list[Any] = [{kind: of[record.key]} for kind, of in record.contexts.items()]
         outputs += [record.updates] if record.updates else []
@@ -255,10 +252,8 @@ async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
         )
 
 
-async def _revalidated(
-    execution: StepExecution, attempt: Attempt, record: StepResult
-) -> StepResult:
-    """Return a record whose contexts are validated again if middleware changed them."""
+async def _revalidate(execution: StepExecution, attempt: Attempt, record: StepResult) -> StepResult:
+    """Validate the contexts of a record again if middleware changed them."""
     if (
         isinstance(record, StepRecord)
         and record.success
@@ -281,7 +276,7 @@ def _validate_contexts(
     }
 
 
-async def _use_approval(execution: StepExecution, attempt: Attempt, digest: str) -> bool:
+async def _consume_approval(execution: StepExecution, attempt: Attempt, digest: str) -> bool:
     book = execution.context.ledger.approvals
     agreed = await book.is_approved(digest, attempt.key, list(execution.context.plan_keys))
     if agreed:
@@ -289,16 +284,16 @@ async def _use_approval(execution: StepExecution, attempt: Attempt, digest: str)
     return agreed
 
 
-async def _result_question(
+async def _request_result_approval(
     execution: StepExecution, attempt: Attempt, record: StepRecord
 ) -> ApprovalRequest | None:
-    """Return the approval request for a result; ``None`` if the result is approved."""
+    """Create the approval request for a result, or return ``None`` if the result is approved."""
     result = {kind: entries[record.key] for kind, entries in record.contexts.items()}
     result |= {name: to_plain(value, lenient=True) for name, value in record.updates.items()}
     if record.plan is not None:
         result["plan"] = to_plain(record.plan, lenient=True)
     digest = compute_digest([RESULT, attempt.capability, result])
-    if await _use_approval(execution, attempt, digest):
+    if await _consume_approval(execution, attempt, digest):
         return None
     if not record.updates and record.plan is None:
         held: dict[str, Any] = {
@@ -318,12 +313,12 @@ async def _result_question(
 
 
 def work_digest(attempt: Attempt) -> str:
-    """Return a digest of the work of a step, because another plan may reuse its key."""
+    """Compute a digest of a step's work, because another plan may reuse the step's context key."""
     return compute_digest([attempt.capability, attempt.values, serialize_inputs(attempt.inputs)])
 
 
 def emit_attempt_started(execution: StepExecution, attempt: Attempt) -> None:
-    """Emit the start of an attempt once."""
+    """Emit the event for the start of an attempt, unless it has been emitted."""
     if execution.announced_attempt >= attempt.number:
         return
     mark_announced(execution, attempt)
@@ -337,12 +332,12 @@ def emit_attempt_started(execution: StepExecution, attempt: Attempt) -> None:
 
 
 def mark_announced(execution: StepExecution, attempt: Attempt) -> None:
-    """Record that the start of an attempt was emitted."""
+    """Record that the event for the start of an attempt has been emitted."""
     execution.announced_attempt = attempt.number
 
 
 def classify_step_failure(execution: StepExecution, attempt: Attempt, exc: Exception) -> Failure:
-    """Return the classification of an exception of the current attempt, and cache it."""
+    """Classify an exception of the current attempt, and cache the result."""
     cached = execution.attempt_state.failure
     if cached is not None and cached[0] is exc:
         return cached[1]
@@ -373,16 +368,16 @@ def set_failure(execution: StepExecution, exc: BaseException, failure: Failure) 
 async def failed_record(
     execution: StepExecution, attempt: Attempt, exc: Exception, *, emits: bool = True
 ) -> StepRecord:
-    """Return the record of a failed attempt.
+    """Create the record of a failed attempt.
 
     Args:
         execution: State of the step execution.
         attempt: Failed attempt.
         exc: Exception of the attempt.
-        emits: True to emit the failure; False if a middleware may still change it.
+        emits: True to emit the failure. False if middleware may still change it.
 
     Raises:
-        FatalExecutionError: The failure was classified as FATAL; the cause is chained.
+        FatalExecutionError: The failure was classified as FATAL. The cause is chained.
         Exception: The original exception, in development mode.
     """
     stops_run = isinstance(exc, PersistenceError) and exc.stops_run
@@ -399,14 +394,16 @@ async def failed_record(
     emit_attempt_started(execution, attempt)
     if emits:
         emit_attempt_failed(execution, attempt, failure)
-    return _record(execution, attempt, error=failure, updates=stop_update(exc))
+    return _create_record(execution, attempt, error=failure, updates=stop_update(exc))
 
 
 def skipped_record(execution: StepExecution, attempt: Attempt, skipped: SkippedStep) -> StepRecord:
-    """Emit that a step is skipped, and return its record."""
+    """Emit the event for a skipped step, and return the step's record."""
     fields = {"reason": skipped.reason, "not_needed": skipped.is_not_needed}
     telemetry.emit(telemetry.StepSkipped(**fields, **attempt.event_fields()))
-    return _record(execution, attempt, skipped=skipped.reason, not_needed=skipped.is_not_needed)
+    return _create_record(
+        execution, attempt, skipped=skipped.reason, not_needed=skipped.is_not_needed
+    )
 
 
 def emit_attempt_failed(execution: StepExecution, attempt: Attempt, failure: Failure) -> None:
@@ -430,13 +427,19 @@ def emit_attempt_failed(execution: StepExecution, attempt: Attempt, failure: Fai
 
 
 def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:
-    """Return a failed record with the number of failed attempts."""
+    """Set the number of failed attempts in a failed record.
+
+    Args:
+        record: Record of the failed step.
+        failures: Number of failed attempts.
+        final: True if no attempt is left.
+    """
     assert record.error is not None
     error = replace(record.error, attempts=failures, final=final)
     return replace(record, error=error, attempts=failures)
 
 
-def _record(execution: StepExecution, attempt: Attempt, **found: Any) -> StepRecord:
+def _create_record(execution: StepExecution, attempt: Attempt, **found: Any) -> StepRecord:
     return StepRecord.from_attempt(
         attempt,
         attempts=attempt.number,

@@ -64,7 +64,7 @@ async def run_hooks(
         if isinstance(record, StepRecord):
             context.attempt = record.attempts
             if record.success:
-                result = _hook_result(execution, record)
+                result = _create_hook_result(execution, record)
                 with execution_scope(execution):
                     value = await run_after_hooks(behaviors, context, result)
                 if value is not result:
@@ -94,7 +94,7 @@ async def run_hooks(
 async def call_with_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, call: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Run hooks around a call whose result is not a step record, such as a model call.
+    """Run behaviors' hooks around a call whose result is not a step record, such as a model call.
 
     Raises:
         Exception: Error of the call or a hook, unless a hook returns a replacement.
@@ -115,8 +115,8 @@ async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorConte
     """Run the ``before_execute`` hooks.
 
     Raises:
-        ConfigurationError: A hook returns another context or changes the task. The checks before
-            the hooks have read the task, so neither would have an effect.
+        ConfigurationError: A hook returned another context or changed the task. Both would have no
+            effect, because earlier stages have already used the task.
     """
     task = context.task
     for behavior in behaviors:
@@ -143,9 +143,9 @@ async def run_after_hooks(
 async def recover_with_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, error: Exception
 ) -> Any:
-    """Run the ``on_error`` hooks and return the first replacement; ``None`` if there is none.
+    """Run the ``on_error`` hooks and return the first replacement result, or ``None``.
 
-    A hook cannot replace the result of a refused step.
+    Hooks cannot replace the result of a denied step.
     """
     for behavior in behaviors:
         try:
@@ -160,14 +160,14 @@ async def recover_with_hooks(
     return None
 
 
-def _hook_result(execution: StepExecution, record: StepRecord) -> Any:
-    """Return the capability's return value; for a result from another source, its data."""
+def _create_hook_result(execution: StepExecution, record: StepRecord) -> Any:
+    """Return the capability's return value, or the record's data if the capability did not run."""
     if execution.attempt_state.result is not None and record.source == "run":
         return execution.attempt_state.result
     return result_data(record)
 
 
 def result_data(record: StepRecord) -> Any:
-    """Return the data of a record: of its single output, or by type for several outputs."""
+    """Return the data of a record's single output, or the data by type if there are several outputs."""
     data = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
     return next(iter(data.values())) if len(data) == 1 else data

@@ -41,9 +41,9 @@ _SKIP_REASON = "Skipped: it is unknown whether its effect happened."
 async def run_without_effect(
     execution: StepExecution, attempt: Attempt, call_next: NextStage
 ) -> Any:
-    """Run a step without an effect if the turn is not stopped and this process holds the lease.
+    """Run a step without an effect, unless the turn was stopped or another process holds the lease.
 
-    A part of the step can still have an unknown outcome, if the step calls ``self.once``.
+    A part of the step may still have an unknown outcome if the step calls ``self.once``.
 
     Raises:
         PersistenceError: Another process holds the lease of the thread.
@@ -62,10 +62,10 @@ async def run_without_effect(
 
 
 async def idempotency(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
-    """Run the inner stages under the record of the step's effect.
+    """Run the inner stages at most once for each effect, by means of the effect's record.
 
     Returns:
-        The raw result, the stored result of the same effect, or a request to a person.
+        The raw result, the stored result of an equal effect, or a request for a person's decision.
 
     Raises:
         CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is ``fail``.
@@ -102,7 +102,7 @@ async def idempotency(execution: StepExecution, attempt: Attempt, call_next: Nex
         resolved = await _resolve_unknown(execution, keyed, claim)
         if resolved is not None:
             return resolved
-    question = await _repeat_question(execution, keyed, claim, plan, claimed)
+    question = await _create_repeat_question(execution, keyed, claim, plan, claimed)
     question = question or await recheck_approval(execution, keyed)
     if question is not None:
         return question
@@ -133,7 +133,9 @@ async def _run_effect(
         if (
             execution.attempt_state.body_result is not None
         ):  # only the teardown or a middleware failed
-            await _record_finished(execution, claim, execution.attempt_state.body_result.value)
+            await _record_effect_finished(
+                execution, claim, execution.attempt_state.body_result.value
+            )
             raise
         failure = classify_step_failure(execution, attempt, exc)
         if not (execution.attempt_state.timed_out or _has_unknown_outcome(failure)):
@@ -143,7 +145,7 @@ async def _run_effect(
             await ledger.end_effect(claim.name, "unknown")
             return SkippedStep(_SKIP_REASON)
         if execution.spec.on_unknown == "ask":
-            return _unknown_outcome_question(
+            return _create_unknown_outcome_question(
                 execution.spec,
                 attempt,
                 claim,
@@ -158,12 +160,12 @@ async def _run_effect(
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
         raise
-    await _record_finished(execution, claim, result)
+    await _record_effect_finished(execution, claim, result)
     return result
 
 
-async def _record_finished(execution: StepExecution, claim: Claim, result: Any) -> None:
-    """Record the completed effect before any other code processes the result."""
+async def _record_effect_finished(execution: StepExecution, claim: Claim, result: Any) -> None:
+    """Record that the effect is complete, before any other code processes the result."""
     await execution.record_effect()
     stored = encode_result(result, execution.attempt_state.stored_outputs)
     # Stage ``finalize`` refuses a result that is too large. The record of the effect must not contain it.
@@ -191,7 +193,7 @@ async def _run_idempotent(execution: StepExecution, attempt: Attempt, call_next:
 
 
 async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Claim) -> Any:
-    """Return the result for an effect of unknown outcome; ``None`` to run it again."""
+    """Return the result of an effect whose outcome is unknown, or ``None`` to run it again."""
     run = int(claim.record.get("run", 0))
     decision = await execution.context.ledger.read_outcome(claim.name, run)
     answer: Any = execution.spec.on_unknown
@@ -212,7 +214,7 @@ async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Cl
             " earlier process.",
             fix="check the external system, then run the step again or set on_unknown.",
         )
-    return _unknown_outcome_question(
+    return _create_unknown_outcome_question(
         execution.spec,
         attempt,
         claim,
@@ -222,14 +224,14 @@ async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Cl
     )
 
 
-async def _repeat_question(
+async def _create_repeat_question(
     execution: StepExecution,
     attempt: Attempt,
     claim: Claim,
     plan_id: str,
     claimed_records: set[str],
 ) -> ApprovalRequest | None:
-    """Return a request if a capability would act again in a new plan with different values."""
+    """Create an approval request if the effect repeats an earlier plan's effect with other values."""
     spec, ledger = execution.spec, execution.context.ledger
     if spec.repeatable or not claim.is_new or execution.approval:
         return None
@@ -253,13 +255,13 @@ async def _repeat_question(
 
 
 def _was_in_earlier_plan(execution: StepExecution, attempt: Attempt) -> bool:
-    """Return whether an earlier plan of the turn contained the same step."""
+    """Return True if an earlier plan of the turn contained the same step."""
     fingerprint = fingerprints(execution.view.plan).get(plan_key(attempt.key))
     versions: list[Mapping[str, Any]] = execution.view.state.get("planning_history") or []
     return any(fingerprint in fingerprints(version["plan"]).values() for version in versions[:-1])
 
 
-def _unknown_outcome_question(
+def _create_unknown_outcome_question(
     spec: CapabilitySpec,
     attempt: Attempt,
     claim: Claim,

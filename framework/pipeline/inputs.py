@@ -23,19 +23,19 @@ def resolve_inputs(
     """Load and validate the inputs of a step.
 
     Args:
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         step: Planned step.
         context_data: Stored results by type and key.
         types: Registered context types.
-        own_values: Element of the list over which the step runs, by its name.
+        own_values: Current element of the ``for_each`` list, by its name.
 
     Returns:
-        Inputs by role or context type: an object, a list of objects (``many``), or ``None`` (absent
+        Inputs by role or context type: an object, a list of objects (``many``), or ``None`` (missing
         optional input).
 
     Raises:
-        ValidationError: An input is missing, not stored, or invalid. The severity is REPLANNING,
-            because another plan may help.
+        ValidationError: An input is missing or invalid. The severity is REPLANNING, because another
+            plan may supply the input.
     """
     named: dict[str, list[str]] = {}
     kinds = {need.label: need.type for need in spec.requires}
@@ -51,10 +51,10 @@ def resolve_inputs(
     for need in spec.requires:
         keys = named.pop(need.label, [])
         if need.cardinality == "many":
-            lists = [_load_many(spec, need.type, key, context_data, types) for key in keys]
+            lists = [_load_contexts(spec, need.type, key, context_data, types) for key in keys]
             inputs[need.label] = [item for items in lists for item in items]
             continue
-        values = [_load(spec, need.type, key, context_data, types) for key in keys]
+        values = [_load_context(spec, need.type, key, context_data, types) for key in keys]
         if len(values) == 1:
             inputs[need.label] = values[0]
         elif not values and need.cardinality == "optional":
@@ -67,30 +67,30 @@ def resolve_inputs(
                 severity=ErrorSeverity.REPLANNING,
             )
     for kind, keys in named.items():
-        values = [v for key in keys for v in _load_many(spec, kind, key, context_data, types)]
+        values = [v for key in keys for v in _load_contexts(spec, kind, key, context_data, types)]
         alone = len(keys) == 1 and keys[0] in context_data.get(kind, {})
         inputs[kind] = values[0] if alone else values
     return inputs
 
 
-def _load_many(
+def _load_contexts(
     spec: CapabilitySpec,
     kind: str,
     key: str,
     context_data: Mapping[str, Mapping[str, Any]],
     types: ContextTypes,
 ) -> list[Any]:
-    """Load one context, or all elements of a result that is a list of that type."""
+    """Load one context, or all elements of a result that is a list of this type."""
     if key in context_data.get(kind + LIST_SUFFIX, {}):
-        return list(_load(spec, kind + LIST_SUFFIX, key, context_data, types))
+        return list(_load_context(spec, kind + LIST_SUFFIX, key, context_data, types))
     if key not in context_data.get(kind, {}):
         for listed, item in list_item_types(types.values()).items():
             if item == kind and key in context_data.get(listed, {}):
-                return list(_load(spec, listed, key, context_data, types).value)
-    return [_load(spec, kind, key, context_data, types)]
+                return list(_load_context(spec, listed, key, context_data, types).value)
+    return [_load_context(spec, kind, key, context_data, types)]
 
 
-def _load(
+def _load_context(
     spec: CapabilitySpec,
     kind: str,
     key: str,

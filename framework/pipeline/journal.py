@@ -31,8 +31,8 @@ _CHECKPOINT_TIMEOUT_SECONDS = 10.0
 
 
 @contextmanager
-def _errors_end_run() -> Iterator[None]:
-    """Mark persistence errors as ending the run, because its results could not be reported."""
+def _stop_run_on_errors() -> Iterator[None]:
+    """Set ``stops_run`` on persistence errors, because the run cannot record its results anymore."""
     try:
         yield
     except PersistenceError as exc:
@@ -41,7 +41,7 @@ def _errors_end_run() -> Iterator[None]:
 
 
 class RunStart(NamedTuple):
-    """Start of a run.
+    """Starting point of a run.
 
     Attributes:
         checkpoint_id: ID of the first checkpoint.
@@ -53,18 +53,18 @@ class RunStart(NamedTuple):
 
 
 class Journal:
-    """Records of one thread.
+    """Durable records of one thread, by key.
 
     Args:
         persistence: Storage of the graph's threads; ``None`` stores no records.
         thread_id: ID of the thread.
-        checkpoints: Namespace and ID of the checkpoints on which the running superstep is based,
-            outermost graph first; empty if nothing is saved before the run ends.
-        fence: Replaces :meth:`assert_lease_held` if another process holds the lease of the thread.
+        checkpoints: Namespace and ID of each checkpoint on which the running superstep is based,
+            outermost graph first. It is empty if nothing is saved before the run ends.
+        fence: Function that replaces :meth:`assert_lease_held` if another process holds the lease.
 
     Attributes:
-        persistence: As passed to the constructor.
-        checkpoints: As passed to the constructor.
+        persistence: Storage of the graph's threads, or ``None``.
+        checkpoints: Namespace and ID of each checkpoint, outermost graph first.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Journal:
 
     @property
     def is_durable(self) -> bool:
-        """True if records survive the process."""
+        """True if the records survive the end of the process."""
         return self._saver is not None and self.thread_id is not None
 
     @property
@@ -95,21 +95,21 @@ class Journal:
 
     @property
     def tables(self) -> SqlTables | None:
-        """Database tables of the persistence; ``None`` without a database."""
+        """Database tables of the persistence, or ``None`` without a database."""
         return self.persistence.tables if self.persistence is not None else None
 
     @property
     def namespace(self) -> str:
-        """Graph of the thread that the records belong to; empty for the outermost graph."""
+        """Checkpoint namespace of the graph. It is empty for the outermost graph."""
         namespace = self._checkpoint[0] if self._checkpoint else ""
         # A task ID changes when its graph restarts; the name of its node does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
 
     async def assert_lease_held(self, *, query_database: bool = False) -> None:
-        """Check that this process still holds the lease of the thread.
+        """Raise an error if this process no longer holds the thread's lease.
 
         Args:
-            query_database: True to query the database in any case; otherwise only if the last
+            query_database: True to always query the database. By default, it is queried only if the last
                 heartbeat is late.
 
         Raises:
@@ -117,7 +117,7 @@ class Journal:
         """
         if self.persistence is None or self.thread_id is None:
             return
-        with _errors_end_run():
+        with _stop_run_on_errors():
             if self._fence is not None:
                 await self._fence(query_database)
             else:
@@ -126,16 +126,15 @@ class Journal:
     async def wait_until_saved(self) -> None:
         """Wait until the checkpoint with the running plan is saved.
 
-        LangGraph saves checkpoints in the background. If an effect happened before its plan was
-        saved, a crash would lead to a new plan, possibly with different values, and the effect
-        would happen again.
+        LangGraph saves checkpoints in the background. If an effect happened before its plan was saved, a
+        new plan after a crash could repeat the effect with other values.
 
         Raises:
             PersistenceError: The checkpoint is not saved.
         """
         if self._saver is None or self.thread_id is None:
             return
-        with _errors_end_run():
+        with _stop_run_on_errors():
             # An outer graph that restarts also restarts this one.
             for checkpoint in self._unsaved_checkpoints:
                 await self._wait_for_checkpoint(self._saver, *checkpoint)
@@ -166,7 +165,7 @@ class Journal:
         return saved
 
     async def starting_checkpoint(self) -> CheckpointTuple | None:
-        """Return the first checkpoint of the running graph; ``None`` if it is not saved."""
+        """Return the first checkpoint of the running graph, or ``None`` if it is not saved."""
         if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
         saved: CheckpointTuple | None = await self._wait_for_checkpoint(
@@ -179,11 +178,11 @@ class Journal:
     async def run_start(
         self, cache: dict[str, RunStart], *, is_resumed: bool = False
     ) -> RunStart | None:
-        """Return the start of the outermost graph's run; ``None`` if it is not saved.
+        """Return the start of the outermost graph's run, or ``None`` if it is not saved.
 
         Args:
-            cache: Known starts by checkpoint ID; each checkpoint is read once.
-            is_resumed: True if an earlier run started it, so that its checkpoint is already saved.
+            cache: Cache of starts by checkpoint ID, so that each checkpoint is read only once.
+            is_resumed: True if the run was started earlier, so that its first checkpoint is saved.
         """
         if self._saver is None or self.thread_id is None or not self.checkpoints:
             return None
@@ -210,31 +209,31 @@ class Journal:
         return start
 
     async def raise_if_stopped(self, users: Collection[str], *, confirm: bool = False) -> None:
-        """Raise if a user stopped the run.
+        """Raise an error if a user stopped the run.
 
         Args:
-            users: IDs of the users of the run.
-            confirm: True if an effect is about to start.
+            users: IDs of the run's users.
+            confirm: True to query the database before an effect starts.
 
         Raises:
             StoppedError: A user stopped the run.
         """
         if self.persistence is None or self.thread_id is None:
             return
-        with _errors_end_run():
+        with _stop_run_on_errors():
             await self.persistence.stops.raise_if_stopped(self.thread_id, users, force_read=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
-        """Return the last record under a key; empty if there is none."""
+        """Return the last record with a key, or an empty dictionary."""
         if self._saver is None or self.thread_id is None:
             return {}
-        with _errors_end_run():
+        with _stop_run_on_errors():
             return await read_record(self._saver, self.thread_id, key)
 
     async def write(
         self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
     ) -> None:
-        """Store a record under a key. It is durable when the method returns.
+        """Store a record. It is durable when the method returns.
 
         Args:
             key: Name of the record.
@@ -248,7 +247,7 @@ class Journal:
             return
         base = self._checkpoint[1] if self._checkpoint else None
         options: dict[str, Any] = {PAST_LEASE: True} if allow_lost_lease else {}
-        with _errors_end_run():
+        with _stop_run_on_errors():
             await write_record(
                 self._saver, self.thread_id, key, record, parent_checkpoint_id=base, **options
             )

@@ -25,10 +25,10 @@ _LABELS = "capgraph labels"
 
 
 class LabeledStore(BaseStore):
-    """LangGraph store of a step that stores labels with each item and adds them to the step.
+    """LangGraph store that saves data labels (provenance tags) with items and restores them on reads.
 
     Args:
-        store: The store.
+        store: Wrapped store.
         execution: Execution of the step.
     """
 
@@ -43,18 +43,18 @@ class LabeledStore(BaseStore):
         """Run operations in the store; see LangGraph's ``BaseStore``."""
         operations = list(ops)
         results = self._store.batch([*operations, *self._label_writes(operations)])
-        results = _without_labels(results[: len(operations)])
+        results = _remove_labels(results[: len(operations)])
         if reads := _label_reads(operations, results):
-            self._receive(self._store.batch(reads))
+            self._propagate_item_labels(self._store.batch(reads))
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations in the store; see LangGraph's ``BaseStore``."""
         operations = list(ops)
         results = await self._store.abatch([*operations, *self._label_writes(operations)])
-        results = _without_labels(results[: len(operations)])
+        results = _remove_labels(results[: len(operations)])
         if reads := _label_reads(operations, results):
-            self._receive(await self._store.abatch(reads))
+            self._propagate_item_labels(await self._store.abatch(reads))
         return results
 
     def _label_writes(self, operations: list[Op]) -> list[Op]:
@@ -75,7 +75,7 @@ class LabeledStore(BaseStore):
         ]
 
     @staticmethod
-    def _receive(items: list[Result]) -> None:
+    def _propagate_item_labels(items: list[Result]) -> None:
         for item in items:
             if isinstance(item, Item):
                 propagate_labels(item.value)
@@ -94,8 +94,8 @@ def _label_reads(operations: list[Op], results: list[Result]) -> list[Op]:
     return reads
 
 
-def _without_labels(results: list[Result]) -> list[Result]:
-    """Return results without the items and namespaces that contain labels."""
+def _remove_labels(results: list[Result]) -> list[Result]:
+    """Remove the items and namespaces that contain labels from results."""
 
     def is_label(part: Any) -> bool:
         namespace = part.namespace if isinstance(part, Item) else part
@@ -109,7 +109,7 @@ def _without_labels(results: list[Result]) -> list[Result]:
 
 
 def labeled_runtime(execution: StepExecution) -> Any:
-    """Return LangGraph's ``Runtime`` of a step, with a store that tracks labels."""
+    """Return LangGraph's ``Runtime`` for a step, with a store that tracks data labels."""
     runtime = current_runtime()
     store = getattr(runtime, "store", None)
     if execution.flow is None or store is None or isinstance(store, LabeledStore):
@@ -125,15 +125,16 @@ def runtime_scope(runtime: Any) -> AbstractContextManager[None]:
 
 
 def receive_state(execution: StepExecution, attempt: Attempt, path: tuple[str, ...]) -> None:
-    """Add the labels of a value in the state to the step that reads it.
+    """Add the labels (provenance tags) of a state value to the step that reads the value.
 
     Args:
         execution: Execution of the step.
         attempt: Attempt of the step.
-        path: Keys to the value. Context data has three: the state key, the type, and the context key.
+        path: Path of keys to the value. For context data, these are the state key, the type, and the
+            context key.
 
     Raises:
-        PolicyError: The labels forbid the step to read the value, and no person approved the step.
+        PolicyError: The labels do not allow the step to read the value, and no person approved the step.
     """
     flow, view = execution.flow, execution.view
     if flow is None:
@@ -142,7 +143,9 @@ def receive_state(execution: StepExecution, attempt: Attempt, path: tuple[str, .
     if len(path) == 1:
         stored = view.labels.get(f"{STATE_KIND}{path[0]}", {})
         labels = {name: source for one in stored.values() for name, source in one.items()}
-    elif len(path) == 3 and path[2] not in _input_keys(attempt):  # the plan was checked for inputs
+    elif len(path) == 3 and path[2] not in _find_input_keys(
+        attempt
+    ):  # the plan was checked for inputs
         labels = flow.stored_labels(path[1], path[2], view)
     if not labels:
         return
@@ -158,5 +161,5 @@ def receive_state(execution: StepExecution, attempt: Attempt, path: tuple[str, .
     propagate_labels(labels)
 
 
-def _input_keys(attempt: Attempt) -> set[str]:
+def _find_input_keys(attempt: Attempt) -> set[str]:
     return {key for entry in attempt.step.get("inputs") or () for key in entry.values()}

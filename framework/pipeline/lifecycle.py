@@ -16,18 +16,18 @@ PhaseListener = Callable[[Phase, Literal["pre", "post"], Any], Awaitable[None]]
 
 @dataclass(slots=True)
 class Lifecycle:
-    """One run of up to four phases.
+    """Runner of up to four phases: validate, set up, execute, and tear down.
 
-    ``teardown`` always runs after a successful ``validate``, and cancellation does not interrupt
-    it. The first error is raised. An error of ``teardown`` is added to it as a note.
+    ``teardown`` always runs after a successful ``validate``, and cancellation does not interrupt it. The
+    first error is raised. A later error of ``teardown`` is added to it as a note.
 
     Attributes:
-        execute: Main work; its result is the result of the run.
-        validate: Raises an exception if the work must not start.
-        setup: Prepares the work.
-        teardown: Cleans up, also after an incomplete ``setup``.
-        on_phase: Called before and after each phase.
-        has_executed: True if ``execute`` finished, whether or not a later phase failed.
+        execute: Function that performs the work and returns the result.
+        validate: Function that raises an exception if the work must not start.
+        setup: Function that prepares the work.
+        teardown: Function that cleans up, even after an incomplete ``setup``.
+        on_phase: Callback before and after each phase.
+        has_executed: True if ``execute`` finished, even if a later phase failed.
         result: Result of ``execute``.
 
     >>> import asyncio
@@ -46,21 +46,21 @@ class Lifecycle:
 
     async def run(self) -> Any:
         """Run the phases and return the result of ``execute``."""
-        await self._phase("validate", self.validate)
+        await self._run_phase("validate", self.validate)
         try:
-            await self._phase("setup", self.setup)
-            self.result = await self._phase("execute", self.execute)
+            await self._run_phase("setup", self.setup)
+            self.result = await self._run_phase("execute", self.execute)
             self.has_executed = True
         except BaseException as exc:
             try:
-                await shielded(self._phase("teardown", self.teardown))
+                await shielded(self._run_phase("teardown", self.teardown))
             except Exception as second:
                 exc.add_note(f"teardown failed as well: {second!r}")
             raise
-        await shielded(self._phase("teardown", self.teardown))
+        await shielded(self._run_phase("teardown", self.teardown))
         return self.result
 
-    async def _phase(self, name: Phase, function: PhaseFunction | None) -> Any:
+    async def _run_phase(self, name: Phase, function: PhaseFunction | None) -> Any:
         if self.on_phase is not None:
             await self.on_phase(name, "pre", None)
         result = await function() if function is not None else None

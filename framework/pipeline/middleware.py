@@ -25,17 +25,17 @@ _T = TypeVar("_T")
 
 
 def target_kind(spec: CapabilitySpec) -> TargetKind:
-    """Return the kind of target that the steps of a capability are."""
+    """Return the kind of target that middleware wraps when a capability's steps run."""
     return "step" if spec.effect == "none" else "effect"
 
 
 def applicable(behaviors: Iterable[_T], kind: TargetKind) -> list[_T]:
-    """Return the behaviors that can wrap a target of this kind."""
+    """Select the behaviors that can wrap a target of this kind."""
     return [item for item in behaviors if can_wrap(item, kind)]
 
 
 def can_wrap(item: Any, kind: TargetKind) -> bool:
-    """Return whether a behavior can wrap a target of this kind.
+    """Return True if a behavior can wrap a target of this kind.
 
     Middleware wraps model calls with ``wrap_model_call`` and steps with ``wrap_step``. The attribute
     ``applies_to`` restricts any behavior further.
@@ -48,34 +48,33 @@ def can_wrap(item: Any, kind: TargetKind) -> bool:
 
 
 def model_middleware(behaviors: Iterable[_T]) -> tuple[_T, ...]:
-    """Return the middleware of a graph that wraps model calls.
+    """Select the middleware that wraps model calls.
 
-    Hooks have no stage and belong to steps. A model role declares its own hooks.
+    Hooks of a graph are omitted, because they wrap only steps. A model role declares its own hooks.
     """
     return tuple(item for item in applicable(behaviors, "model") if stage_of(item))
 
 
 def last_of_type(items: Sequence[Any], rule_type: Any) -> Any:
-    """Return the innermost rule of a type; it overrides the others."""
+    """Return the innermost rule of a type, which overrides the other rules."""
     return next((item for item in reversed(items) if isinstance(item, rule_type)), None)
 
 
 def stage_of(item: Any) -> str | None:
-    """Return the stage of a middleware; ``None`` for hooks."""
+    """Return the stage that a middleware wraps, or ``None`` for hooks."""
     return getattr(item, "stage", None)
 
 
 def is_rule(item: Any) -> bool:
-    """Return whether an object replaces a rule of its stage instead of wrapping the stage."""
+    """Return True if an object replaces a rule of its stage instead of wrapping the stage."""
     return isinstance(item, (RetryRule, TimeLimit))
 
 
 def sort_middleware(items: Iterable[Any]) -> list[Any]:
-    """Return the middleware of one stage from the outermost to the innermost.
+    """Sort the middleware of one stage from the outermost to the innermost, without duplicates.
 
-    Middleware with a lower ``order`` is further out. The default is 1,000, and equal numbers keep
-    their order in the list. An object that is listed twice, for the graph and for a capability,
-    occurs once.
+    Middleware with a lower ``order`` wraps middleware with a higher one. The default is 1,000, and equal
+    numbers keep their order in the list.
     """
     return sorted(
         {id(item): item for item in items}.values(), key=lambda item: getattr(item, "order", 1_000)
@@ -83,12 +82,12 @@ def sort_middleware(items: Iterable[Any]) -> list[Any]:
 
 
 def flatten_behaviors(behaviors: Iterable[Any]) -> tuple[Any, ...]:
-    """Return behaviors with each object that wraps several stages replaced by its ``parts``."""
+    """Replace each behavior that wraps several stages with its ``parts``."""
     return tuple(part for item in behaviors for part in getattr(item, "parts", (item,)))
 
 
 def check_node_behaviors(spec: InfrastructureSpec) -> None:
-    """Check that the behaviors of an infrastructure node can wrap it.
+    """Raise an error if a behavior of an infrastructure node cannot wrap the node.
 
     Raises:
         ConfigurationError: A behavior has a stage, which a node does not have.
@@ -104,12 +103,12 @@ def check_node_behaviors(spec: InfrastructureSpec) -> None:
 
 
 def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | None = None) -> None:
-    """Check that each object of a list can wrap an attempt.
+    """Raise an error if an object in a list of behaviors is invalid.
 
     Args:
         items: Objects to check.
         location: Name of the list for error messages.
-        kind: Target that the list belongs to; ``None`` for a list that applies where it fits.
+        kind: Kind of target that all objects must be able to wrap, or ``None`` for any kind.
 
     Raises:
         ConfigurationError: An object is neither middleware, nor a rule, nor a behavior with hooks,
@@ -134,7 +133,7 @@ def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | Non
 
 
 def _check_methods(item: Any, location: str) -> None:
-    """Check that a middleware has a coroutine method for steps or model calls."""
+    """Raise an error if middleware has no coroutine method for steps or model calls."""
     found = [getattr(item, name, None) for name in ("wrap_step", "wrap_model_call")]
     methods = [method for method in found if callable(method)]
     if not methods or not all(map(inspect.iscoroutinefunction, methods)):

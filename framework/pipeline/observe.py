@@ -15,7 +15,7 @@ from capgraph.telemetry.event_dispatcher import event_context
 
 
 def deadline_error(execution: StepExecution, attempt: Attempt) -> LimitError:
-    """Return the error for a step whose turn or plan has no time left."""
+    """Create the error for a step that cannot start because the deadline of its turn or plan passed."""
     deadline, limit = (
         execution.view.plan.get("deadline"),
         execution.config.limits.run_timeout_seconds,
@@ -33,7 +33,7 @@ def deadline_error(execution: StepExecution, attempt: Attempt) -> LimitError:
 
 
 async def observe(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
-    """Start the step unless the turn was stopped or has no time left."""
+    """Run the inner stages, unless the turn was stopped or its deadline passed."""
     with event_context(**execution.view.event_ids, step_id=attempt.key):
         left = execution.context.control.seconds_left()
         if left is not None and left <= 0:

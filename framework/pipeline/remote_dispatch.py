@@ -38,9 +38,9 @@ inputs.
 async def dispatch_remote(
     execution: StepExecution, attempt: Attempt, call_next: NextStage, queue: str
 ) -> StepResult:
-    """Run an attempt on a worker of its queue.
+    """Run an attempt on a worker that serves the capability's queue.
 
-    It runs in this process if the process serves the queue or has no dispatcher.
+    The attempt runs in this process if the process serves the queue or has no dispatcher.
 
     Args:
         execution: State of the step execution.
@@ -48,12 +48,12 @@ async def dispatch_remote(
         call_next: Stages of the attempt.
         queue: Queue of the capability.
     """
-    if await _runs_locally(execution, attempt, queue):
+    if await _can_run_locally(execution, attempt, queue):
         local_result: StepResult = await call_next(execution, attempt)
         return local_result
     execution.begin_attempt()
     try:
-        reply = await _send(execution, attempt, queue)
+        reply = await _dispatch(execution, attempt, queue)
         return None if reply is None else await _apply_reply(execution, attempt, reply)
     except (GraphBubbleUp, FatalExecutionError):
         raise
@@ -61,7 +61,7 @@ async def dispatch_remote(
         return await failed_record(execution, attempt, exc)
 
 
-async def _runs_locally(execution: StepExecution, attempt: Attempt, queue: str) -> bool:
+async def _can_run_locally(execution: StepExecution, attempt: Attempt, queue: str) -> bool:
     sender, journal = execution.config.dispatcher, execution.context.ledger.journal
     if sender is None or attempt.short_circuit is not None:
         return True
@@ -69,13 +69,13 @@ async def _runs_locally(execution: StepExecution, attempt: Attempt, queue: str) 
         return False
     # A process that ran the turn earlier may have dispatched the attempt already.
     is_kept = journal.is_durable and not journal.is_remote
-    return not (is_kept and await sender.is_dispatched(_dispatch_name(execution, attempt)))
+    return not (is_kept and await sender.is_dispatched(_create_dispatch_name(execution, attempt)))
 
 
 async def _apply_reply(
     execution: StepExecution, attempt: Attempt, reply: Mapping[str, Any]
 ) -> StepResult:
-    """Process the reply of a worker as if the attempt had run in this process."""
+    """Process a worker's reply as if the attempt had run in this process."""
     if "fatal" in reply:
         raise FatalExecutionError(reply["fatal"])
     if "refused" in reply:
@@ -93,10 +93,12 @@ async def _apply_reply(
     return result
 
 
-async def _send(execution: StepExecution, attempt: Attempt, queue: str) -> Mapping[str, Any] | None:
-    door, sender = execution.context, execution.config.dispatcher
+async def _dispatch(
+    execution: StepExecution, attempt: Attempt, queue: str
+) -> Mapping[str, Any] | None:
+    context, sender = execution.context, execution.config.dispatcher
     assert sender is not None
-    ledger, journal = door.ledger, door.ledger.journal
+    ledger, journal = context.ledger, context.ledger.journal
     if not journal.is_durable:
         raise CapabilityError(
             f"{attempt.capability!r} cannot be dispatched to the queue {queue!r}: the run is not saved.",
@@ -108,24 +110,24 @@ async def _send(execution: StepExecution, attempt: Attempt, queue: str) -> Mappi
             " already runs on a remote worker.",
             fix="plan it as a separate step, or remove the queue of the outer capability.",
         )
-    door.budget.count_attempt()
+    context.budget.count_attempt()
     result: Mapping[str, Any] | None = None
     try:
         claim = None
         if execution.spec.effect != "none":
             await ledger.wait_until_saved()
-            other_keys = [key for key in door.plan_keys if key != attempt.key]
+            other_keys = [key for key in context.plan_keys if key != attempt.key]
             claimed = claimed_effects(execution.view.results, other_keys)
             claim = await ledger.claim(execution.spec, attempt, execution.view.plan_id, claimed)
         try:
             result = await sender.dispatch(
-                _dispatch_name(execution, attempt),
+                _create_dispatch_name(execution, attempt),
                 queue,
                 _build_request(execution, attempt, claim),
-                on_event=_event_forwarder(door.notify),
-                timeout_seconds=door.control.seconds_left(),
+                on_event=_create_event_forwarder(context.notify),
+                timeout_seconds=context.control.seconds_left(),
                 on_start=execution.mark_started,
-                should_detach=door.control.is_draining,
+                should_detach=context.control.is_draining,
                 should_cancel=execution.should_stop,
             )
         except TimeoutError:
@@ -135,12 +137,12 @@ async def _send(execution: StepExecution, attempt: Attempt, queue: str) -> Mappi
                 ledger.evict(claim.name)
     finally:
         if result is None or "record" not in result:
-            door.budget.uncount_attempt()
+            context.budget.uncount_attempt()
     return result
 
 
-def _dispatch_name(execution: StepExecution, attempt: Attempt) -> str:
-    """Return the name of a dispatched attempt, the same in each process."""
+def _create_dispatch_name(execution: StepExecution, attempt: Attempt) -> str:
+    """Create the name of a dispatched attempt, which is the same in every process."""
     ledger = execution.context.ledger
     return compute_digest(
         [
@@ -157,7 +159,7 @@ def _dispatch_name(execution: StepExecution, attempt: Attempt) -> str:
 def _build_request(
     execution: StepExecution, attempt: Attempt, claim: Claim | None
 ) -> dict[str, Any]:
-    door, view, ledger = execution.context, execution.view, execution.context.ledger
+    context, view, ledger = execution.context, execution.view, execution.context.ledger
     budget, agreement = current_turn_budget(), execution.approval
     return {
         "thread": ledger.journal.thread_id,
@@ -182,10 +184,10 @@ def _build_request(
         "inputs": {label: _pack_input(value) for label, value in attempt.inputs.items()},
         "values": dict(attempt.values),
         "state": {name: value for name, value in view.state.items() if name not in NOT_TRANSFERRED},
-        "plan_keys": list(door.plan_keys),
+        "plan_keys": list(context.plan_keys),
         "state_keys": None
-        if door.result_options.state_keys is None
-        else sorted(door.result_options.state_keys),
+        if context.result_options.state_keys is None
+        else sorted(context.result_options.state_keys),
         "labels": dict(execution.labels),
         "bounded": execution.has_budget,
         "agreed": None if agreement is None else agreement.question.to_state(),
@@ -194,8 +196,10 @@ def _build_request(
     }
 
 
-def _event_forwarder(notify: Callable[[str, float | None], None] | None) -> Callable[[Any], None]:
-    def tell(event: Any) -> None:
+def _create_event_forwarder(
+    notify: Callable[[str, float | None], None] | None,
+) -> Callable[[Any], None]:
+    def forward(event: Any) -> None:
         if not (isinstance(event, Mapping) and "seq" in event):
             with suppress(RuntimeError):  # custom stream data is forwarded unchanged
                 get_stream_writer()(event)
@@ -204,7 +208,7 @@ def _event_forwarder(notify: Callable[[str, float | None], None] | None) -> Call
         else:
             emit(dict(event))
 
-    return tell
+    return forward
 
 
 async def _apply_remote_effects(execution: StepExecution, reply: Mapping[str, Any]) -> None:
@@ -237,9 +241,9 @@ def _read_result(reply: Mapping[str, Any]) -> StepRecord | ApprovalRequest:
 
 
 def _rebuild_error(description: Mapping[str, Any] | None) -> Exception:
-    """Return an error of the closest class that this process knows."""
+    """Recreate an error of a worker, with the closest error class that exists in this process."""
     for module, name in description["types"] if description is not None else ():
-        cls = getattr(sys.modules.get(module), name, None) or _error_class(name)
+        cls = getattr(sys.modules.get(module), name, None) or _find_error_class(name)
         if isinstance(cls, type) and issubclass(cls, Exception):
             try:
                 if issubclass(cls, CapgraphError):
@@ -250,8 +254,8 @@ def _rebuild_error(description: Mapping[str, Any] | None) -> Exception:
     return CapabilityError(description["message"] if description is not None else "")
 
 
-def _error_class(name: str) -> type[CapgraphError] | None:
-    """Return the project's error class with this name, in any module."""
+def _find_error_class(name: str) -> type[CapgraphError] | None:
+    """Find the subclass of ``CapgraphError`` with this name."""
     classes: list[type[CapgraphError]] = [CapgraphError]
     for cls in classes:
         if cls.__qualname__ == name:

@@ -36,7 +36,7 @@ from capgraph.telemetry.usage_callback import current_turn_budget
 
 
 def remote_turn_view(request: Mapping[str, Any]) -> TurnView:
-    """Return the view of a turn for a step that runs on a remote worker."""
+    """Create the turn view for a step that runs on a remote worker."""
     return TurnView(
         request["state"],
         thread_id=request["thread"],
@@ -57,30 +57,30 @@ async def run_remote_step(
 
     Args:
         runner: Step runner of this worker.
-        request: Request of :func:`~capgraph.pipeline.remote_dispatch.dispatch_remote`.
+        request: Request that :func:`~capgraph.pipeline.remote_dispatch.dispatch_remote` sent.
         journal: Records of the thread.
-        seconds_left: Returns the remaining time for the turn's steps.
-        is_draining: Returns True if this process is shutting down.
+        seconds_left: Function that returns the remaining time for the turn's steps.
+        is_draining: Function that returns True if this process is shutting down.
 
     Returns:
-        The reply; ``None`` if the process is shutting down before the step started.
+        The reply, or ``None`` if the process began to shut down before the step started.
 
     Raises:
-        PersistenceError: The result of the step cannot be reported.
+        PersistenceError: The result of the step cannot be stored.
     """
     spec = runner.config.registry.capabilities[request["attempt"]["capability"]]
-    execution = _remote_execution(runner, spec, request, journal, seconds_left, is_draining)
+    execution = _create_execution(runner, spec, request, journal, seconds_left, is_draining)
     budget = current_turn_budget() or TurnBudget()
-    attempt = _remote_attempt(execution.view, request["attempt"], request["element"])
+    attempt = _create_attempt(execution.view, request["attempt"], request["element"])
     try:
-        prepared = _with_validated_inputs(attempt, execution, request)
+        prepared = _restore_validated_inputs(attempt, execution, request)
         result: StepResult = await runner.attempt_stages(spec, has_budget=execution.has_budget)(
             execution, prepared
         )
         if isinstance(result, StepRecord):
             result = with_nested_effects(result, execution.nested_effects)
     except GraphBubbleUp as signal:
-        result = await failed_record(execution, attempt, _interrupt_error(spec.name, signal))
+        result = await failed_record(execution, attempt, _create_interrupt_error(spec.name, signal))
     except FatalExecutionError as exc:
         return {"fatal": str(exc)}
     except CapgraphError as exc:
@@ -99,7 +99,7 @@ async def run_remote_step(
     }
 
 
-def _remote_execution(
+def _create_execution(
     runner: StepRunner,
     spec: CapabilitySpec,
     request: Mapping[str, Any],
@@ -132,7 +132,7 @@ def _remote_execution(
     )
 
 
-def _remote_attempt(
+def _create_attempt(
     view: TurnView, fields: Mapping[str, Any], element: Mapping[str, Any] | None
 ) -> Attempt:
     position = {name: fields[name] for name in ("key", "index", "total")}
@@ -144,10 +144,10 @@ def _remote_attempt(
     )
 
 
-def _with_validated_inputs(
+def _restore_validated_inputs(
     attempt: Attempt, execution: StepExecution, request: Mapping[str, Any]
 ) -> Attempt:
-    """Return the attempt in the form in which ``validate`` left it in the turn's process."""
+    """Restore the inputs and parameters that the ``validate`` stage set in the turn's process."""
     types = execution.config.registry.context_types
     parameters, values = validated_parameters(execution.spec, request["values"])
     inputs = {
@@ -158,11 +158,11 @@ def _with_validated_inputs(
 
 
 def refusal_reply(error: Exception) -> dict[str, Any]:
-    """Return the reply for a step that the worker could not start."""
+    """Create the reply for a step that the worker could not start."""
     return {"refused": _describe_error(error)}
 
 
-def _interrupt_error(name: str, signal: GraphBubbleUp) -> CapabilityError:
+def _create_interrupt_error(name: str, signal: GraphBubbleUp) -> CapabilityError:
     return CapabilityError(
         f"{name!r} cannot interrupt ({type(signal).__name__}): it runs on a remote worker, which"
         " cannot ask a person.",

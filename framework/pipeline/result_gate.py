@@ -13,20 +13,22 @@ from capgraph.state import load_context
 async def run_gate(
     execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> GateResult:
-    """Evaluate a result with the gate of its capability.
+    """Evaluate a result with the capability's quality gate.
 
     Raises:
-        CapgraphError: The result is not good enough; the severity decides what happens next.
+        CapgraphError: The quality is too low. The severity of the error decides how the turn continues.
     """
     subject = f"the result of {attempt.key!r} ({attempt.capability})"
     gate_result: GateResult = await execution.spec.gate.evaluate_result(
-        _value(execution, attempt, normalized), subject
+        _find_result_value(execution, attempt, normalized), subject
     )
     return gate_result
 
 
-def _value(execution: StepExecution, attempt: Attempt, normalized: NormalizedResult) -> Any:
-    """Return the value of a result: as returned, or its context objects."""
+def _find_result_value(
+    execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
+) -> Any:
+    """Return the value that the gate evaluates: the returned value, or the result's context objects."""
     short_circuit = attempt.short_circuit
     if short_circuit is not None and (short_circuit.is_emitted or short_circuit.source != "cache"):
         return short_circuit.value

@@ -68,14 +68,15 @@ def normalize_result(
     types: ContextTypes,
     state_keys: frozenset[str] = STATE_KEYS,
 ) -> NormalizedResult:
-    """Split a result into state updates and context data.
+    """Split a capability's result into state updates and context data.
 
-    - A context object belongs to its type.
-    - A key that is a type in ``provides`` belongs to that type.
-    - A key that is a state channel becomes a state update.
-    - All other keys together form the output of the step. Their type is ``expected_output``, or
-      else the only type in ``provides``.
-    - A command writes keys of the application's state; the text of its messages is the output.
+    - A context object becomes context data of its type.
+    - The value of a key that is a type in ``provides`` becomes context data of that type.
+    - The value of a key that is a state channel becomes a state update.
+    - All other keys together form the output of the step. Its type is ``expected_output``, or the only
+      type in ``provides``.
+    - A LangGraph ``Command`` writes state keys of the application. The text of its messages becomes the
+      output of the step.
 
     Raises:
         CapabilityError: The result has an unsupported type, or a key is unknown or owned by the
@@ -100,7 +101,7 @@ def normalize_result(
             )
         contexts[kind] = {key: dump_context(kind, key, value, types)}
 
-    for raw_value in _result_values(result, spec):
+    for raw_value in _to_values(result, spec):
         value = read_command(raw_value, spec, state_keys, types)
         if isinstance(value, CapabilityContext):
             add_context(value.CONTEXT_TYPE, value)
@@ -109,7 +110,7 @@ def normalize_result(
             if name == PLAN_KEY:
                 plan = item
             elif name in state_keys:
-                updates[name] = _channel_value(name, item, spec)
+                updates[name] = _check_channel_value(name, item, spec)
             elif name in spec.provides:
                 add_context(name, item)
             else:
@@ -117,13 +118,13 @@ def normalize_result(
     for context in stored:
         add_context(context.CONTEXT_TYPE, context)
     if rest:
-        add_context(_output_type(rest, spec, step, contexts), rest)
+        add_context(_choose_output_type(rest, spec, step, contexts), rest)
     _check_expected_output(step, key, spec, updates, contexts)
     return NormalizedResult(updates, contexts, plan)
 
 
 def find_contexts(result: Any, stored: list[CapabilityContext]) -> list[CapabilityContext]:
-    """Return the context objects of a result."""
+    """Return the context objects in a result and the outputs that ``store`` added."""
     contexts = list(stored)
     for value in result if isinstance(result, (list, tuple)) else [result]:
         items = value.values() if isinstance(value, Mapping) else [value]
@@ -139,7 +140,7 @@ def _check_expected_output(
     contexts: Contexts,
 ) -> None:
     expected = step.get("expected_output")
-    if expected and expected not in contexts and expected not in _written_types(updates):
+    if expected and expected not in contexts and expected not in _find_written_types(updates):
         raise CapabilityError(
             f"Step {key!r} has no output {expected}: {spec.name!r} returned"
             f" {sorted([*updates, *contexts]) or 'nothing'}.",
@@ -147,7 +148,7 @@ def _check_expected_output(
         )
 
 
-def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
+def _check_channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
     if name in GRAPH_OWNED_KEYS:
         raise CapabilityError(
             f"{spec.name!r} cannot write {name!r}: the graph owns this state key.",
@@ -157,12 +158,12 @@ def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
 
 
 def serialize_state_value(name: str, value: Any, writer: str) -> Any:
-    """Return a value that a node writes to a state key, in its stored form.
+    """Convert a value that a node writes to a state key to its stored form.
 
     Args:
         name: State key.
-        value: Value to serialize; messages are returned unchanged.
-        writer: Name of the node.
+        value: Value to serialize. Messages are returned unchanged.
+        writer: Name of the node, for error messages.
 
     Raises:
         ValidationError: The value cannot be serialized, or has the wrong type for the key.
@@ -187,7 +188,7 @@ def _convert_messages(messages: Any, writer: str) -> Any:
         ) from exc
 
 
-def _result_values(result: Any, spec: CapabilitySpec) -> list[Any]:
+def _to_values(result: Any, spec: CapabilitySpec) -> list[Any]:
     if result is None:
         return []
     values = list(result) if isinstance(result, (list, tuple)) else [result]
@@ -201,7 +202,7 @@ def _result_values(result: Any, spec: CapabilitySpec) -> list[Any]:
     return values
 
 
-def _output_type(
+def _choose_output_type(
     rest: dict[str, Any], spec: CapabilitySpec, step: PlannedStep, contexts: Contexts
 ) -> str:
     expected = step.get("expected_output")
@@ -218,5 +219,5 @@ def _output_type(
     )
 
 
-def _written_types(updates: Mapping[str, Any]) -> set[str]:
+def _find_written_types(updates: Mapping[str, Any]) -> set[str]:
     return set(updates.get("capability_context_data") or {})

@@ -30,7 +30,7 @@ async def retry(
         execution: State of the step execution.
         attempt: Attempt to run.
         call_next: Stages of a single attempt.
-        rule: Rule that replaces the retry policy of the capability.
+        rule: Rule that replaces the capability's retry policy.
     """
     door = execution.context
     if attempt.short_circuit is not None:
@@ -49,7 +49,7 @@ async def retry(
         if not isinstance(result, StepRecord) or result.error is None:
             return result
         failures += 1
-        wait = await _next_delay(execution, attempt, result.error, failures, rule)
+        wait = await _compute_next_delay(execution, attempt, result.error, failures, rule)
         if wait is not None and door.control.is_draining():
             return None  # the journal contains the attempt and the delay
         if wait is None or execution.should_stop():
@@ -60,19 +60,19 @@ async def retry(
         reset_task_counters()
 
 
-async def _next_delay(
+async def _compute_next_delay(
     execution: StepExecution,
     attempt: Attempt,
     error: Failure,
     failures: int,
     rule: RetryRule | None,
 ) -> float | None:
-    """Return the delay before the next attempt; ``None`` if no attempt is left."""
+    """Return the delay before the next attempt, or ``None`` if no attempt is left."""
     if not _is_retriable(execution, error, rule):
         return None
     limits, door = execution.config.limits, execution.context
     declared = RetryPolicy.from_dict(error.retry_policy, limits).max_attempts
-    allowed = _max_attempts(declared if rule is None else rule.max_attempts, execution)
+    allowed = _find_max_attempts(declared if rule is None else rule.max_attempts, execution)
     upcoming = next_attempt(error, failures, limits, rule, allowed)
     seconds_left = door.control.seconds_left()
     if upcoming is None or (seconds_left is not None and upcoming.delay >= seconds_left):
@@ -87,7 +87,7 @@ async def _next_delay(
 
 
 def _is_retriable(execution: StepExecution, error: Failure, rule: RetryRule | None) -> bool:
-    """Return whether a failed step may be retried.
+    """Return True if a failed step may be retried.
 
     A step with ``effect="once"`` is not retried if its effect may have happened.
     """
@@ -100,8 +100,8 @@ def _is_retriable(execution: StepExecution, error: Failure, rule: RetryRule | No
     return is_retriable(error, rule, failure[0] if failure is not None else None)
 
 
-def _max_attempts(declared: int, execution: StepExecution) -> int:
-    """Return the maximum number of attempts; the state may override the declared number."""
+def _find_max_attempts(declared: int, execution: StepExecution) -> int:
+    """Return the declared maximum number of attempts, unless the state overrides it."""
     retries = execution.view.state.get("control_max_retries")
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
         declared = retries + 1
@@ -114,13 +114,13 @@ async def retry_call(
     call: Callable[[int], Awaitable[T]],
     classify: Callable[[Exception], Failure],
 ) -> T:
-    """Repeat a call according to a rule, and return the first successful result.
+    """Repeat a model call according to a retry rule, and return the first successful result.
 
     Args:
         name: Role of the model.
-        rule: Rule that selects failures to retry and limits the attempts.
-        call: Makes the call; the argument is the number of the attempt.
-        classify: Classifies an exception.
+        rule: Rule that selects the failures to retry and limits the attempts.
+        call: Function that makes the call. Its argument is the number of the attempt.
+        classify: Function that classifies an exception.
 
     Raises:
         Exception: Error of the last attempt.

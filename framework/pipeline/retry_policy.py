@@ -27,7 +27,7 @@ JITTER = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Number of attempts and delays between them.
+    """Retry policy of a capability or node: number of attempts, and delays between attempts.
 
     Attributes:
         max_attempts: Maximum number of attempts, including the first.
@@ -44,7 +44,7 @@ class RetryPolicy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | None, limits: Limits) -> RetryPolicy:
-        """Read the result of ``get_retry_policy``; invalid values fall back to one attempt."""
+        """Create a policy from the result of ``get_retry_policy``. Invalid values allow one attempt."""
         policy = values or {}
         try:
             requested = float(policy.get("max_attempts", 1))
@@ -56,7 +56,7 @@ class RetryPolicy:
         return cls(max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor))
 
     def delay(self, failures: int) -> float:
-        """Return the delay in seconds after this number of failures, before limit and jitter."""
+        """Return the delay in seconds after this number of failures, before limit and jitter apply."""
         try:
             return self.delay_seconds * self.backoff_factor ** max(0, failures - 1)
         except OverflowError:
@@ -64,9 +64,9 @@ class RetryPolicy:
 
 
 def declared_policy(cls: type[Any]) -> dict[str, Any]:
-    """Return the retry policy of a class as plain data; ``{}`` if it is invalid.
+    """Return the retry policy that a class declares as plain data, or ``{}`` if it is invalid.
 
-    An error in the policy must not hide the failure that is being handled.
+    An invalid policy raises no error, because the error would hide the failure that is being handled.
     """
     try:
         policy = cls.get_retry_policy()
@@ -142,10 +142,10 @@ class RetryBehavior:
         return self.max_retries + 1
 
     def applies(self, error: BaseException | None, failure: Failure) -> bool:
-        """Return whether a failure is retried.
+        """Return True if a failure is retried.
 
         Args:
-            error: Exception; ``None`` if it is unknown.
+            error: Exception, or ``None`` if it is unknown.
             failure: Classified failure.
         """
         is_transient = failure.severity is ErrorSeverity.RETRIABLE
@@ -215,7 +215,7 @@ def declared_max_attempts(cls: type[Any], limits: Limits) -> int:
 
 
 def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = None) -> bool:
-    """Return whether a failure is transient and its class declares further attempts.
+    """Return True if a failure is transient and its class declares further attempts.
 
     Args:
         failure: Classified failure.
@@ -228,12 +228,12 @@ def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = N
 
 
 def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException | None) -> bool:
-    """Return whether a failure may be retried, by its class or by a rule that replaces it.
+    """Return True if a failure may be retried, by its class or by a rule that replaces it.
 
     Args:
         failure: Classified failure.
         rule: Rule that replaces the retry policy of the class.
-        error: Exception; ``None`` if it is unknown.
+        error: Exception, or ``None`` if it is unknown.
     """
     if rule is None:
         return failure.severity is ErrorSeverity.RETRIABLE
@@ -241,7 +241,7 @@ def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException 
 
 
 def apply_retry_rule(failure: Failure, rule: RetryRule | None, error: Exception) -> Failure:
-    """Return the failure of a node with the severity and retry policy that a rule assigns."""
+    """Apply a retry rule to a node's failure: set its severity and its retry policy."""
     if rule is None or failure.severity is ErrorSeverity.FATAL:
         return failure
     severity = failure.severity
@@ -259,12 +259,12 @@ def next_attempt(
     rule: RetryRule | None = None,
     max_attempts: int | None = None,
 ) -> NextAttempt | None:
-    """Return the next attempt after a transient failure; ``None`` if none is left.
+    """Return the next attempt after a transient failure, or ``None`` if no attempt is left.
 
     Args:
         failure: Classified failure.
         failures: Number of failed attempts.
-        limits: Limits of a run; ``None`` for a call outside a run.
+        limits: Limits of a run, or ``None`` for a call outside a run.
         rule: Rule that replaces the retry policy of the class.
         max_attempts: Overrides the maximum of the rule or policy.
     """
@@ -296,14 +296,14 @@ def backoff_delay(
     """Return the delay before the next attempt in seconds, with random jitter.
 
     Args:
-        attempt: Number of the failed attempt; the delay without jitter is ``base ** attempt``.
-        base: Base of the exponential growth; the minimum of ``decorrelated``.
+        attempt: Number of the failed attempt. The delay without jitter is ``base ** attempt``.
+        base: Base of the exponential growth, and minimum delay for ``decorrelated``.
         jitter: ``none``, ``full`` (from zero to the delay), ``equal`` (from half of the delay to
             the delay), or ``decorrelated`` (from ``base`` to three times the previous delay).
             ``True`` means ``full``, and ``False`` means ``none``.
-        cap: Maximum delay.
-        prev_delay: Previous delay, for ``decorrelated``.
-        rng: Random number generator.
+        cap: Maximum delay, in seconds.
+        prev_delay: Previous delay in seconds, for ``decorrelated``.
+        rng: Random number generator for reproducible delays.
 
     Raises:
         ValueError: The jitter name is unknown.
@@ -340,11 +340,10 @@ def retry_delay_seconds(
     jitter: float = JITTER,
     rng: random.Random | None = None,
 ) -> float:
-    """Return the delay before the next attempt in seconds.
+    """Return the delay before the next attempt in seconds, with limits and jitter applied.
 
-    A ``Retry-After`` value of the remote side is the lower limit. The setting
-    ``max_retry_delay_seconds`` is the upper limit. Jitter spreads clients that failed at the same
-    time.
+    A ``Retry-After`` value from the server is the lower limit. The setting ``max_retry_delay_seconds``
+    is the upper limit. Jitter spreads the retries of clients that failed at the same time.
 
     >>> retry_delay_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
     2.0

@@ -30,10 +30,10 @@ TextApprover = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
 
 
 def current_chat_model(role: str) -> Any:
-    """Return the chat model of the running graph for a role.
+    """Return the running graph's chat model for a role.
 
     Raises:
-        ConfigurationError: The graph has no such model, or no graph is running.
+        ConfigurationError: The graph has no model for the role, or no graph is running.
     """
     services = run_context().services
     model = services[-1].chat_model(role) if services else None
@@ -46,12 +46,12 @@ def current_chat_model(role: str) -> Any:
 
 
 async def request_text_approval(subject: str, text: Any, reasons: Sequence[str]) -> Verdict:
-    """Ask a person to approve a text; the verdict is ``deny`` outside a graph.
+    """Ask a person to approve a text. Without a running graph, the verdict is ``deny``.
 
     Args:
-        subject: Role of the model that receives the text, or node that writes it.
+        subject: Role of the model that receives the text, or name of the node that writes it.
         text: Text to approve.
-        reasons: Reasons for the request.
+        reasons: Reasons why the text requires approval.
 
     >>> import asyncio
     >>> asyncio.run(request_text_approval("respond", "The safe is open.", ["It names the safe."])).decision
@@ -64,7 +64,7 @@ async def request_text_approval(subject: str, text: Any, reasons: Sequence[str])
 
 
 def current_runtime() -> Any:
-    """Return LangGraph's ``Runtime`` of the current run; ``None`` outside a run."""
+    """Return LangGraph's ``Runtime`` of the current run, or ``None`` outside a run."""
     try:
         return get_runtime()
     except (RuntimeError, KeyError):
@@ -72,7 +72,7 @@ def current_runtime() -> Any:
 
 
 def current_configurable() -> Mapping[str, Any]:
-    """Return the ``configurable`` of the current run; empty outside a run."""
+    """Return the ``configurable`` of the current run. It is empty outside a run."""
     try:
         return get_config().get("configurable") or {}
     except RuntimeError:
@@ -80,38 +80,39 @@ def current_configurable() -> Mapping[str, Any]:
 
 
 def billed_to(caller: Caller) -> AbstractContextManager[None]:
-    """Return a context manager that makes :func:`billing_subject` return ``caller``."""
+    """Context manager in which usage and limits count toward a caller (see :func:`billing_subject`)."""
     return override_run_context(turn_caller=caller)
 
 
 def enclosing_billing_subject() -> Caller | None:
-    """Return the caller that the enclosing turn is billed to; ``None`` outside a turn."""
+    """Return the caller that the enclosing turn is billed to, or ``None`` outside a turn."""
     payer: Caller | None = run_context().turn_caller
     return payer
 
 
 def billing_subject() -> Caller:
-    """Return the caller whose limits and usage apply: the one who started the turn."""
+    """Return the caller who started the turn, toward whom its usage and limits count."""
     return enclosing_billing_subject() or current_caller()
 
 
 def acting_as(caller: Caller | None) -> AbstractContextManager[None]:
-    """Return a context manager that makes :func:`current_caller` return ``caller``.
+    """Context manager in which code runs on behalf of a caller (see :func:`current_caller`).
 
-    ``None`` restores the caller of the run.
+    Args:
+        caller: Caller to use. ``None`` restores the caller of the run.
     """
     return override_run_context(caller=caller, **({} if caller else {"sender": None}))
 
 
 @contextmanager
 def acting_for_turn(caller: Caller, sender: Caller) -> Iterator[None]:
-    """Context manager: run code as the caller of a turn that another user resumes.
+    """Context manager in which code runs on behalf of a turn's caller although another user resumed it.
 
-    The ``configurable`` names the caller, too, because third-party code reads it.
+    The block's ``configurable`` also contains the caller, because third-party code reads it.
 
     Args:
         caller: Caller of the turn.
-        sender: User who resumes it, for example by an answer.
+        sender: User who resumed the turn, for example with an approval.
     """
     if caller == sender:
         yield
@@ -122,7 +123,10 @@ def acting_for_turn(caller: Caller, sender: Caller) -> Iterator[None]:
 
 
 def restore_turn_caller() -> AbstractContextManager[None]:
-    """Return a context manager for a LangGraph task, whose configuration is that of the whole run."""
+    """Context manager that restores the turn's caller in a LangGraph task.
+
+    LangGraph passes the configuration of the whole run to a task, so the caller would be lost.
+    """
     context = run_context()
     if context.sender is None or context.caller is None:
         return nullcontext()
@@ -138,42 +142,41 @@ def current_sender() -> Caller:
 def current_caller() -> Caller:
     """Return the caller on whose behalf the code runs.
 
-    It is the caller of an enclosing :func:`acting_as` block, or else the sender of the run's input.
-    If a server authenticated the sender, the ``configurable`` cannot override that identity.
+    This is the caller of an enclosing :func:`acting_as` block, or otherwise the sender of the run's
+    input. The ``configurable`` cannot override an identity that a server has authenticated.
     """
     caller: Caller | None = run_context().caller
     return caller or current_sender()
 
 
 def caller_from_configurable(configurable: Mapping[str, Any]) -> Caller:
-    """Return the caller that a run's ``configurable`` names; see :func:`current_caller`.
+    """Return the caller in a run's ``configurable``.
 
-    A server without authentication sets a user without a name. In that case the other keys apply.
+    If the user that a server without authentication sets has no name, the other keys apply.
     """
     user = configurable.get("langgraph_auth_user")
 
     def read(field: str) -> str | None:
-        return _text(user.get(field) if isinstance(user, Mapping) else getattr(user, field, None))
+        return _to_text(
+            user.get(field) if isinstance(user, Mapping) else getattr(user, field, None)
+        )
 
-    identity = _text(configurable.get("langgraph_auth_user_id") or read("identity") or None)
+    identity = _to_text(configurable.get("langgraph_auth_user_id") or read("identity") or None)
     authenticated = Caller(identity, read("role"), read("tenant"), authenticated=True)
     if identity or authenticated.role or authenticated.tenant or read("is_authenticated") == "True":
         return authenticated
     # A role or tenant of another type matches nothing, so it is not converted.
     return Caller(
-        _text(configurable.get("user_id")), configurable.get("role"), configurable.get("tenant")
+        _to_text(configurable.get("user_id")), configurable.get("role"), configurable.get("tenant")
     )
 
 
-def _text(value: Any) -> str | None:
+def _to_text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
 def configurable_for(caller: Caller) -> dict[str, Any]:
-    """Return the ``configurable`` that names a caller.
-
-    It is the inverse of :func:`caller_from_configurable`.
-    """
+    """Create the ``configurable`` for a caller, the inverse of :func:`caller_from_configurable`."""
     configurable = {"role": caller.role, "tenant": caller.tenant}
     if caller.authenticated:
         named = {"identity": caller.user_id, "is_authenticated": True, **configurable}
@@ -183,9 +186,9 @@ def configurable_for(caller: Caller) -> dict[str, Any]:
 
 
 def configured_caller(settings: Settings) -> Caller:
-    """Return the caller in the settings ``user``, ``role``, and ``tenant``.
+    """Create a caller from the settings ``user``, ``role``, and ``tenant``.
 
-    All commands that run a turn use this caller, so that a role means the same in each of them.
+    All commands that run a turn use this caller.
 
     >>> from capgraph.configs.settings import Settings
     >>> configurable_for(configured_caller(Settings(user="ada", role="operator")))
@@ -195,7 +198,7 @@ def configured_caller(settings: Settings) -> Caller:
 
 
 def wants_raw_errors() -> bool:
-    """Return whether the run requests original exceptions for debugging.
+    """Return True if the run requests original exceptions for debugging.
 
     An authenticated caller cannot request them.
     """

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 class StepRunner:
-    """Runs attempts through the stages that the configuration of an operator selects.
+    """Runner that passes attempts through the configured stages and middleware.
 
     Args:
         config: Configuration of the runner.
         behaviors: Behaviors that wrap every attempt, in addition to those of the capability.
-        own_behaviors: Further behaviors by capability name.
-        budget_behaviors: Behaviors that wrap attempts with a budget: all of them if ``has_budgets``
-            is True, otherwise those whose plan or outer step has a budget.
+        own_behaviors: Further behaviors of single capabilities, by capability name.
+        budget_behaviors: Behaviors that enforce budgets. They wrap all attempts if ``has_budgets`` is
+            True, otherwise only attempts whose plan or outer step has a budget.
         has_budgets: True if the operator configured budgets.
 
     Attributes:
@@ -77,7 +77,7 @@ class StepRunner:
         self._budget_behaviors, self._has_budgets = tuple(budget_behaviors), has_budgets
         for spec in registry.capabilities.values():
             check_middleware(
-                flatten_behaviors(self._own_behaviors_of(spec)),
+                flatten_behaviors(self._find_own_behaviors(spec)),
                 f"{spec.name}.behaviors",
                 target_kind(spec),
             )
@@ -93,7 +93,7 @@ class StepRunner:
             *(
                 (i, [name])
                 for name in capabilities
-                for i in self._own_behaviors_of(capabilities[name])
+                for i in self._find_own_behaviors(capabilities[name])
                 if isinstance(i, AvailabilityProvider)
             ),
         ]
@@ -105,19 +105,19 @@ class StepRunner:
         }
 
     async def run(self, attempt: Attempt, context: AttemptContext) -> StepResult:
-        """Run one step through all stages.
+        """Run a step through all stages.
 
         Args:
             attempt: Attempt to run.
             context: Data and services from the entry point.
 
         Returns:
-            The record of the step, a request that a person must answer first, or ``None`` if the
-            process is shutting down and another one continues the step.
+            The record of the step, a request for a person's decision, or ``None`` if the process is
+            shutting down and another process continues the step.
 
         Raises:
-            FatalExecutionError: A failure was classified as FATAL; the cause is chained.
-            GraphBubbleUp: The capability interrupted itself, or LangGraph raised another signal.
+            FatalExecutionError: A failure was classified as FATAL. The cause is chained.
+            GraphBubbleUp: The capability called ``interrupt``, or LangGraph raised another signal.
         """
         spec = self.config.registry.capabilities[attempt.capability]
         outer = enclosing_execution()
@@ -134,7 +134,9 @@ class StepRunner:
             labels = {**inherited, **context.labels, **input_labels}
         fields: Any = {"flow": flow, "has_budget": has_budget, "labels": labels}
         execution = StepExecution(spec, self.config, context, outer, attempt.key, **fields)
-        result: StepResult = await self._stages(spec, has_budget=has_budget)[0](execution, attempt)
+        result: StepResult = await self._compose_stages(spec, has_budget=has_budget)[0](
+            execution, attempt
+        )
         if not isinstance(result, StepRecord):
             return result
         record = with_nested_effects(result, execution.nested_effects)
@@ -149,20 +151,22 @@ class StepRunner:
         return record
 
     def attempt_stages(self, spec: CapabilitySpec, *, has_budget: bool) -> NextStage:
-        """Return the stages of a single attempt, which are those inside ``retry``.
+        """Return a function that runs the stages of a single attempt, which are those inside ``retry``.
 
         Args:
-            spec: Declaration of the capability.
+            spec: Declarations of the capability.
             has_budget: True if a budget applies.
         """
-        return self._stages(spec, has_budget=has_budget)[1]
+        return self._compose_stages(spec, has_budget=has_budget)[1]
 
-    def _stages(self, spec: CapabilitySpec, *, has_budget: bool) -> tuple[NextStage, NextStage]:
+    def _compose_stages(
+        self, spec: CapabilitySpec, *, has_budget: bool
+    ) -> tuple[NextStage, NextStage]:
         chain = self._chains.get((spec.name, has_budget))
         if chain is None:
             chain = compose_stages(
                 spec,
-                self._behaviors_for(spec, self._budget_behaviors if has_budget else ()),
+                self._collect_behaviors(spec, self._budget_behaviors if has_budget else ()),
                 config=self.config,
                 queue=self.queues.get(spec.name),
             )
@@ -172,10 +176,10 @@ class StepRunner:
     async def list_elements(
         self, attempt: Attempt, context: AttemptContext
     ) -> list[Any] | StepRecord:
-        """Return the elements over which a ``for_each`` step runs, or its record if it cannot run.
+        """Return the list elements of a ``for_each`` step, or the step's record if it cannot run.
 
         Args:
-            attempt: The step. Each element becomes an attempt of its own that passes all stages.
+            attempt: Attempt of the whole step. Each element then becomes a separate attempt.
             context: Data and services from the entry point.
         """
         spec = self.config.registry.capabilities[attempt.capability]
@@ -195,13 +199,15 @@ class StepRunner:
 
     def behaviors_for(self, spec: CapabilitySpec) -> list[Any]:
         """Return the behaviors that wrap a step of a capability, outermost first."""
-        return self._behaviors_for(spec, ())
+        return self._collect_behaviors(spec, ())
 
-    def _own_behaviors_of(self, spec: CapabilitySpec) -> list[Any]:
+    def _find_own_behaviors(self, spec: CapabilitySpec) -> list[Any]:
         return [*spec.behaviors, *self._own_behaviors.get(spec.name, ())]
 
-    def _behaviors_for(self, spec: CapabilitySpec, budget_behaviors: Sequence[Any]) -> list[Any]:
-        behaviors = [*self._behaviors, *budget_behaviors, *self._own_behaviors_of(spec)]
+    def _collect_behaviors(
+        self, spec: CapabilitySpec, budget_behaviors: Sequence[Any]
+    ) -> list[Any]:
+        behaviors = [*self._behaviors, *budget_behaviors, *self._find_own_behaviors(spec)]
         guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
         if len(guards) > 1:  # merged, so that every guard runs and is named in errors
             other_behaviors = [item for item in behaviors if not isinstance(item, TurnGuardrail)]

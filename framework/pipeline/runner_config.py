@@ -26,11 +26,11 @@ class RunnerConfig:
         capacity: Concurrency slots of the process.
         chat_model: Function from role to chat model, or to ``None``.
         step_policies: Policies that are evaluated before a step starts.
-        flow: Policy for data labels; ``None`` if no capability declares labels.
+        flow: Policy for data labels, or ``None`` if no capability declares labels.
         schema: Keys of the graph's state.
 
     Attributes:
-        dispatcher: Sends steps to other workers; ``None`` in a process without workers.
+        dispatcher: Sends steps to other workers, or ``None`` in a process without workers.
     """
 
     def __init__(

@@ -24,11 +24,11 @@ Writes = list[tuple[str, Any]]
 
 
 def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
-    """Return the state update of one step.
+    """Create the state update for a step's record.
 
     Args:
         record: Record of the step.
-        plan: ID of the plan that the step belongs to.
+        plan: ID of the plan that contains the step.
     """
     update = dict(record.updates)
     if record.contexts:
@@ -61,11 +61,11 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
 
 
 def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
-    """Return the effects of a step, those of nested executions first.
+    """Return the effect entries of a step, those of nested executions first, by effect key.
 
     Args:
         record: Record of the step.
-        plan: ID of the plan that the step belongs to.
+        plan: ID of the plan that contains the step.
     """
     effects = dict(record.updates.get("execution_effects") or {})
     if record.effect is not None and record.success:
@@ -81,7 +81,7 @@ def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]
 
 
 def with_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRecord:
-    """Return a record that includes the effects of nested executions."""
+    """Add the effects of nested executions to a record."""
     if not effects:
         return record
     return replace(record, updates={**record.updates, "execution_effects": dict(effects)})
@@ -90,12 +90,13 @@ def with_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepR
 def effects_for_parent(
     record: StepRecord, parent_key: str, undo: Undo | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the effects of a nested step for its outer step, with their outputs as data.
+    """Return the effect entries of a nested step for its outer step, with their outputs as plain data.
 
     Args:
         record: Record of the nested step.
         parent_key: Context key of the outer step.
-        undo: How to undo the effect; the outer graph need not know the nested capability.
+        undo: Declaration of how to undo the effect, because the outer graph may not have registered the
+            nested capability.
     """
     effects = step_effects(record)
     if record.effect in effects:
@@ -109,7 +110,7 @@ def effects_for_parent(
 
 
 def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
-    """Return the value of ``execution_last_result`` for a step.
+    """Create the value of ``execution_last_result`` for a step.
 
     Args:
         entry: Entry of the step in ``execution_step_results``.
@@ -123,10 +124,10 @@ def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, 
 
 
 def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT_SCHEMA) -> Writes:
-    """Merge state writes into as few as possible with the same result.
+    """Merge state writes into as few writes as possible with the same result.
 
-    For a key with a reducer, all writes are kept in order; for any other key, only the last one. An
-    ``Overwrite`` discards the earlier writes of its key.
+    All writes to a key with a reducer are kept in order. Of the writes to any other key, only the last
+    is kept. An ``Overwrite`` discards earlier writes to its key.
     """
     single: dict[str, Any] = {}
     many: Writes = []
@@ -155,10 +156,7 @@ def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT
 def apply_writes(
     state: Mapping[str, Any], writes: Writes, schema: StateSchema = _AGENT_SCHEMA
 ) -> dict[str, Any]:
-    """Apply writes as the graph's reducers will.
-
-    Routing can then continue before the superstep ends.
-    """
+    """Apply state writes with the graph's reducers, so that routing can continue within the superstep."""
     view = dict(state)
     for name, value in writes:
         key = schema.keys.get(name)

@@ -20,16 +20,18 @@ from capgraph.state import ContextTypes, TurnView
 def resolve_condition(
     spec: CapabilitySpec, step: PlannedStep, view: TurnView, types: ContextTypes
 ) -> PlannedStep | SkippedStep:
-    """Return the step with its available inputs, or the reason to skip it.
+    """Evaluate a step's ``when`` condition, and remove inputs from skipped steps.
+
+    Returns the step with its available inputs, or the reason to skip the step.
 
     Args:
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         step: Planned step.
         view: Current state of the turn.
         types: Registered context types.
 
     Raises:
-        ValidationError: The condition cannot be evaluated; the severity is REPLANNING.
+        ValidationError: The condition cannot be evaluated. The severity is REPLANNING.
     """
     results, condition = view.results, step.get("when")
     reads = list(step_reads(step, view.steps_by_key))
@@ -49,14 +51,14 @@ def resolve_condition(
             )
         if holds_now is None:
             lost_keys = {r.key for r in reads if r.path[0] == "when"} & absent
-            return _missing_inputs(
+            return _create_skipped_step(
                 lost_keys,
                 view,
                 f"the condition {describe_condition(condition)} cannot be evaluated: ",
             )
     if not absent:
         return step
-    kinds = {need.label: need.cardinality for need in spec.requires}
+    kinds = {requirement.label: requirement.cardinality for requirement in spec.requires}
     named: dict[str, set[str]] = {}
     for read in reads:
         if read.path[0] != "when":
@@ -67,7 +69,7 @@ def resolve_condition(
         if kind == "one" or (kind == "many" and keys <= absent):
             missing_keys |= keys & absent
     if missing_keys:
-        return _missing_inputs(missing_keys, view)
+        return _create_skipped_step(missing_keys, view)
     entries = [{k: v for k, v in e.items() if v not in absent} for e in step.get("inputs") or ()]
     return {**step, "inputs": [entry for entry in entries if entry]}
 
@@ -76,8 +78,8 @@ def _is_skipped(record: Any) -> bool:
     return bool(record) and bool(record.get("skipped"))
 
 
-def _missing_inputs(keys: set[str], view: TurnView, prefix: str = "") -> SkippedStep:
-    """Return a skipped step for inputs that will never exist."""
+def _create_skipped_step(keys: set[str], view: TurnView, prefix: str = "") -> SkippedStep:
+    """Create the result of a step that is skipped because its inputs come from skipped steps."""
     lost = sorted(key for key in keys if not view.results[key].get("not_needed"))
     if not lost:
         names = ", ".join(map(repr, sorted(keys)))

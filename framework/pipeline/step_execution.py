@@ -35,42 +35,42 @@ STOPPED: Any = object()
 """Result of a step that did not start because another step failed permanently."""
 
 
-def _never(_has_started: bool = False) -> bool:
+def _return_false(_has_started: bool = False) -> bool:
     return False
 
 
-def _unbounded() -> float | None:
+def _return_none() -> float | None:
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnControl:
-    """Functions by which a turn limits, stops, and suspends its steps.
+    """Callbacks with which a turn limits, stops, and suspends its steps.
 
     Attributes:
-        seconds_left: Returns the remaining time for the turn's steps in seconds; ``None`` without a
-            limit.
-        should_stop: Returns True if no further attempt may start because another step failed
-            permanently. The argument is True if an attempt of this step has started.
-        is_draining: Returns True if the process is shutting down.
+        seconds_left: Function that returns the remaining time for the turn's steps in seconds, or
+            ``None`` without a limit.
+        should_stop: Function that returns True if no further attempt may start because another step
+            failed permanently. Its argument is True if an attempt of this step has started.
+        is_draining: Function that returns True if the process is shutting down.
         can_wait: True if a step may wait for a time or an event while the turn continues.
     """
 
-    seconds_left: Callable[[], float | None] = _unbounded
-    should_stop: Callable[[bool], bool] = _never
-    is_draining: Callable[[], bool] = _never
+    seconds_left: Callable[[], float | None] = _return_none
+    should_stop: Callable[[bool], bool] = _return_false
+    is_draining: Callable[[], bool] = _return_false
     can_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """Options of an entry point for processing results.
+    """Options with which an entry point processes results.
 
     Attributes:
-        state_keys: State keys of a custom graph; ``None`` for the keys of ``AgentState``.
-        keeps_dictionary: True if a returned dictionary is not split, because no graph is running.
-        raw_errors: True if exceptions of the capability are raised unchanged.
-        context_classes: Dictionary that collects the classes of returned context objects, or
+        state_keys: State keys of a custom graph, or ``None`` for the keys of ``AgentState``.
+        keeps_dictionary: True to return a dictionary unchanged, because no graph is running.
+        raw_errors: True to raise exceptions of the capability unchanged.
+        context_classes: Dictionary to which the classes of returned context objects are added, or
             ``None``.
     """
 
@@ -89,13 +89,13 @@ class AttemptContext:
         ledger: Effects, waits, and approvals of the turn.
         plan_keys: Context keys of the plan's steps.
         failures: Number of failed attempts of the step so far.
-        control: Functions by which the turn limits, stops, and suspends the step.
-        result_options: Options for processing the result.
-        notify: Receives progress messages; ``None`` sends them to the stream of the run.
-        budget: Counter of the turn's attempts.
+        control: Callbacks with which the turn limits, stops, and suspends the step.
+        result_options: Options with which the result is processed.
+        notify: Function that receives progress messages. ``None`` sends them to the stream of the run.
+        budget: Counters of the turn.
         missing_state_keys: State keys that were not transferred to this worker.
-        labels: Labels of the data that the caller has read, with their sources.
-        work: Work of the caller that the capability's body runs.
+        labels: Labels (provenance tags) of the data that the caller has read, with their sources.
+        work: Function of the caller that the capability's ``execute`` runs.
         extra_arguments: Arguments that the caller of a node adds to those of ``execute``.
     """
 
@@ -114,11 +114,11 @@ class AttemptContext:
 
 
 class StepApproval(NamedTuple):
-    """Approval of a step.
+    """Valid approval of a step.
 
     Attributes:
         question: Request that was approved.
-        expires_at: Expiry time by the graph's clock; ``None`` if the approval does not expire.
+        expires_at: Expiry time by the graph's clock, or ``None`` if the approval does not expire.
     """
 
     question: ApprovalRequest
@@ -126,11 +126,11 @@ class StepApproval(NamedTuple):
 
 
 class BodyResult(NamedTuple):
-    """Return value of a capability's body.
+    """Value that a capability's ``execute`` returned.
 
     Attributes:
         value: Value before normalization.
-        source: Source of the value.
+        source: Origin of the value, such as ``run`` or ``cache``.
     """
 
     value: Any
@@ -143,9 +143,9 @@ class AttemptState:
 
     Attributes:
         started_at: Event loop time of the start.
-        short_circuit_source: Source of a short-circuit result; ``None`` if the capability runs.
-        body_result: Return value of the body, also if a later stage failed. Written by ``call``.
-        stored_outputs: Outputs that the body passed to ``store``. Written by ``call``.
+        short_circuit_source: Source of a short-circuit result, or ``None`` if the capability runs.
+        body_result: Value that ``execute`` returned, even if a later stage failed. Written by ``call``.
+        stored_outputs: Outputs that ``execute`` passed to ``store``. Written by ``call``.
         timed_out: True if a time limit ended the attempt, so that its progress is unknown. Written
             by ``timeout``.
         effect: Name of the effect's record in the ledger. Written by ``idempotency``.
@@ -168,7 +168,7 @@ class AttemptState:
 
     @property
     def source(self) -> Source:
-        """Source of the result."""
+        """Origin of the result, such as ``run``, ``ledger``, or ``cache``."""
         if self.short_circuit_source is not None or self.is_replayed_effect:
             return self.short_circuit_source or "ledger"
         return self.body_result.source if self.body_result is not None else "run"
@@ -176,29 +176,28 @@ class AttemptState:
 
 @dataclass(slots=True)
 class StepExecution:
-    """State of one run through the stages.
+    """State of a step execution, which all stages share.
 
     Attributes:
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         config: Configuration of the runner.
         context: Data and services from the entry point.
-        outer: Execution whose body requested this one; ``None`` at the top level.
+        outer: Execution whose ``execute`` started this nested execution, or ``None`` at the top level.
         key: Context key of the step.
         has_budget: True if a budget applies to the step and to its nested executions.
         flow: Policy for data labels, inherited from the outer execution if the graph has none.
         labels: Labels of inputs and of results of nested executions, with their sources. Written by
             :func:`propagate_labels`.
-        nested_effects: Effects of nested executions in the form of the state. Written by the
-            runner.
-        approval: Approval of the step; ``None`` if none was required. Written by ``authorize``.
+        nested_effects: State entries for the effects of nested executions. Written by the runner.
+        approval: Approval of the step, or ``None`` if none was required. Written by ``authorize``.
         has_started: True if an attempt has started. Written by :meth:`mark_started`.
-        slot: Concurrency slot of the step or of the outer one. Written by ``acquire``.
+        slot: Concurrency slot of this step or of its outer step. Written by ``acquire``.
         announced_attempt: Number of the last attempt with an event. Written by ``finalize``.
         effect_done: True if the effect happened. Written by :meth:`mark_effect_done`.
         nested_effect_done: True if a nested execution had an effect. Written by
             :meth:`record_effect`, and by ``remote_dispatch`` for a remote step.
-        request_counts: Number of requests of the body for each capability, by LangGraph task.
-            Written by :func:`count_nested_request`.
+        request_counts: Number of nested calls of each capability, by LangGraph task. Written by
+            :func:`count_nested_request`.
         attempt_state: State of the current attempt. Written by :meth:`begin_attempt`.
     """
 
@@ -218,7 +217,7 @@ class StepExecution:
     effect_done: bool = False
     nested_effect_done: bool = False
     request_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    attempt_state: AttemptState = field(default_factory=lambda: AttemptState(_loop_time()))
+    attempt_state: AttemptState = field(default_factory=lambda: AttemptState(_read_loop_time()))
 
     @property
     def view(self) -> TurnView:
@@ -227,16 +226,16 @@ class StepExecution:
 
     def elapsed_seconds(self) -> float:
         """Return the duration of the current attempt in seconds."""
-        return _loop_time() - self.attempt_state.started_at
+        return _read_loop_time() - self.attempt_state.started_at
 
     def begin_attempt(
         self, short_circuit_source: Source | None = None, effect: str | None = None
     ) -> None:
         """Reset the attempt state for another attempt."""
-        self.attempt_state = AttemptState(_loop_time(), short_circuit_source, effect=effect)
+        self.attempt_state = AttemptState(_read_loop_time(), short_circuit_source, effect=effect)
 
     def mark_started(self) -> None:
-        """Record that an attempt has started, on this worker or another one."""
+        """Record that an attempt has started, in this process or on a remote worker."""
         self.has_started = True
 
     def mark_effect_done(self) -> None:
@@ -244,11 +243,11 @@ class StepExecution:
         self.effect_done = True
 
     def should_stop(self) -> bool:
-        """Return whether no further attempt may start."""
+        """Return True if no further attempt may start."""
         return self.context.control.should_stop(self.has_started)
 
     async def record_effect(self) -> None:
-        """Record an effect of this step in this execution and in all outer ones."""
+        """Record that an effect happened, in this execution and in all outer executions."""
         self.mark_effect_done()
         durable, outer = self.context.ledger.is_durable, self.outer
         while outer is not None:
@@ -259,19 +258,19 @@ class StepExecution:
             outer.effect_done, outer = outer.effect_done or not durable, outer.outer
 
     async def has_nested_effect(self) -> bool:
-        """Return whether a nested execution had an effect, in this process or an earlier one."""
+        """Return True if a nested execution had an effect, in this process or an earlier one."""
         self.nested_effect_done = (
             self.nested_effect_done or await self.context.ledger.has_nested_effect(self.key)
         )
         return self.nested_effect_done
 
 
-def _loop_time() -> float:
+def _read_loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
 class _ExecutionPosition(NamedTuple):
-    """Running execution, and whether its body or a middleware runs."""
+    """Running execution, and the part of it that runs: ``execute`` or middleware."""
 
     execution: StepExecution
     in_body: bool
@@ -285,12 +284,12 @@ LABELS_KEY = "capgraph_labels"
 
 
 class LabelScope(NamedTuple):
-    """Data labels that a team member or a workflow node has read.
+    """Labels (provenance tags) of the data that a team member or a workflow node has read.
 
     Attributes:
-        inherited: Labels of data that was read before, with their sources.
-        collected: Labels of data that was read inside the scope.
-        make_flow: Creates a flow policy if the graph has none.
+        inherited: Labels of data that was read before the scope, with their sources.
+        collected: Labels of data that was read inside the scope, with their sources.
+        make_flow: Factory of a flow policy for a graph without one.
     """
 
     inherited: Mapping[str, str]
@@ -310,7 +309,7 @@ def current_label_scope() -> LabelScope | None:
 
 
 def propagate_labels(labels: Mapping[str, str]) -> None:
-    """Add the labels of data that was read here to the enclosing execution and label scope."""
+    """Add labels of newly read data to the running execution and the enclosing label scope."""
     outer, scope = enclosing_execution(), current_label_scope()
     if outer is not None:
         outer.labels = {**labels, **outer.labels}
@@ -319,24 +318,23 @@ def propagate_labels(labels: Mapping[str, str]) -> None:
 
 
 def current_execution() -> StepExecution | None:
-    """Return the running step execution; ``None`` outside a step."""
+    """Return the running step execution, or ``None`` outside a step."""
     step = _position.get()
     return step.execution if step is not None else None
 
 
 def requested_work() -> Any:
-    """Return the work that the caller passed to the running step's body."""
+    """Return the function that the caller passed to the running step for its ``execute`` to run."""
     execution = current_execution()
     return execution.context.work if execution is not None else None
 
 
 def count_nested_request(outer: StepExecution, task_namespace: str, name: str) -> int:
-    """Count a request of a step's body for a capability, and return the new count.
+    """Count a nested call of a capability, and return the new count.
 
     Args:
-        outer: Execution whose body makes the request.
-        task_namespace: LangGraph task that makes the request. A graph inside the body has its own
-            tasks.
+        outer: Execution whose ``execute`` makes the call.
+        task_namespace: LangGraph task that makes the call. A graph inside ``execute`` has its own tasks.
         name: Name of the capability.
     """
     outer.request_counts[task_namespace, name] += 1
@@ -344,7 +342,7 @@ def count_nested_request(outer: StepExecution, task_namespace: str, name: str) -
 
 
 def enclosing_execution() -> StepExecution | None:
-    """Return the execution whose body is running; it is the outer one of a nested execution."""
+    """Return the execution whose ``execute`` is running. It becomes the outer one of a nested call."""
     step = _position.get()
     if step is None:
         return None
@@ -352,19 +350,19 @@ def enclosing_execution() -> StepExecution | None:
 
 
 def execution_scope(execution: StepExecution) -> AbstractContextManager[None]:
-    """Return a context manager that makes an execution the current one for a middleware."""
+    """Context manager that makes an execution the current execution while middleware runs."""
     return set_context_variable(_position, _ExecutionPosition(execution, in_body=False))
 
 
 def body_scope(execution: StepExecution | None) -> AbstractContextManager[None]:
-    """Return a context manager that marks a body as running; ``None`` for code outside of steps."""
+    """Context manager that marks a step's ``execute`` as running. ``None`` marks code outside steps."""
     return set_context_variable(
         _position, _ExecutionPosition(execution, in_body=True) if execution is not None else None
     )
 
 
 def claimed_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:
-    """Return the names of the effects that the plan's finished steps have already claimed."""
+    """Return the names of the effect records that finished steps of the plan have claimed."""
     return {
         effect for key in keys if (effect := (results.get(key) or {}).get("effect")) is not None
     }

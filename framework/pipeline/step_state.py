@@ -12,17 +12,17 @@ _CONTEXT_LEVELS = 2
 
 
 class StepState(Mapping[str, Any]):
-    """Mapping that copies each value of the state when its key is first read.
+    """Read-only mapping that copies each value of the state when its key is first read.
 
-    Without copies, in-place changes of a capability would reach parallel steps, and would be saved
-    even if the step failed. Keys that are not read cause no cost.
+    Without copies, a capability's in-place changes would affect parallel steps and would be saved even
+    if the step failed. Values that are never read are not copied.
 
     Args:
         state: State at the start of the step.
         levels: Number of nested levels that are also copied key by key. Context data has two
             levels, type and key.
         missing_keys: Keys that were not transferred to this worker.
-        on_read: Called with the path of keys to each value before it is first read.
+        on_read: Callback that receives the path of keys to each value before its first read.
         path: Path of keys to the state itself.
 
     >>> state = {"ui_captured_figures": ["a.png"]}
@@ -77,7 +77,7 @@ class StepState(Mapping[str, Any]):
         return key in self._state
 
     def copy(self) -> dict[str, Any]:
-        """Return a dictionary copy of all values, as ``dict.copy`` does.
+        """Return a dictionary with copies of all values.
 
         >>> StepState({"a": 1}).copy() | {"a": 2}
         {'a': 2}

@@ -34,11 +34,11 @@ from capgraph.telemetry.audit import record_later
 async def check_wait(
     execution: StepExecution, attempt: Attempt, step: PlannedStep
 ) -> ApprovalRequest | dict[str, Any]:
-    """Return the event's value for the step, or a request while the step has to wait.
+    """Return the payload of the event for which a step waited, or a request to suspend the step.
 
     Raises:
-        ValidationError: The condition of the wait is invalid; the severity is REPLANNING.
-        CapabilityError: The wait exceeded its limit, or would exceed it.
+        ValidationError: The wait's time or event key is invalid. The severity is REPLANNING.
+        CapabilityError: The wait exceeded its limit or would exceed it.
     """
     if not any(step.get(name) for name in WAIT_FIELDS):
         return {}
@@ -63,8 +63,8 @@ async def check_wait(
         return ApprovalRequest(
             WAIT_TYPE,
             attempt.capability,
-            describe_wait(_wait_details(record)),
-            shown=_wait_details(record),
+            describe_wait(_create_wait_details(record)),
+            shown=_create_wait_details(record),
         )
     if record["for"] and sent is None:
         raise CapabilityError(
@@ -82,13 +82,13 @@ async def check_wait(
 
 
 async def is_wait_over(details: Mapping[str, Any], journal: Journal, turn: str, now: float) -> bool:
-    """Return whether a waiting step can continue or has exceeded its limit.
+    """Return True if a waiting step can continue or has exceeded its limit.
 
     Args:
-        details: Details of the wait from the step's request.
+        details: Details of the wait, from the step's request.
         journal: Records of the thread.
         turn: ID of the turn.
-        now: Current time.
+        now: Current time, in seconds since the epoch.
     """
     if now < parse_moment(details.get("until", 0), 0.0):
         return False
@@ -139,7 +139,7 @@ def _start_wait(
     return {"for": key or "", **{name: round(moment, 6) for name, moment in moments.items()}}
 
 
-def _wait_details(record: Mapping[str, Any]) -> dict[str, Any]:
+def _create_wait_details(record: Mapping[str, Any]) -> dict[str, Any]:
     shown = {"since": format_moment(record["since"])}
     if record["until"] > record["since"]:
         shown["until"] = format_moment(record["until"])

@@ -22,11 +22,11 @@ async def timeout(
         execution: State of the step execution.
         attempt: Attempt to run.
         call_next: Inner stages.
-        limit_override: Time limit that replaces the capability's own.
+        limit_override: Time limit that replaces the capability's ``timeout_seconds``.
 
     Raises:
-        TimeoutError: The attempt took too long.
-        LimitError: The turn has no time left.
+        TimeoutError: The attempt exceeded its time limit.
+        LimitError: The deadline of the turn passed.
     """
     planned = attempt.step.get("timeout")
     limit_seconds = (

@@ -27,7 +27,11 @@ from capgraph.state import ContextTypes, TurnView
 
 
 async def validate(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Return the attempt with its inputs and parameters, a failed record, or a request to wait."""
+    """Resolve and validate the inputs and parameters of an attempt.
+
+    Returns:
+        The attempt with inputs and parameters, a failed or skipped record, or a request to suspend.
+    """
     try:
         outcome = await _resolve_step(execution, attempt)
     except GraphBubbleUp:
@@ -42,7 +46,7 @@ async def validate(execution: StepExecution, attempt: Attempt) -> Attempt | Step
 async def sync_parameters(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
     """Synchronize parameters and their plain form after a middleware changed one of them."""
     try:
-        return _sync_values(execution, attempt)
+        return _synchronize_values(execution, attempt)
     except Exception as exc:
         return await failed_record(execution, attempt, exc)
 
@@ -68,14 +72,14 @@ def resolve_attempt(
     types: ContextTypes,
     own_values: Mapping[str, Any] | None = None,
 ) -> Attempt:
-    """Return an attempt with resolved inputs and validated parameters, defaults included.
+    """Resolve an attempt's inputs and validate its parameters, including defaults.
 
     Args:
         attempt: Attempt to resolve.
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         view: Current state of the turn.
         types: Registered context types.
-        own_values: Named values that only this step can reference.
+        own_values: Values that only this step can reference, such as a list element, by name.
 
     Raises:
         ValidationError: An input or a parameter is missing or invalid.
@@ -92,7 +96,7 @@ def resolve_attempt(
 
 
 async def list_elements(execution: StepExecution, attempt: Attempt) -> list[Any] | StepRecord:
-    """Return the elements of a ``for_each`` step, or its record if the step cannot run."""
+    """Return the list elements of a ``for_each`` step, or the step's record if it cannot run."""
     types = execution.config.registry.context_types
     reference, max_elements = (
         (attempt.step.get("for_each") or {})["of"],
@@ -119,7 +123,7 @@ async def list_elements(execution: StepExecution, attempt: Attempt) -> list[Any]
         return await failed_record(execution, attempt, exc)
 
 
-def _sync_values(execution: StepExecution, attempt: Attempt) -> Attempt:
+def _synchronize_values(execution: StepExecution, attempt: Attempt) -> Attempt:
     values, changed = dict(attempt.values), attempt.parameters
     if isinstance(changed, BaseModel):
         changed = changed.model_dump(mode="json")
