@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -289,6 +290,12 @@ class CapabilitySpec(Declarations):
         labels: tuple[str, ...] = ()
         undo: Undo | None = None
         removes_labels: tuple[str, ...] = ()
+
+    @property
+    def follows_plan_order(self) -> bool:
+        """True if steps wait for all earlier steps: a static ``execute(state)`` without inputs."""
+        execute = inspect.getattr_static(self.cls, "execute", None)
+        return isinstance(execute, staticmethod) and not self.requires
 
     @classmethod
     def from_class(cls, target: type[Any]) -> CapabilitySpec:

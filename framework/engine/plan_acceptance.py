@@ -39,7 +39,9 @@ from capgraph.planning import (
     carry_over,
     expand_recipes,
     fingerprints,
+    recorded_order,
     repair_plan,
+    with_plan_order,
 )
 from capgraph.planning.model_repairs import count_repairs
 from capgraph.planning.person_message import describe_plan_problems
@@ -121,9 +123,10 @@ async def prepare_plan(
         chosen = None if active is None else (*active, *recipe_capabilities)
         repaired = _repair(expanded, view, services, chosen)
         repairs += [*recipes, *map(str, repaired.repairs)]
-    ordered = by_depth(repaired.plan)
+    ordered = by_depth(with_plan_order(repaired.plan, services.registry))
     if labels:
-        ordered = ExecutionPlan(**{**ordered, "stamp": {"labels": dict(labels)}})
+        stamp = {"after": recorded_order(ordered), "labels": dict(labels)}
+        ordered = ExecutionPlan(**{**ordered, "stamp": stamp})
     _refuse_rejected(ordered, view)
     if author == "caller" and (unavailable := await unavailable_steps(ordered, view, services)):
         raise _problems_error(
@@ -301,6 +304,8 @@ async def accept_plan(
     stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
+    if after := recorded_order(plan):
+        stamp["after"] = after
     plan = ExecutionPlan(steps=plan["steps"], **bounds, stamp=stamp)  # type: ignore[typeddict-item]
     accepted = AcceptedDigest.of(plan)
     digest = str(accepted)

@@ -253,7 +253,7 @@ class PlanRun:
         if "failure" in envelope:
             self._stopping = True
         elif record.get("success") or record.get("skipped"):
-            self._merge(update)
+            self._merge({**update, "execution_last_result": last_result(record, None)})
             self._ended.add(key)
             self._review_due |= bool(due_reviews([self._view.steps_by_key[key]], {key: record}))
             self._call_ready(self._readers.get(key, ()))
@@ -268,8 +268,11 @@ class PlanRun:
                     self._state[name].setdefault(kind, {}).update(entries)
             elif name == "execution_step_results":
                 self._state[name].update(value)
-            elif name not in self._services.runner_config.schema.reduced_keys:
-                self._state[name] = value
+            else:
+                schema = self._services.runner_config.schema
+                self._state[name] = apply_writes(
+                    {name: self._state.get(name)}, [(name, value)], schema
+                )[name]
 
     async def run_step(self, payload: Mapping[str, Any]) -> Envelope | None:
         """Wait for the inputs of a step and run it; the returned envelope can be saved."""

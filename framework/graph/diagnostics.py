@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
     from capgraph.governance.caller_permissions import CallerPermissions
     from capgraph.registry import Registry
+    from capgraph.state.state_schema import StateSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +49,36 @@ def collect_findings(
     offline: bool,
     has_saver: bool,
     permissions: CallerPermissions | None = None,
+    schema: StateSchema | None = None,
 ) -> Iterator[Finding]:
     """Check the configuration of an agent and yield the findings.
 
     Args:
+<<<<<<< HEAD
         registry: Registry of the agent.
         settings: Settings of the agent.
         offline: True if the agent plans without a model.
         has_saver: True if a saver stores threads.
         permissions: Permissions of callers, if they are configured.
+=======
+        registry: The registry.
+        settings: The settings.
+        offline: Whether plans are made without a model.
+        has_saver: Whether threads are stored.
+        permissions: Permissions of callers.
+        schema: State schema of the graph. Defaults to that of ``AgentState``.
+>>>>>>> 968f2ea2 (Run steps that hand over by state keys in plan order, because they read what earlier steps wrote)
 
     >>> from capgraph.configs.settings import Settings
     >>> from capgraph.registry import Registry
     >>> next(collect_findings(Registry(), Settings(), offline=False, has_saver=True)).level
     'warning'
     """
+    from capgraph.graph.state_key_reads import state_key_warnings
     from capgraph.graph.validate import find_registry_problems, registry_warnings
     from capgraph.models.unmetered_calls import find_unmetered_calls
+    from capgraph.state import AgentState
+    from capgraph.state.state_schema import StateSchema
 
     names = ", ".join(registry.capabilities)
     if names:
@@ -79,6 +93,8 @@ def collect_findings(
     for text in registry_warnings(
         registry, offline=offline, has_saver=has_saver, permissions=permissions
     ):
+        yield _create_finding("warning", text)
+    for text in state_key_warnings(registry, schema or StateSchema.from_class(AgentState)):
         yield _create_finding("warning", text)
     yield from _check_queues(registry, settings)
     for name in registry.capabilities:

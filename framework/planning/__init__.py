@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from capgraph.planning.schedule import by_depth as by_depth
     from capgraph.planning.schedule import dependencies as dependencies
     from capgraph.planning.schedule import ready_steps as ready_steps
+    from capgraph.planning.schedule import recorded_order as recorded_order
+    from capgraph.planning.schedule import with_plan_order as with_plan_order
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -69,6 +71,12 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.planning.recipes": ("Recipe", "expand_recipes", "recipe_of"),
         "capgraph.planning.repair": ("repair_plan",),
         "capgraph.planning.replan": ("CarryOver", "PlanVersion", "carry_over", "fingerprints"),
-        "capgraph.planning.schedule": ("by_depth", "dependencies", "ready_steps"),
+        "capgraph.planning.schedule": (
+            "by_depth",
+            "dependencies",
+            "ready_steps",
+            "recorded_order",
+            "with_plan_order",
+        ),
     },
 )

@@ -11,6 +11,7 @@ from capgraph.planning.conditions import describe_condition
 from capgraph.planning.plan_access import plan_steps, step_capability, step_key
 from capgraph.planning.problems import preview
 from capgraph.planning.references import StepRead, step_reads
+from capgraph.planning.schedule import recorded_order
 from capgraph.planning.waits import WAIT_FIELDS
 
 StepStatus = Literal["pending", "running", "done", "failed", "skipped", "not needed"]
@@ -50,6 +51,7 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
     states: list[str] = []
     stored: dict[StepRead, str] = {}
     read: set[int] = set()
+    order = recorded_order(plan)
     for index, step in enumerate(steps):
         name, state = step_capability(step), (status or {}).get(keys[index], "pending")
         states.append(state if state in _STYLES else "pending")
@@ -74,6 +76,10 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
                 else str(step_read.path[0])
             )
             arrows.append(f'    {source} -->|"{escape_label(label)}"| s{index}')
+        earlier = [keys.index(key) for key in order.get(keys[index], ()) if key in keys[:index]]
+        drawn = {keys.index(one.key) for one in step_reads(step, keys) if one.key in keys[:index]}
+        arrows += [f"    s{place} -.-> s{index}" for place in earlier if place not in drawn]
+        read.update(earlier)
         if name in TERMINAL_STEPS:
             arrows += [f"    s{place} -.-> s{index}" for place in range(index) if place not in read]
     cylinders = [

@@ -54,6 +54,12 @@ def plan_steps(plan: object) -> list[Any]:
     return steps if isinstance(steps, list) else []
 
 
+def plan_stamp(plan: object) -> Mapping[str, Any]:
+    """Return the stamp of a plan, or an empty mapping if it has none."""
+    stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
+    return stamp if isinstance(stamp, Mapping) else {}
+
+
 def step_key(step: Mapping[str, Any], index: int) -> str:
     """Return a step's context key, or a name made from its position and capability.
 

@@ -14,6 +14,7 @@ from capgraph.base import ExecutionPlan, PlanError
 from capgraph.planning.catalog import TERMINAL_STEPS
 from capgraph.planning.plan_access import plan_steps, step_capability, step_key
 from capgraph.planning.references import StepRead, element_name, step_reads
+from capgraph.planning.schedule import recorded_order
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
@@ -124,8 +125,9 @@ def carry_over(
 
     A result is reused if the new step does the same work on the same inputs, including all upstream
     steps. Its context key may differ. A result is not reused if one of the step's suppliers runs again,
-    and the terminal step always runs again. If several old steps did the same work, the step with the
-    same key is preferred, then the first whose key no other new step uses.
+    or a step whose state keys it may read. The terminal step always runs again. If several old steps
+    did the same work, the step with the same key is preferred, then the first whose key no other new
+    step uses.
 
     Args:
         old_plan: Plan that is replaced.
@@ -155,10 +157,10 @@ def carry_over(
     new_contents = {key: _hash_content(_step_content(step), step) for key, step in planned.items()}
     old_contents = {key: _hash_content(_step_content(step), step) for key, step in finished.items()}
     reused: dict[str, str] = {}
+    predecessors = recorded_order(new_plan)
     for key, step in planned.items():
-        inputs_reused = all(
-            r.key in reused or r.key not in planned for r in step_reads(step, planned)
-        )
+        reads = {read.key for read in step_reads(step, planned)}.union(predecessors.get(key, ()))
+        inputs_reused = all(read in reused or read not in planned for read in reads)
         if not inputs_reused or step_capability(step) in TERMINAL_STEPS:
             continue
         work = _hash_content([*_step_content(step), _find_read_keys(step, planned, reused)], step)

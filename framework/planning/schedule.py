@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from capgraph.base import ExecutionPlan, PlanError
-from capgraph.planning.catalog import TERMINAL_STEPS
-from capgraph.planning.plan_access import plan_steps, step_capability, step_key
+from capgraph.planning.catalog import TERMINAL_STEPS, Catalog
+from capgraph.planning.plan_access import plan_stamp, plan_steps, step_capability, step_key
 from capgraph.planning.references import step_reads
 
 Dependencies = Mapping[str, Collection[str]]
@@ -19,6 +19,7 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     none. In addition:
 
     - a step that replaces a stored context waits for the earlier steps that read the stored one,
+    - a step that hands over by state keys waits for the steps that :func:`with_plan_order` recorded,
     - the terminal step waits for all others,
     - in a sequential plan, every step waits for all steps before it.
 
@@ -40,8 +41,7 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     readers: dict[str, set[str]] = {}
-    stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
-    one_by_one = isinstance(stamp, Mapping) and stamp.get("one_by_one") is True
+    one_by_one, predecessors = plan_stamp(plan).get("one_by_one") is True, recorded_order(plan)
     steps = {step_key(step, index): step for index, step in enumerate(plan_steps(plan))}
     for index, step in enumerate(plan_steps(plan)):
         key = step_key(step, index)
@@ -50,7 +50,7 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
                 f"The context_key {key!r} is not unique: two steps of the plan have it.",
                 fix="Validate the plan with check_plan before scheduling it.",
             )
-        waits: set[str] = set(readers.pop(key, ()))
+        waits: set[str] = {*readers.pop(key, ()), *predecessors.get(key, ())}
         for read in step_reads(step, steps):
             if read.key in found:
                 waits.add(read.key)
@@ -58,6 +58,39 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
                 readers.setdefault(read.key, set()).add(key)
         found[key] = set(found) if one_by_one or step_capability(step) in TERMINAL_STEPS else waits
     return found
+
+
+def with_plan_order(plan: ExecutionPlan, catalog: Catalog) -> ExecutionPlan:
+    """Return the plan with the order of the steps that hand over by state keys.
+
+    A capability with a static ``execute(state)`` and no inputs may read any key that an earlier step
+    wrote. Its step waits for all steps before it in the plan. The stamp stores these steps under
+    ``after``. It omits the steps that another step of the same kind already waits for.
+
+    Args:
+        plan: A valid plan, in the order of its author.
+        catalog: The capabilities.
+    """
+    after: dict[str, list[str]] = {}
+    before: list[str] = []
+    for index, step in enumerate(plan_steps(plan)):
+        key, spec = step_key(step, index), catalog.capabilities.get(step_capability(step) or "")
+        if spec is not None and spec.follows_plan_order:
+            if before:
+                after[key] = before
+            before = [key]
+        else:
+            before = [*before, key]
+    if not after and not plan.get("stamp"):
+        return plan
+    return ExecutionPlan(**{**plan, "stamp": {**plan_stamp(plan), "after": after}})
+
+
+def recorded_order(plan: object) -> dict[str, list[str]]:
+    """Return the steps that :func:`with_plan_order` recorded, by the key of the step that waits."""
+    after = plan_stamp(plan).get("after")
+    entries = after.items() if isinstance(after, Mapping) else ()
+    return {key: keys for key, keys in entries if isinstance(keys, list)}
 
 
 def ready_steps(

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from capgraph.approvals.requests import decision_schema
 from capgraph.base.plan import plan_key
+from capgraph.planning.schedule import recorded_order
 
 PROTOCOL = "1.0"
 CLIENT_TOOL = "client_tool"
@@ -251,7 +252,10 @@ class EventTranslator:
         at: float | None,
     ) -> AguiEvent:
         steps = [dict(step) for step in plan.get("steps") or ()]
+        order = recorded_order(plan)
         for step in steps:
+            if step["context_key"] in order:
+                step["after"] = list(order[step["context_key"]])
             state = states.get(step["context_key"], "pending")
             step["status"] = _STATE_STATUSES.get(state, state)
         self._step_indexes = {str(step["context_key"]): place for place, step in enumerate(steps)}

@@ -155,6 +155,7 @@ class StatusReader:
             offline=offline,
             has_saver=saved,
             permissions=services.permissions,
+            schema=services.runner_config.schema,
         )
         return [asdict(one) for one in found]
 

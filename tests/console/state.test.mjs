@@ -106,6 +106,13 @@ test("steps stand behind what they need, in whatever way they say so", () => {
   assert.ok(spots.every((spot, n) => n === 0 || spot.x > spots[n - 1].x));
 });
 
+test("a step stands behind the steps that the plan's stamp puts before it", () => {
+  const steps = [step("a"), step("b"), step("c")];
+  const live = play([begun, plan(1, [steps[0], step("b", "look", { after: ["a"] }), steps[2]])]);
+  const stored = fromThread({ plan: { steps, stamp: { after: { b: ["a"] } } }, results: {} });
+  for (const one of [live, stored]) assert.deepEqual(needs(one.plans.at(-1).steps), [[], [0], []]);
+});
+
 test("the critical path is the longest chain", () => {
   const steps = [step("a", "x", { duration: 1 }), step("b", "x", { duration: 5 }), step("c", "x", { duration: 1, inputs: [{ A: "a" }, { B: "b" }] })];
   assert.deepEqual([...criticalPath(steps, needs(steps))].sort(), [1, 2]);

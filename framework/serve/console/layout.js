@@ -11,7 +11,7 @@ const LANES = 4, LANE = 4;
 const NARROW = 420;
 const MAX_TURNED = 200;
 
-// Return the indexes of the steps that each step depends on: inputs, conditions, and references.
+// Return the indexes of the steps that each step depends on: inputs, conditions, references, and recorded order.
 export function needs(steps) {
   const place = new Map(steps.map((step, index) => [step.context_key, index]));
   const found = steps.map((step, index) => {
@@ -22,6 +22,7 @@ export function needs(steps) {
         if (place.has(key) && place.get(key) !== index) keys.add(place.get(key));
       }
     };
+    (step.after ?? []).forEach(add);
     for (const entry of step.inputs ?? []) Object.values(entry).flat().forEach(add);
     references(step.when, "of", add);
     references(step.for_each, "of", add);

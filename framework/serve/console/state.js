@@ -36,7 +36,8 @@ export function fromThread(thread) {
     outcome: { missing: thread.missing ?? [], reason: thread.reason ?? null },
   };
   if (thread.plan?.steps?.length) {
-    const steps = thread.plan.steps.map((step) => storedStep(step, thread));
+    const after = thread.plan.stamp?.after ?? {};
+    const steps = thread.plan.steps.map((step) => storedStep({ ...step, after: after[step.context_key] }, thread));
     turn.plans = [{ id: "state", version: 1, steps: closed(steps, status) }];
   }
   return turn;

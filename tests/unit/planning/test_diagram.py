@@ -46,6 +46,13 @@ def test_steps_data_flow_and_status() -> None:
     ]
 
 
+def test_recorded_order_is_drawn_dotted() -> None:
+    plan = {**PLAN, "stamp": {"after": {"note": ["data"], "data": ["place"]}}}
+    lines = plan_mermaid(plan).splitlines()
+    assert "    s1 -.-> s2" in lines
+    assert "    s0 -.-> s1" not in lines  # an input already draws this order
+
+
 @pytest.mark.parametrize(
     ("text", "label"),
     [

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from capgraph.base import PlanError
+from capgraph.base import CapabilitySpec, PlanError
 from capgraph.planning import (
+    StaticCatalog,
+    by_depth,
     dependencies,
     ready_steps,
+    with_plan_order,
 )
 
 
@@ -52,6 +55,28 @@ def test_a_step_waits_for_readers_of_the_context_it_replaces() -> None:
 
 def test_steps_without_a_key_are_named_by_position() -> None:
     assert list(dependencies({"steps": [{"capability": "fetch"}]})) == ["0_fetch"]
+
+
+def test_state_based_steps_wait_for_all_steps_before_them() -> None:
+    class StateBased:
+        @staticmethod
+        async def execute(state: Any) -> None: ...
+
+    catalog = StaticCatalog.of(
+        CapabilitySpec(name="work", description="Work."),
+        CapabilitySpec(name="legacy", description="Old work.", cls=StateBased),
+    )
+    names = {"a": "work", "b": "legacy", "c": "work", "d": "work", "e": "legacy", "f": "legacy"}
+    steps = [{"context_key": key, "capability": name} for key, name in names.items()]
+    ordered = by_depth(with_plan_order({"steps": steps}, catalog))  # type: ignore[typeddict-item]
+    assert dependencies(ordered) == {
+        "a": set(),
+        "b": {"a"},
+        "c": set(),
+        "d": set(),
+        "e": {"b", "c", "d"},
+        "f": {"e"},
+    }
 
 
 def test_shared_keys_are_refused() -> None:

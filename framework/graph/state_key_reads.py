@@ -1,0 +1,116 @@
+"""Check of capabilities that read state keys which other capabilities write."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from capgraph.base import CapabilitySpec
+from capgraph.registry import Registry
+from capgraph.state.state_schema import StateSchema
+
+
+class _StateKeys(NamedTuple):
+    """State keys in the source of ``execute``: those that it reads and those that it returns."""
+
+    read: frozenset[str]
+    returned: frozenset[str]
+
+
+def state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator[str]:
+    """Yield a warning for each key that a capability cannot read from the state, with its fix.
+
+    Only literal keys are found: ``state["x"]`` and ``state.get("x")``, and the keys of a returned
+    dictionary.
+
+    Args:
+        registry: The capabilities.
+        schema: The state schema of the graph.
+    """
+    specs = registry.capabilities
+    keys = {name: _state_keys(spec.cls) for name, spec in specs.items()}
+    for reader, spec in specs.items():
+        for key in sorted(keys[reader].read):
+            for writer, other in specs.items():
+                if writer == reader or key not in keys[writer].returned:
+                    continue
+                if key in other.provides:
+                    yield (
+                        f"The capability {reader!r} reads {key!r} from the state, but {writer!r}"
+                        " returns it as a context type, which is not a state key. Fix: declare"
+                        f" requires = [{key!r}], and read self.inputs[{key!r}] or"
+                        f" context[{key!r}]."
+                    )
+                elif key not in schema.names:
+                    yield (
+                        f"The capability {reader!r} reads {key!r} from the state, and {writer!r}"
+                        " returns it, but it is not a state key. Fix: add the key to the class that"
+                        " you pass to build_graph(..., state_schema=...), or declare a context type"
+                        f" for the value in 'provides' of {writer!r} and 'requires' of {reader!r}."
+                    )
+                elif not spec.follows_plan_order and not _depends_on(spec, other, registry):
+                    yield (
+                        f"The capability {reader!r} reads the state key {key!r}, which {writer!r}"
+                        " returns, but it may run first. Fix: declare a context type for the value"
+                        f" in 'provides' of {writer!r} and in 'requires' of {reader!r}, or write"
+                        f" {reader!r} with a static execute(state) and without inputs."
+                    )
+
+
+def _depends_on(reader: CapabilitySpec, writer: CapabilitySpec, registry: Registry) -> bool:
+    """Return True if a step of the reader needs a result of the writer, directly or not."""
+    types = [need.type for need in reader.requires]
+    for kind in types:  # grows while it is read
+        suppliers = [spec for spec in registry.capabilities.values() if kind in spec.provides]
+        if writer in suppliers:
+            return True
+        needs = (need.type for spec in suppliers for need in spec.requires)
+        types += [name for name in dict.fromkeys(needs) if name not in types]
+    return False
+
+
+def _state_keys(cls: type[Any]) -> _StateKeys:
+    function = inspect.unwrap(getattr(cls, "__wrapped__", cls.execute))
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return _StateKeys(frozenset(), frozenset())  # created at run time, so there is no source
+    nodes = list(ast.walk(tree))
+    values = [node.value for node in nodes if isinstance(node, ast.Return)]
+    names = {value.id for value in values if isinstance(value, ast.Name)}
+    values += [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    ]
+    dictionaries = [value for value in values if isinstance(value, ast.Dict)]
+    return _StateKeys(
+        frozenset(text for node in nodes for text in _read_key(node)),
+        frozenset(text for one in dictionaries for key in one.keys for text in _text(key)),
+    )
+
+
+def _read_key(node: ast.AST) -> set[str]:
+    """Return the key that ``state["x"]`` or ``state.get("x")`` reads."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return _text(node.slice) if _is_state(node.value) else set()
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        is_get = node.func.attr == "get" and _is_state(node.func.value)
+        return _text(node.args[0]) if is_get else set()
+    return set()
+
+
+def _is_state(node: ast.expr) -> bool:
+    """Return True for ``state`` and ``self.state``."""
+    return (isinstance(node, ast.Name) and node.id == "state") or (
+        isinstance(node, ast.Attribute) and node.attr == "state"
+    )
+
+
+def _text(node: ast.expr | None) -> set[str]:
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return {node.value} if is_text else set()  # type: ignore[union-attr]
