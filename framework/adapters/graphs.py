@@ -114,7 +114,7 @@ def agent_capability(
     Args:
         agent: Any object that :func:`~capgraph.adapters.task_graph.task_graph` accepts, such as a
             graph of ``create_agent`` or ``build_graph``.
-        name: Name of the capability. Default: the ``agent_id``, or the name of the graph.
+        name: Name of the capability. Default: the name of the agent or its graph.
         description: Description for planners.
         provides: Context type of the result. Default: a type named after the capability.
         services: Services for the agent's own capabilities.
@@ -130,7 +130,7 @@ def agent_capability(
     ('POET_RESULT',)
     """
     inner = task_graph(agent, services=services)
-    name = name or getattr(agent, "agent_id", None) or inner.name
+    name = name or inner.name
     check_names(f"agent_capability({name!r})", options, accepted_names("agent"))
     inner = _as_subgraph(inner, f"The agent {name!r}")
 

@@ -84,10 +84,7 @@ def task_graph(
         reject_breakpoints(target, f"The graph {target.name!r}")
         return _adapt_graph(target, name)
     if not isinstance(target, type):
-        names = (getattr(target, attribute, None) for attribute in ("agent_id", "name", "__name__"))
-        own_name = name or next(
-            (candidate for candidate in names if candidate), type(target).__name__
-        )
+        own_name = name or target_name(target)
         if callable(getattr(target, "compile", None)):
             with compile_scope(services):
                 return task_graph(target.compile(), name=own_name)
@@ -100,6 +97,13 @@ def task_graph(
         fix="Pass a capability, a tool, a compiled graph with a key 'task' or 'messages', an object"
         " with compile() or 'async execute(task, context)', or a function of the task.",
     )
+
+
+def target_name(target: Any) -> str:
+    """Return the name of an agent, a graph, or a function; by default, the name of its class."""
+    attributes = ("graph_name", "agent_id", "name", "__name__")
+    names = (getattr(target, attribute, None) for attribute in attributes)
+    return str(next((name for name in names if name), type(target).__name__))
 
 
 def reject_breakpoints(graph: Pregel[Any, Any, Any, Any], subject: str) -> None:

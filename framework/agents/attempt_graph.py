@@ -72,6 +72,7 @@ def _current_run() -> _AgentRun:
 def build_attempt_graph(
     agent_graph: SyncGraph[Any],
     agent_id: str,
+    name: str,
     behaviors: Sequence[Any],
     services: Services | None,
     *,
@@ -83,7 +84,8 @@ def build_attempt_graph(
 
     Args:
         agent_graph: Compiled graph of the agent.
-        agent_id: Name of the agent.
+        agent_id: ID of the agent, which its hooks receive.
+        name: Name of the agent's capability, which a resumed run must have too.
         behaviors: Middleware around the run.
         services: Services returned by ``bind``, if any.
         state_schema: State schema of both graphs.
@@ -91,7 +93,7 @@ def build_attempt_graph(
         to_conversation: Function that returns the messages that later runs see, from the task, the
             final state and the answer.
     """
-    spec = _agent_capability(agent_id, behaviors, services).capability_spec
+    spec = _agent_capability(agent_id, name, behaviors, services).capability_spec
     run_services = _run_services(services, unbound_services(spec))
     # Tokens of the model are not streamed before a guardrail has checked the answer.
     guarded = any(isinstance(one, TurnGuardrail) for one in behaviors)
@@ -110,7 +112,7 @@ def build_attempt_graph(
             # The caller of the outer graph reads the steps from the streamed state.
             streams_messages = not guarded and excludes_subgraph_messages()
             modes: Any = ["values", "messages"] if streams_messages else ["values"]
-            async with member_scope(services, agent_id):
+            async with member_scope(services, name):
                 stream: Any = agent_graph.astream(inputs, stream_mode=modes)
                 async for mode, part in stream:
                     if mode == "values":
@@ -182,14 +184,16 @@ def _run_services(services: Services | None, unbound: Services) -> Services:
     )
 
 
-def _agent_capability(agent_id: str, middleware: Sequence[Any], services: Services | None) -> Any:
+def _agent_capability(
+    agent_id: str, run_name: str, middleware: Sequence[Any], services: Services | None
+) -> Any:
     """Return the capability that represents an agent's run."""
-    hooks = [_AgentHooks(b) if _is_plain_hooks(b) else b for b in middleware]
+    hooks = [_AgentHooks(b, agent_id) if _is_plain_hooks(b) else b for b in middleware]
     limits = services.limits if services is not None else None
 
     class Run(BaseCapability):
-        name = agent_id
-        description = f"Runs the agent {agent_id}."
+        name = run_name
+        description = f"Runs the agent {run_name}."
         provides = (_OUTPUT_TYPE,)
         behaviors = (_ErrorRecorder(), *hooks)
         timeout_seconds = (limits.run_timeout_seconds if limits else None) or 86_400.0
@@ -232,8 +236,8 @@ class _ErrorRecorder(BaseBehavior):
 class _AgentHooks:
     """Hooks of a behavior, which receive the agent's result instead of the step's output."""
 
-    def __init__(self, behavior: Any) -> None:
-        self._behavior = behavior
+    def __init__(self, behavior: Any, agent_id: str) -> None:
+        self._behavior, self._agent_id = behavior, agent_id
 
     def __repr__(self) -> str:
         return repr(self._behavior)
@@ -242,7 +246,7 @@ class _AgentHooks:
         return getattr(self._behavior, name)
 
     async def before_execute(self, context: BehaviorContext) -> Any:
-        context.execution_id = _current_run().execution_id
+        context.agent_id, context.execution_id = self._agent_id, _current_run().execution_id
         return await self._call_hook("before_execute", context)
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import count
+from threading import Lock
 from typing import Annotated, Any, ClassVar, NotRequired
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from langchain_core.messages import AnyMessage, BaseMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -62,6 +65,20 @@ RUN_DEFAULTS: dict[str, Any] = {
 """State values that reset the output of an earlier run on the same thread."""
 
 
+_default_ids: WeakValueDictionary[str, BaseAgent] = WeakValueDictionary()
+_default_ids_lock = Lock()
+
+
+def _claim_default_id(agent: BaseAgent) -> str:
+    """Return the class's ID with the lowest number that no other agent of the process uses."""
+    name = type(agent).agent_id
+    with _default_ids_lock:
+        candidates = (name if number == 1 else f"{name}#{number}" for number in count(1))
+        agent_id = next(one for one in candidates if one not in _default_ids)
+        _default_ids[agent_id] = agent
+    return agent_id
+
+
 class BaseAgent:
     """Agent that works on a task and compiles to a LangGraph graph.
 
@@ -85,7 +102,8 @@ class BaseAgent:
             ``resume_from``.
         state_store: Store for the steps of each run, under
             ``agent:<agent_id>:<execution_id>:steps``.
-        agent_id: Name of the agent. Defaults to the class name.
+        agent_id: ID of the agent. Defaults to the class name. If other agents with this default
+            exist in the process, a number follows, such as ``ReActAgent#2``.
 
     Raises:
         ConfigurationError: The class has no work to run, both ``tools`` and ``tool_registry`` are passed, or an item is not a
@@ -123,6 +141,8 @@ class BaseAgent:
     state_store: Any = None
     response_format: Any = None
     agent_id: str = ""
+    graph_name: str = ""
+    """Name of the graph, and of the agent in a team. A default name has no number."""
     _compiled: AgentGraph | None = None
 
     @validate_arguments
@@ -150,13 +170,14 @@ class BaseAgent:
         self.services = services
         self.checkpoint_manager = checkpoint_manager
         self.state_store = state_store
-        if agent_id:
-            self.agent_id = agent_id
+        self.graph_name = agent_id or type(self).agent_id
+        self.agent_id = agent_id or _claim_default_id(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not cls.agent_id or "agent_id" not in vars(cls):
             cls.agent_id = cls.__name__
+        cls.graph_name = cls.agent_id
         # An override becomes the work of the graph, so that calling it passes the behaviors.
         for name, entry_point in (
             ("execute", BaseAgent._execute_graph),
@@ -187,17 +208,18 @@ class BaseAgent:
         """
         graph = self._build_work_graph()
         if self.behaviors or self.services is not None:
-            agent_graph = compile_graph(graph, name=self.agent_id, store=options.get("store"))
+            agent_graph = compile_graph(graph, name=self.graph_name, store=options.get("store"))
             graph = build_attempt_graph(
                 agent_graph,
                 self.agent_id,
+                self.graph_name,
                 self.behaviors,
                 self.services,
                 state_schema=RunState,
                 output_schema=RunOutput,
                 to_conversation=self._to_conversation,
             )
-        return compile_graph(graph, checkpointer=checkpointer, name=self.agent_id, **options)
+        return compile_graph(graph, checkpointer=checkpointer, name=self.graph_name, **options)
 
     def _build_work_graph(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph without behaviors, for an override or for this kind of agent."""
@@ -411,7 +433,9 @@ class BaseAgent:
         unwrapped: bool = False,
     ) -> AsyncGenerator[AgentStep | AgentResult]:
         """Run the graph; yield its finished steps and, at the end, the result."""
-        graph = compile_graph(self._build(), name=self.agent_id) if unwrapped else self._get_graph()
+        graph = (
+            compile_graph(self._build(), name=self.graph_name) if unwrapped else self._get_graph()
+        )
         nested = current_runtime() is not None
         config: Any = checkpoint_config if checkpoint_config is not None else {}
         if not nested and checkpoint_config is None:

@@ -16,7 +16,7 @@ from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
 from capgraph.adapters.request import RUN_ENDING_ERRORS
-from capgraph.adapters.task_graph import TaskGraph, task_graph
+from capgraph.adapters.task_graph import TaskGraph, target_name, task_graph
 from capgraph.agents.base import STEP_KEY, BaseAgent, RunOutput, RunState
 from capgraph.agents.model_with_tools import get_role_model
 from capgraph.agents.overrides import run_through_graph
@@ -373,14 +373,8 @@ def _to_step(subtask: _CompletedSubtask) -> AgentStep:
 
 def name_members(agents: Iterable[Any]) -> dict[str, Any]:
     """Return agents by name. Repeated names get a number, such as ``name#2``."""
-    members, names = list(agents), []
-    for agent in members:
-        candidates = (
-            getattr(agent, attribute, None) for attribute in ("agent_id", "name", "__name__")
-        )
-        names.append(
-            next((str(candidate) for candidate in candidates if candidate), type(agent).__name__)
-        )
+    members = list(agents)
+    names = map(target_name, members)
     return dict(zip(number_duplicates(names), members, strict=True))
 
 

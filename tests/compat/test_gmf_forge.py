@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
 
+from capgraph import bind, capability_node
 from capgraph.agents import (
     AgentResult,
     AgentStep,
@@ -33,7 +35,7 @@ from capgraph.behaviors import (
     PendingApproval,
 )
 from capgraph.configs.errors import UnknownOptionError
-from capgraph.stores import BaseStateStore, CheckpointManager
+from capgraph.stores import BaseStateStore, CheckpointManager, InMemoryStateStore
 from capgraph.testing import ScriptedModel
 from capgraph.workflows import (
     BaseWorkflow,
@@ -174,7 +176,7 @@ async def test_audit_passes_values_to_a_logger_with_keyword_arguments() -> None:
     with pytest.raises(ValueError, match="out of order"):
         await agent.execute("fail")
     started, ended, _, failed = (values for _, values in logger.lines)
-    assert (started["agent_id"], started["attempt"]) == ("Echo", 1)
+    assert (started["agent_id"], started["attempt"]) == (agent.agent_id, 1)
     assert ended["duration_ms"] >= 0
     assert "HI" in ended["output_preview"]
     assert "out of order" in failed["error"]
@@ -219,6 +221,58 @@ def test_subclass_may_have_a_replaced_argument_of_its_own() -> None:
             self.temperature = temperature
 
     assert Warm(temperature=0.7).temperature == 0.7
+
+
+@pytest.mark.row("G18", "G19")
+async def test_two_agents_of_one_class_have_ids_of_their_own() -> None:
+    seen: list[str] = []
+
+    class Watch(BaseBehavior):
+        def before_execute(self, context: BehaviorContext) -> None:
+            seen.append(context.agent_id)
+
+    store = InMemoryStateStore()
+    manager = CheckpointManager(store)
+    agents = [Echo(behaviors=[Watch()], checkpoint_manager=manager) for _ in range(2)]
+    for agent in agents:
+        await agent.execute("hi")
+        assert await manager.list(agent.agent_id)
+    assert seen == [agent.agent_id for agent in agents]
+    assert len(set(seen)) == 2
+    assert Echo(agent_id="own").agent_id == "own"
+    debate = DebateOrchestrator(agents, 1, ScriptedModel(responses=["Both."]))
+    result = await debate.run("hi")
+    assert list(result.agent_outputs) == ["Echo", "Echo#2"]  # names do not depend on other agents
+
+
+@pytest.mark.row("G21")
+async def test_an_agent_with_another_id_resumes_a_run() -> None:
+    saver, orders = InMemorySaver(), list[str]()
+
+    @capability_node(effect="once", requires_approval=True)
+    async def order() -> str:
+        """Place the order."""
+        orders.append("placed")
+        return "Ordered."
+
+    def agent(*answers: Any) -> ReActAgent:
+        return ReActAgent(
+            ScriptedModel(responses=answers),
+            tools=[order],
+            behaviors=[HumanInLoopBehavior()],
+            services=bind([order]),
+            checkpoint_manager=saver,
+        )
+
+    call = AIMessage("", tool_calls=[{"name": "order", "args": {}, "id": "c"}])
+    agents = [agent(call), agent(call), agent("It is ordered.")]
+    assert len({one.agent_id for one in agents}) == 3
+    result = await agents[0].execute("Order it.")
+    for one in agents[1:]:
+        (question,) = result.metadata["interrupts"]
+        answer = {step["context_key"]: "approve" for step in question["steps"]}
+        result = await one.resume_from(result.metadata["execution_id"], answer=answer)
+    assert (result.output, orders) == ("It is ordered.", ["placed"])
 
 
 @pytest.mark.row("G20")
