@@ -54,20 +54,12 @@ def collect_findings(
     """Check the configuration of an agent and yield the findings.
 
     Args:
-<<<<<<< HEAD
         registry: Registry of the agent.
         settings: Settings of the agent.
         offline: True if the agent plans without a model.
         has_saver: True if a saver stores threads.
         permissions: Permissions of callers, if they are configured.
-=======
-        registry: The registry.
-        settings: The settings.
-        offline: Whether plans are made without a model.
-        has_saver: Whether threads are stored.
-        permissions: Permissions of callers.
         schema: State schema of the graph. Defaults to that of ``AgentState``.
->>>>>>> 968f2ea2 (Run steps that hand over by state keys in plan order, because they read what earlier steps wrote)
 
     >>> from capgraph.configs.settings import Settings
     >>> from capgraph.registry import Registry
