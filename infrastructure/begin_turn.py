@@ -18,6 +18,7 @@ from capgraph.base import (
 )
 from capgraph.engine import Services
 from capgraph.engine.caller_plan import caller_plan_id, check_plan_form
+from capgraph.engine.dialogues import continue_dialogue
 from capgraph.engine.run_scope import dropped_questions
 from capgraph.engine.turn_guardrails import guard_input
 from capgraph.engine.turn_suspension import clear_wait, pending_waits
@@ -105,6 +106,9 @@ class BeginTurnNode(BaseInfrastructureNode):
             except PlanError as exc:
                 problem = problem or exc
                 update["planning_execution_plan"] = None
+        elif problem is None and message is not None:
+            sent = {m.id: m for m in (*view.messages, *update.get("messages", ()))}[message.id]
+            update |= continue_dialogue(view, services, str(sent.text))
         if problem is not None:
             update |= failure_update([refusal_failure("begin_turn", problem)])
         return update

@@ -325,7 +325,8 @@ class _PlanDrafter:
             new = new_steps(plan["steps"], self.view, request.catalog)
             if not new and not answer and (not plan["steps"] or _is_plan_finished(self.view)):
                 return None
-            text = answer if not new and self._can_answer_directly() else ""
+            can_answer = self.services.can_answer_directly(self.view)
+            text = answer if not new and can_answer else ""
             if not new and _is_plan_finished(self.view):
                 return _PlanDraft(None, text)
             plan = {**plan, "steps": [*finished_steps(self.view), *new]}
@@ -337,11 +338,6 @@ class _PlanDrafter:
         return _PlanDraft(
             checked, answer if self.reviewed_steps else self._direct_answer(answer, checked)
         )
-
-    def _can_answer_directly(self) -> bool:
-        """Return True if the planner's text can be the answer of the turn."""
-        has_type = self.services.answer_type_of(self.view.state) is not None
-        return not has_type and self.services.answer_gate is None
 
     def _direct_answer(self, answer: str, plan: CheckedPlan) -> str:
         """Return the answer that came with a plan without work, if no earlier step did any work.

@@ -19,6 +19,7 @@ from capgraph.base.ports import Failure, RetryRule
 from capgraph.configs.streaming import get_streamer
 from capgraph.engine import Services
 from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.dialogues import HANDOFF_STAMP, settle_dialogue
 from capgraph.engine.plan_acceptance import (
     accept_plan,
     may_need_review,
@@ -174,8 +175,12 @@ class _RouterRun:
         except BudgetExceededError as exc:
             self.write(failure_update([refusal_failure("router", exc)]))
             return False
+        before = self.view
         self.writes += done.writes
         self.state = done.state
+        self.write(
+            settle_dialogue(before, self.view, can_answer=self.services.can_answer_directly(before))
+        )
         if done.proposed_plans:
             await self._handle_proposal(done.proposed_plans)
         return done.ends_superstep
@@ -207,24 +212,15 @@ class _RouterRun:
             author: Author of the plan.
         """
         view = self.view
-        is_caller_plan = "brought" in (view.plan.get("stamp") or {})
-        author = author or ("caller" if is_caller_plan else "state")
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
+        stamp = (proposed.get("stamp") if isinstance(proposed, dict) else None) or {}
+        is_handoff = HANDOFF_STAMP in stamp
+        author = author or (
+            "caller" if "brought" in stamp else "dialogue" if is_handoff else "state"
+        )
         previous = view.plan if plan is not None else None
-        accepted = view.state.get("control_plans_created_count", 0)
-        counted = view.budget.get("plans", 0)
-        # The orchestrator counts its own plans; plans of other authors are counted here.
-        if plan is not None or counted <= accepted:
-            counted += 1
-            self.write({"control_budget": {"plans": counted}})
         try:
-            if counted > max(self.services.limits.max_planning_attempts, 1):
-                raise PlanError(
-                    f"The plan of {author!r} is number {counted} of this turn: the limit is"
-                    f" {self.services.limits.max_planning_attempts}.",
-                    fix="Raise limits.max_planning_attempts, or propose fewer plans.",
-                    severity=ErrorSeverity.CRITICAL,
-                )
+            self._count_plan(plan is not None, author, is_handoff=is_handoff)
             labels = plan_labels(author, view, self.services)
             checked = await prepare_plan(proposed, view, self.services, None, labels, author=author)
             update = await accept_plan(
@@ -234,6 +230,33 @@ class _RouterRun:
             self._refuse(exc, view)
             return
         self.write(update)
+
+    def _count_plan(self, is_proposed: bool, author: str, *, is_handoff: bool) -> None:
+        """Count a plan of this turn. A handoff counts as a look, since it answers a result.
+
+        Raises:
+            PlanError: The turn has reached its limit.
+        """
+        view, limits = self.view, self.services.limits
+        if is_handoff:
+            counter, setting, limit = "looks", "max_looks", limits.max_looks
+            is_new = is_proposed
+        else:
+            counter, setting = "plans", "max_planning_attempts"
+            limit = max(limits.max_planning_attempts, 1)
+            # The orchestrator counts its own plans; plans of other authors are counted here.
+            accepted = view.state.get("control_plans_created_count", 0)
+            is_new = is_proposed or view.budget.get(counter, 0) <= accepted
+        count = view.budget.get(counter, 0) + is_new
+        if is_new:
+            self.write({"control_budget": {counter: count}})
+        if count > limit:
+            raise PlanError(
+                f"The plan of {author!r} exceeds limits.{setting}={limit} of this turn.",
+                fix=f"Raise limits.{setting}, or propose fewer plans.",
+                severity=ErrorSeverity.CRITICAL,
+                facts={"author": author, "setting": setting, "limit": limit},
+            )
 
     def _refuse(self, exc: PlanError | PolicyError, view: TurnView) -> None:
         failure = classify_failure(

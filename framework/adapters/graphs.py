@@ -7,17 +7,29 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from capgraph.adapters.external_text import task_with_inputs
-from capgraph.adapters.schema_capability import capability_from_schema
+from capgraph.adapters.schema_capability import ResultWithState, capability_from_schema
 from capgraph.adapters.task_graph import reject_breakpoints, task_graph
 from capgraph.base.capability import BaseCapability, ContextType
 from capgraph.base.context import CapabilityContext
 from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError
 from capgraph.base.step_context import StepContext
+from capgraph.base.task_schemas import TaskOutput
 from capgraph.engine.capability_node import member_scope
+from capgraph.engine.dialogues import (
+    CONVERSATION,
+    DIALOGUE_KEY,
+    HandoffRequest,
+    dialogue_update,
+    handoff_plan,
+    read_messages,
+)
 from capgraph.engine.services import Services
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import graph_keys
+from capgraph.pipeline.result_normalization import PLAN_KEY
+from capgraph.pipeline.step_execution import propagate_labels
+from capgraph.state import TurnView
 
 
 @validate_arguments
@@ -103,6 +115,7 @@ def agent_capability(
     description: str | None = None,
     provides: ContextType | None = None,
     services: Services | None = None,
+    keeps_dialogue: bool = False,
     **options: Any,
 ) -> type[BaseCapability]:
     """Create a capability from an agent, workflow, team, graph, or function that does a task.
@@ -118,11 +131,15 @@ def agent_capability(
         description: Description for planners.
         provides: Context type of the result. Default: a type named after the capability.
         services: Services for the agent's own capabilities.
+        keeps_dialogue: True to pass the next messages of the thread to the agent, until a tool of
+            :func:`~capgraph.agents.handoffs.handoff_tool` ends the dialogue. The agent receives the
+            messages of its dialogue.
         **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
             such as ``requires``.
 
     Raises:
-        ConfigurationError: The agent cannot work on a task.
+        ConfigurationError: The agent cannot work on a task, or it keeps a dialogue but has no
+            conversation.
 
     >>> async def poet(task: str) -> str:
     ...     return f"{task}: roses are red."
@@ -133,19 +150,54 @@ def agent_capability(
     name = name or inner.name
     check_names(f"agent_capability({name!r})", options, accepted_names("agent"))
     inner = _as_subgraph(inner, f"The agent {name!r}")
+    if keeps_dialogue and CONVERSATION not in inner.channels:
+        raise ConfigurationError(
+            f"The agent {name!r} cannot keep a dialogue: its graph has no conversation.",
+            fix="Pass an agent of capgraph.agents, or a graph with a key 'messages'.",
+        )
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
-        async with member_scope(services, name):
-            outcome = await inner.ainvoke({"task": task_with_inputs(step)})
+        # Outside of a turn, such as in another agent, no later message follows.
+        in_dialogue = keeps_dialogue and bool(step.state.get("control_turn"))
+        earlier = read_messages(step.state, name) if in_dialogue else []
+        graph_input = {
+            "task": task_with_inputs(step),
+            **({CONVERSATION: earlier} if earlier else {}),
+        }
+        try:
+            async with member_scope(services, name):
+                keys = [*TaskOutput.__annotations__, *([CONVERSATION] if in_dialogue else [])]
+                outcome = await inner.ainvoke(graph_input, output_keys=keys)
+        except HandoffRequest as request:
+            return _hand_off(request, name, step, in_dialogue=in_dialogue)
         if not outcome.get("success", True):
             raise CapabilityError(
                 f"The agent {name!r} failed: {outcome.get('error') or 'no reason was given'}",
                 fix="Check its steps in the thread, then change its task, tools, or limits.",
             )
-        return {"output": outcome.get("output")}
+        result = {"output": outcome.get("output")}
+        if not in_dialogue:
+            return result
+        return ResultWithState(result, dialogue_update(step, outcome.get(CONVERSATION), result))
 
     text = description or getattr(agent, "description", None) or f"Has the agent {name} do a task."
     return capability_from_schema(name, text, None, call, provides=provides, **options)
+
+
+def _hand_off(
+    request: HandoffRequest, name: str, step: StepContext, *, in_dialogue: bool
+) -> ResultWithState:
+    """Return the result of an agent whose tool handed the request over."""
+    if not in_dialogue:
+        raise CapabilityError(
+            f"The agent {name!r} cannot hand over to {request.to or 'the planner'!r}: it keeps no"
+            " dialogue.",
+            fix="Pass keeps_dialogue=True to agent_capability, and plan the capability.",
+        )
+    propagate_labels(request.labels)
+    plan = handoff_plan(TurnView(step.state), step.planned_step["context_key"], request)
+    text = f"Handed over to {request.to or 'the planner'}: {request.task or step.task}"
+    return ResultWithState({"output": text}, {DIALOGUE_KEY: None, PLAN_KEY: plan})
 
 
 def _default_name(graph: Any, output: type[CapabilityContext]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from langgraph.types import Command
 from pydantic import BaseModel, create_model
@@ -22,6 +22,18 @@ from capgraph.planning.json_parameters import JsonParameters, json_parameters
 
 CapabilityCall = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
 """Function that does a capability's work. It gets the parameters by schema name, and the step."""
+
+
+class ResultWithState(NamedTuple):
+    """Result of a capability that also writes state keys.
+
+    Attributes:
+        result: The result.
+        updates: Values of state keys.
+    """
+
+    result: Any
+    updates: dict[str, Any]
 
 
 @validate_arguments
@@ -78,7 +90,8 @@ def capability_from_schema(
         )
         if isinstance(result, (CapabilityContext, Command)):
             return result
-        return {context_type_name(context_type): _to_context_data(result)}
+        result, updates = result if isinstance(result, ResultWithState) else (result, {})
+        return {context_type_name(context_type): _to_context_data(result), **updates}
 
     namespace: dict[str, Any] = {
         **options,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NotRequired, TypeAlias
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 from langchain_core.tools import BaseTool
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
@@ -37,6 +37,12 @@ TaskFunction = Callable[[Mapping[str, Any], Runtime[Any]], Awaitable[Mapping[str
 
 class _TaskState(NamedInputs, TaskOutput):
     """State of a graph that works on a task."""
+
+
+class _ConversationState(_TaskState):
+    """State of a graph that works on a task in a conversation. Its run replaces the conversation."""
+
+    conversation: NotRequired[list[AnyMessage]]
 
 
 @validate_arguments
@@ -138,12 +144,19 @@ def _find_registered(name: str, services: Services | None) -> Any:
     return None if spec is None else spec.cls
 
 
-def _single_node_graph(work: TaskFunction, name: str) -> TaskGraph:
-    async def node(state: _TaskState, runtime: Runtime[Any]) -> Mapping[str, Any]:
+def _single_node_graph(
+    work: TaskFunction, name: str, state_schema: type[_TaskState] = _TaskState
+) -> TaskGraph:
+    async def node(state: Mapping[str, Any], runtime: Runtime[Any]) -> Mapping[str, Any]:
         return {"success": True, "error": None, **await work(state, runtime)}
 
+    has_conversation = state_schema is _ConversationState
     builder = single_node_graph(
-        name, node, _TaskState, input_schema=NamedInputs, output_schema=TaskOutput
+        name,
+        node,
+        state_schema,
+        input_schema=state_schema if has_conversation else NamedInputs,
+        output_schema=TaskOutput,
     )
     return compile_graph(builder, name=name)
 
@@ -191,11 +204,11 @@ def _adapt_graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGra
         )
 
     async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
-        return _read_final_state(
-            await graph.ainvoke({"messages": [HumanMessage(str(state["task"]))]})
-        )
+        messages = [*(state.get("conversation") or ()), HumanMessage(str(state["task"]))]
+        final_state = await graph.ainvoke({"messages": messages})
+        return {**_read_final_state(final_state), "conversation": final_state["messages"]}
 
-    return _single_node_graph(work, name or graph.name)
+    return _single_node_graph(work, name or graph.name, _ConversationState)
 
 
 def _read_final_state(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from capgraph.agents.debate import DebateOrchestrator as DebateOrchestrator
     from capgraph.agents.discovery import AgentDiscoveryBehavior as AgentDiscoveryBehavior
     from capgraph.agents.handoffs import handoff as handoff
+    from capgraph.agents.handoffs import handoff_tool as handoff_tool
     from capgraph.agents.memory import Memory as Memory
     from capgraph.agents.pipeline import PipelineOrchestrator as PipelineOrchestrator
     from capgraph.agents.plan_execute import PlanExecuteAgent as PlanExecuteAgent
@@ -32,7 +33,7 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.agents.chain_of_thought": ("ChainOfThoughtAgent",),
         "capgraph.agents.debate": ("DebateOrchestrator",),
         "capgraph.agents.discovery": ("AgentDiscoveryBehavior",),
-        "capgraph.agents.handoffs": ("handoff",),
+        "capgraph.agents.handoffs": ("handoff", "handoff_tool"),
         "capgraph.agents.memory": ("Memory",),
         "capgraph.agents.pipeline": ("PipelineOrchestrator",),
         "capgraph.agents.plan_execute": ("PlanExecuteAgent",),

@@ -21,6 +21,7 @@ from capgraph.adapters.request import (
     record_output,
 )
 from capgraph.adapters.tools import tool_capability
+from capgraph.agents.handoffs import HandoffTool
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import StepRecord
 from capgraph.base.spec import CapabilitySpec
@@ -107,6 +108,8 @@ class _CapabilityLookup:
         if services is not None:
             registered = {name: spec.cls for name, spec in services.registry.capabilities.items()}
             for name, item in tools.items():
+                if isinstance(item, HandoffTool):
+                    continue
                 capability = capabilities.get(name) or registered.get(name) or tool_capability(item)
                 capabilities[name] = capability
             new = (cls for cls in capabilities.values() if cls not in registered.values())
@@ -114,7 +117,7 @@ class _CapabilityLookup:
 
     def find(self, tool: BaseTool) -> tuple[CapabilitySpec, Services] | None:
         """Return the capability of a tool and its services, or None without services."""
-        if self._services is None and not enclosing_services():
+        if isinstance(tool, HandoffTool) or (self._services is None and not enclosing_services()):
             return None
         if tool.name not in self._capabilities:
             # Its effect is undeclared, so the pipeline must not retry it.

@@ -29,7 +29,7 @@ _CALLED = ("classify_error", "parameters_from")
 _ENTRY_KEYS: dict[Form, tuple[str, ...]] = {
     "tool": ("import",),
     "graph": ("import", "input", "output"),
-    "agent": ("import",),
+    "agent": ("import", "keeps_dialogue"),
     "mcp": ("command", "env", "url", "headers", "prefix", "allow", "approve", "pins", "mode"),
 }
 """Keys of a YAML entry that name the adapted object. They are not declarations."""

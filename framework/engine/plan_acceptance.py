@@ -324,7 +324,9 @@ async def accept_plan(
         "execution_step_results": Overwrite(
             {
                 **{k: r for k, r in results.items() if plan_key(k) not in rerun_keys},
-                **_carried_results(carried, plan),
+                **_carried_results(
+                    carried, plan, is_author_planner=author not in services.registry.capabilities
+                ),
             }
         ),
         "capability_context_data": carried.context_updates(view.contexts),
@@ -426,14 +428,18 @@ def may_need_review(view: TurnView, services: Services) -> bool:
     )
 
 
-def _carried_results(carried: CarryOver, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return the results that the new plan keeps; its author has seen them.
+def _carried_results(
+    carried: CarryOver, plan: ExecutionPlan, *, is_author_planner: bool
+) -> dict[str, Any]:
+    """Return the results that the new plan keeps, marked if the planner has seen them.
 
     An effect under another key is marked as completed earlier.
     """
     all_seen = ends_with_review(plan["steps"])
     seen_keys = {
-        step["context_key"] for step in plan["steps"] if step.get("look_again") or all_seen
+        step["context_key"]
+        for step in plan["steps"]
+        if is_author_planner and (step.get("look_again") or all_seen)
     }
     results = {}
     for key, record in carried.results.items():
@@ -454,7 +460,7 @@ def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, st
         return {}
     if author in services.registry.capabilities:
         return dict(services.flow.proposer_labels(author, view))
-    if author in ("caller", "approval"):
+    if author in ("caller", "approval", "dialogue"):
         return {}
     offline = author == "orchestrator" and not planner_traits(services.planner).reads_results
     if offline and (isinstance(services.extractor, LastMessageExtractor) or len(view.messages) < 2):

@@ -287,6 +287,10 @@ class Services:
         text = (instructions or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
 
+    def can_answer_directly(self, view: TurnView) -> bool:
+        """Return True if a text may be the answer of the turn without the answerer."""
+        return self.answer_type_of(view.state) is None and self.answer_gate is None
+
     def answer_type_of(self, state: Mapping[str, Any]) -> type[BaseModel] | None:
         """Return the type of the turn's structured answer; ``None`` for text.
 

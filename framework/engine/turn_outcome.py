@@ -23,6 +23,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     - ``undone``: effects that were undone;
     - ``notes``: sentences about the plan, such as additions to a caller's plan and defaults. If a
       plan review had no effect, ``missing`` includes the steps that the planner wanted to add;
+    - ``dialogue``: capability that receives the next message of the thread;
     - ``question``: IDs and steps of the questions that the turn's message dropped.
 
     Args:
@@ -65,6 +66,8 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
         outcome["notes"] = notes
     if question := (state.get("control_turn") or {}).get("question"):
         outcome["question"] = question
+    if (dialogue := state.get("control_dialogue")) and status not in ("failed", "cancelled"):
+        outcome["dialogue"] = dialogue["capability"]
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:

@@ -149,6 +149,11 @@ class AgentState(TypedDict, total=False):
         Key("IDs of the messages that opened turns", "begin_turn"),
         DeltaChannel(append_all, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
+    control_dialogue: Annotated[
+        dict[str, Any] | None,
+        Key("capability that receives the next message, with its messages", "capabilities"),
+        last_write_wins,
+    ]
     control_budget: Annotated[
         dict[str, int], _Turn("counters of the turn", "every node"), merge_counters
     ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from capgraph.telemetry.events import ApprovalRequested as ApprovalRequested
     from capgraph.telemetry.events import CapabilitiesSelected as CapabilitiesSelected
     from capgraph.telemetry.events import CircuitChanged as CircuitChanged
+    from capgraph.telemetry.events import DialogueChanged as DialogueChanged
     from capgraph.telemetry.events import Event as Event
     from capgraph.telemetry.events import EventsDropped as EventsDropped
     from capgraph.telemetry.events import ModelCalled as ModelCalled
@@ -89,6 +90,7 @@ __getattr__, __dir__ = lazy_exports(
             "ApprovalRequested",
             "CapabilitiesSelected",
             "CircuitChanged",
+            "DialogueChanged",
             "Event",
             "EventsDropped",
             "ModelCalled",

@@ -186,6 +186,18 @@ class QuestionKept(_OpenQuestion):
     event_type: Literal["question_kept"] = "question_kept"
 
 
+class DialogueChanged(_Event):
+    """Another capability, or the planner (None), receives the next message of the thread.
+
+    ``reason`` is ``opened``, ``handed over``, ``left``, ``failed``, or ``unavailable``.
+    """
+
+    event_type: Literal["dialogue_changed"] = "dialogue_changed"
+    capability: str | None
+    previous: str | None
+    reason: str
+
+
 class ApprovalDecided(_Event):
     """A person decided about a step. ``refused`` is the reason why the decision does not count."""
 
@@ -349,6 +361,7 @@ Event = Annotated[
     | TurnSuspended
     | QuestionDropped
     | QuestionKept
+    | DialogueChanged
     | StepResumed
     | Retry
     | Replan

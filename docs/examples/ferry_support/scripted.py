@@ -263,7 +263,8 @@ def reply(call: ModelCall) -> Any:
     if not call.tools:
         return "That is not done."
     if not {one.tool for one in decision} <= {*call.tools}:
-        decision = [Call(f"transfer_to_{desk_of(decision[0].tool)}", {})]
+        transfer = f"transfer_to_{desk_of(decision[0].tool)}"
+        decision = [Call(transfer if transfer in call.tools else "hand_back", {})]
     calls = [
         {"name": one.tool, "args": one.arguments, "id": f"{len(call.messages)}.{place}"}
         for place, one in enumerate(decision)
