@@ -12,6 +12,7 @@ from langchain_core.messages import AnyMessage, HumanMessage
 from capgraph.base import (
     BaseInfrastructureNode,
     CapgraphError,
+    ExecutionPlan,
     PlanError,
     ValidationError,
     infrastructure_node,
@@ -48,7 +49,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         kept_keys = {"planning_execution_plan"} if plan_id else set()
         schema = services.runner_config.schema
         update = schema.reset(state, schema.one_turn_caller_keys | kept_keys)
-        message = _last_message(state)
+        message = _last_message(view.messages)
         number = view.turn_number + 1
         fingerprint = _turn_fingerprint(message)
         earlier_turns = state.get("control_begun") or []
@@ -101,14 +102,10 @@ class BeginTurnNode(BaseInfrastructureNode):
             update["control_begun"] = fingerprints
         if plan_id:
             update["control_turn"]["plan"] = plan_id
-            try:
-                update["planning_execution_plan"] = check_plan_form(plan)
-            except PlanError as exc:
-                problem = problem or exc
-                update["planning_execution_plan"] = None
-        elif problem is None and message is not None:
-            sent = {m.id: m for m in (*view.messages, *update.get("messages", ()))}[message.id]
-            update |= continue_dialogue(view, services, str(sent.text))
+            update["planning_execution_plan"], plan_error = _read_caller_plan(plan)
+            problem = problem or plan_error
+        elif problem is None:
+            update |= continue_dialogue(view, services, _last_text(view, update))
         if problem is not None:
             update |= failure_update([refusal_failure("begin_turn", problem)])
         return update
@@ -160,9 +157,23 @@ def _expire_old_results(
     return {name: value for name, value in found.items() if value}
 
 
-def _last_message(state: AgentState) -> HumanMessage | None:
-    messages = state.get("messages") or []
+def _last_message(messages: Sequence[AnyMessage]) -> HumanMessage | None:
     return next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+
+
+def _read_caller_plan(plan: Any) -> tuple[ExecutionPlan | None, PlanError | None]:
+    """Return the caller's plan, or else the error of its form."""
+    try:
+        return check_plan_form(plan), None
+    except PlanError as exc:
+        return None, exc
+
+
+def _last_text(view: TurnView, update: Mapping[str, Any]) -> str:
+    """Return the text of the last message, which a guardrail may have reworded."""
+    reworded = {message.id: message for message in update.get("messages", ())}
+    message = _last_message(view.messages)
+    return "" if message is None else str(reworded.get(message.id, message).text)
 
 
 def _turn_fingerprint(message: HumanMessage | None) -> str | None:

@@ -64,10 +64,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
         ]
     if notes := list(dict.fromkeys(state.get("planning_notes") or ())):
         outcome["notes"] = notes
-    if question := (state.get("control_turn") or {}).get("question"):
-        outcome["question"] = question
-    if (dialogue := state.get("control_dialogue")) and status not in ("failed", "cancelled"):
-        outcome["dialogue"] = dialogue["capability"]
+    outcome |= _thread_facts(state, status)
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:
@@ -75,6 +72,16 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     elif state.get("control_is_killed"):
         outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
     return outcome
+
+
+def _thread_facts(state: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """Return the dropped question and the open dialogue, which a failure ends."""
+    question = (state.get("control_turn") or {}).get("question")
+    dialogue = state.get("control_dialogue") if status not in ("failed", "cancelled") else None
+    return {
+        **({"question": question} if question else {}),
+        **({"dialogue": dialogue["capability"]} if dialogue else {}),
+    }
 
 
 def _failure_facts(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
