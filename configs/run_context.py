@@ -31,6 +31,8 @@ class RunContext:
         current_roles: ``Caller`` who started the turn, with the role that a server found when the turn was resumed.
         clock: ``Clock`` of the graph.
         services: ``Services`` of the enclosing runs, outermost first.
+        is_compiling_step: True while an agent is compiled that will run as a step. Its tools find the
+            services of the run.
         text_approver: Function that asks for the approval of a text.
         prompts: ``PromptProvider`` of the application.
         has_own_answer: True if the caller of the run sent the answer that it finds. Anybody may continue a
@@ -62,6 +64,7 @@ class RunContext:
     current_roles: Any = None
     clock: Any = None
     services: tuple[Any, ...] = ()
+    is_compiling_step: bool = False
     text_approver: Any = None
     prompts: Any = None
     has_own_answer: bool = True

@@ -15,6 +15,7 @@ from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError
 from capgraph.base.step_context import StepContext
 from capgraph.base.task_schemas import TaskOutput
+from capgraph.configs.run_context import override_run_context
 from capgraph.engine.capability_node import member_scope
 from capgraph.engine.dialogues import (
     CONVERSATION,
@@ -130,7 +131,7 @@ def agent_capability(
         name: Name of the capability. Default: the name of the agent or its graph.
         description: Description for planners.
         provides: Context type of the result. Default: a type named after the capability.
-        services: Services for the agent's own capabilities.
+        services: Services for the agent's own capabilities. Default: those of the enclosing run.
         keeps_dialogue: True to pass the next messages of the thread to the agent, until a tool of
             :func:`~capgraph.agents.handoffs.handoff_tool` ends the dialogue. The agent receives the
             messages of its dialogue.
@@ -146,7 +147,8 @@ def agent_capability(
     >>> agent_capability(poet).capability_spec.provides
     ('POET_RESULT',)
     """
-    inner = task_graph(agent, services=services)
+    with override_run_context(is_compiling_step=True):
+        inner = task_graph(agent, services=services)
     name = name or inner.name
     check_names(f"agent_capability({name!r})", options, accepted_names("agent"))
     inner = _as_subgraph(inner, f"The agent {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.tools import StructuredTool
 from langgraph.types import Command
@@ -69,12 +69,13 @@ def handoff_tool(to: str = "", description: str | None = None) -> HandoffTool:
         raise HandoffRequest(to, task, labels)
 
     if to:
+        name = f"transfer_to_{to}"
         about = f"Hand the user over to {to}, with the task for it. {description or ''}".strip()
-        return HandoffTool.from_function(
-            coroutine=hand_over, name=f"transfer_to_{to}", description=about
+    else:
+        name = "hand_back"
+        about = description or (
+            "End this conversation and hand the user back, with what they want now. Use it if they"
+            " want something that your tools cannot do, or want to talk to somebody else."
         )
-    about = description or (
-        "End this conversation and hand the user back, with what they want now. Use it if they"
-        " want something that your tools cannot do, or want to talk to somebody else."
-    )
-    return HandoffTool.from_function(coroutine=hand_over, name="hand_back", description=about)
+    tool: Any = HandoffTool.from_function(coroutine=hand_over, name=name, description=about)
+    return cast("HandoffTool", tool)

@@ -12,6 +12,7 @@ import email.utils
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -207,6 +208,8 @@ def classify_exception(
     if found.category in _TRANSIENT and effect != "once":
         severity = ErrorSeverity.RETRIABLE
     text = str(exc) or type(exc).__name__
+    if _is_tool_exception(exc):
+        return ErrorClassification(severity, text, metadata)  # the author wrote it for a reader
     if isinstance(exc, PydanticValidationError):
         # Pydantic's text has several lines, input values, and a link. The details contain it.
         errors = validation_messages(exc, "value")
@@ -215,6 +218,12 @@ def classify_exception(
         listed = "; ".join(errors[:_MAX_LISTED_ERRORS])
         text = f"the data is not a valid {exc.title} ({listed}{more})."
     return ErrorClassification(severity, f"{origin}: {text}", metadata)
+
+
+def _is_tool_exception(exc: BaseException) -> bool:
+    """Return True for LangChain's ``ToolException``, without an import of LangChain."""
+    module = sys.modules.get("langchain_core.tools.base")
+    return module is not None and isinstance(exc, module.ToolException)
 
 
 def is_self_classified(exc: BaseException) -> bool:

@@ -14,6 +14,7 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import PlanPolicy, StepPolicy, TurnGuardrail
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.logger import SecretMasker, get_logger
+from capgraph.configs.run_context import run_context
 from capgraph.engine.configured_objects import build_configured, capability_behaviors
 from capgraph.engine.default_parameters_policy import DefaultParametersPolicy
 from capgraph.engine.default_strategies import SummaryAnswerer
@@ -385,7 +386,7 @@ def unbound_services(spec: CapabilitySpec) -> Services:
         )
         if declared
     ]
-    if promised:
+    if promised and not run_context().is_compiling_step:
         raise ConfigurationError(
             f"The node of {spec.name!r} is not bound: {' and '.join(promised)} requires services.",
             fix=f"use bind([{spec.cls.__name__}]).node({spec.cls.__name__}).",

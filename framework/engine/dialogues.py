@@ -87,7 +87,7 @@ def continue_dialogue(view: TurnView, services: Services, text: str) -> dict[str
         return _close(name, "failed")
     if name not in services.registry_for(view).capabilities:
         return _close(name, "unavailable")
-    step = PlannedStep(capability=name, task_objective=text)  # type: ignore[typeddict-item]
+    step = PlannedStep(capability=name, task_objective=text)
     return {"planning_execution_plan": ExecutionPlan(steps=[step], stamp={HANDOFF_STAMP: name})}
 
 

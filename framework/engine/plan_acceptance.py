@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from langgraph.types import Overwrite
@@ -323,7 +324,7 @@ async def accept_plan(
         # Drop records whose key belongs to a different step in the new plan.
         "execution_step_results": Overwrite(
             {
-                **{k: r for k, r in results.items() if plan_key(k) not in rerun_keys},
+                **_past_results(results, rerun_keys),
                 **_carried_results(
                     carried, plan, is_author_planner=author not in services.registry.capabilities
                 ),
@@ -426,6 +427,20 @@ def may_need_review(view: TurnView, services: Services) -> bool:
         or view.turn.get("asks")
         or view.caller_switches.get("planning_mode_enabled")
     )
+
+
+def _past_results(results: Mapping[str, Any], rerun_keys: Collection[str]) -> dict[str, Any]:
+    """Return the records that a new plan does not run again.
+
+    An observed failure whose key the new plan uses for another step gets another key, because the
+    planner must continue to see it.
+    """
+    past = {k: r for k, r in results.items() if plan_key(k) not in rerun_keys}
+    for key, record in results.items():
+        if record.get("observed") and plan_key(key) in rerun_keys:
+            numbered = (f"{key}_failed_{number}" for number in count(1))
+            past[next(name for name in numbered if name not in past)] = record
+    return past
 
 
 def _carried_results(

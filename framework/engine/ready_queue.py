@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
+from capgraph.base.errors import ErrorSeverity
 from capgraph.base.plan import PlannedStep, element_key, plan_key
 from capgraph.base.ports import ApprovalRequest, Attempt, Failure, StepRecord
 from capgraph.base.turn_budget import TurnBudget
@@ -340,16 +341,18 @@ class PlanRun:
     def _make_envelope(self, record: StepRecord, attempt: Attempt) -> Envelope:
         optional = attempt.step.get("optional") and attempt.element is None
         collected = attempt.element is not None and collects_failures(attempt.step)
-        if record.error is not None and not optional and self._observes(attempt):
-            record = mark_observed(record)
+        if record.error is not None and not optional and self._observes(attempt, record.error):
+            record = mark_observed(record, attempt)
         return envelope_of(
             skip_optional_failure(record) if optional or collected else record, self._plan_id
         )
 
-    def _observes(self, attempt: Attempt) -> bool:
-        """Return whether the planner is shown a failure of the step instead of ending the turn."""
+    def _observes(self, attempt: Attempt, failure: Failure) -> bool:
+        """Return whether the planner is shown a failure of the step as a result."""
         spec = self._services.registry.capabilities.get(attempt.capability)
-        if spec is None or spec.on_error != "observe" or attempt.step.get("for_each"):
+        if spec is None or attempt.step.get("for_each"):
+            return False
+        if spec.on_error != "observe" and failure.severity is not ErrorSeverity.REPLANNING:
             return False
         may_review = self._services.settings.planning.mode != "plan"
         undoing = bool(self._view.state.get("control_undo"))

@@ -20,9 +20,10 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 
 from capgraph.base.errors import ErrorSeverity, InfrastructureError
-from capgraph.base.ports import FlowPolicy, StepRecord
+from capgraph.base.ports import Attempt, FlowPolicy, StepRecord
 from capgraph.configs.run_context import override_run_context
 from capgraph.governance.information_flow import InformationFlow
+from capgraph.helpers.plain_data import copy_plain
 from capgraph.pipeline.failures import TOOL_ERROR
 from capgraph.pipeline.journal import running_journal
 from capgraph.pipeline.run_config import restore_turn_caller
@@ -88,7 +89,7 @@ def skip_optional_failure(record: StepRecord) -> StepRecord:
     return replace(record, skipped=error.message)
 
 
-def mark_observed(record: StepRecord) -> StepRecord:
+def mark_observed(record: StepRecord, attempt: Attempt) -> StepRecord:
     """Return the record of a failure that the planner is shown instead of ending the turn.
 
     A failure that was classified explicitly keeps its meaning, except that REPLANNING leads to a
@@ -101,7 +102,8 @@ def mark_observed(record: StepRecord) -> StepRecord:
     replans = error.severity is ErrorSeverity.REPLANNING
     if not (is_unexplained or replans) or "rejected_by_person" in error.metadata:
         return record
-    return replace(after, observed=True)
+    parameters = copy_plain(attempt.step.get("parameters") or {})
+    return replace(after, observed=True, values=parameters)
 
 
 @contextmanager

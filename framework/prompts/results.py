@@ -208,7 +208,8 @@ def format_finished_steps(
     lines = []
     for key, record in finished.items():
         objective = str(record.get("task_objective") or "")
-        call = f"{record.get('capability', '')}({_to_json(parameters.get(key) or {})[1:-1]})"
+        values = record.get("parameters") or parameters.get(key) or {}
+        call = f"{record.get('capability', '')}({_to_json(values)[1:-1]})"
         line = f"{key} = {call}" + (f": {objective}" if objective not in ("", task) else "")
         outputs = (record.get("outputs") or {}).items()
         for kind, name in outputs:

@@ -23,7 +23,7 @@ from capgraph.configs.settings import load_settings
 from capgraph.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
 from capgraph.telemetry import RingBufferSink
 from capgraph.testing import ScriptedModel
-from tests.graph.dialogue_toys import call_tool, clock, lodging, specialist, tickets
+from tests.graph.dialogue_toys import book, call_tool, clock, lodging, specialist, tickets
 from tests.graph.test_serving import ROOT, Place
 
 CAPABILITIES = [tickets, lodging, clock]
@@ -225,6 +225,17 @@ async def test_a_specialist_among_other_steps_opens_no_dialogue() -> None:
     assert out["execution_outcome"]["done"] == ["a", "b"]
     assert "dialogue" not in out["execution_outcome"]
     assert "noon" in out["messages"][-1].text
+
+
+async def test_tools_that_need_an_approval_use_the_services_of_the_run(log: Path) -> None:
+    replies = iter([call_tool("book", item="A"), "Done."])
+    model = ScriptedModel(responses=lambda _: next(replies))
+    talk = Talk([agent_capability(ReActAgent(model, tools=[book]), "clerk", examples=["Go."])])
+    out = await talk.say("Go.")
+    assert out["execution_outcome"]["status"] == "completed"
+    assert (talk.questions, log.read_text().split()) == (1, ["A"])
+    with pytest.raises(ConfigurationError):  # alone, no run has services for it
+        await ReActAgent(model, tools=[book]).execute("Go.")
 
 
 def test_an_agent_without_a_conversation_keeps_no_dialogue() -> None:

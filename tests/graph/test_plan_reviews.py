@@ -497,3 +497,51 @@ async def test_a_capability_can_declare_that_its_errors_are_observed() -> None:
     )
     out = await graph.ainvoke({"messages": [("user", "Measure as deep as you can")]})
     assert (said(out), status(out), done) == ("Clear at 10 m.", "completed", [20, 10])
+
+
+def booking_graph(*replies: Any, **options: Any) -> tuple[Any, ScriptedModel]:
+    """Return a graph whose booking of A and B fails, with the plans of a model."""
+
+    @capability_node(**options)
+    def book(room: str) -> str:
+        """Book a room."""
+        if room != "C":
+            raise ToolException(f"room {room} is taken")
+        return f"room {room} is booked"
+
+    model = ScriptedModel(responses=list(replies))
+    graph = build_graph([book], model, settings=load_settings(planning={"mode": "look"}))
+    return graph, model
+
+
+ROOMS = [plan(("book", {"room": room})) for room in "ABC"]
+
+
+@pytest.mark.parametrize("key", [None, "booking"])
+async def test_earlier_failures_stay_visible_when_a_plan_reuses_their_key(key: str | None) -> None:
+    plans = [{"steps": [{**step, "context_key": key} for step in one["steps"]]} for one in ROOMS]
+    graph, model = booking_graph(
+        *(plans if key else ROOMS), plan(answer="C is yours."), on_error="observe"
+    )
+    out = await graph.ainvoke({"messages": [("user", "Book a room")]})
+    assert (said(out), status(out)) == ("C is yours.", "completed")
+    shown = str(model.calls[-1].messages[-1].text)
+    for room in "AB":
+        assert f'book("room":"{room}")\n  -> failed: room {room} is taken' in shown
+    assert "Unhandled" not in shown
+
+
+async def test_a_look_follows_every_failure_that_asks_for_a_new_plan() -> None:
+    def classify(error: Exception, context: Any) -> ErrorClassification:
+        return ErrorClassification(ErrorSeverity.REPLANNING, str(error))
+
+    graph, model = booking_graph(*ROOMS, plan(answer="C is yours."), classify_error=classify)
+    out = await graph.ainvoke({"messages": [("user", "Book a room")]})
+    assert (said(out), status(out)) == ("C is yours.", "completed")
+    assert len(model.calls) == 4
+
+
+async def test_a_tool_exception_is_reported_in_the_words_of_its_author() -> None:
+    graph, _ = booking_graph(ROOMS[0])
+    out = await graph.ainvoke({"messages": [("user", "Book a room")]})
+    assert out["execution_outcome"]["reason"] == "room A is taken"

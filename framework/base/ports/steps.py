@@ -313,7 +313,8 @@ class StepRecord:
             entry["source"] = self.source
         if self.skipped is not None:
             entry |= {"skipped": True, "not_needed" if self.not_needed else "error": self.skipped}
-            entry |= {"observed": True} if self.observed else {}
+            # The next plan drops the step, so the record contains its parameters.
+            entry |= {"observed": True, "parameters": dict(self.values)} if self.observed else {}
         if self.error is not None:
             entry |= {"error": self.error.message, "severity": self.error.severity.value}
         return entry
