@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from capgraph.base.plan import ExecutionPlan
+from capgraph.base.capability import BaseCapability
+from capgraph.base.plan import ExecutionPlan, PlannedStep
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.engine.services import Services
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import TurnView
 
 
@@ -19,20 +21,56 @@ def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Servi
     notes = []
     for step in plan["steps"]:
         spec = services.registry.capabilities.get(step["capability"])
-        if spec is None or spec.parameters is None or step["context_key"] in view.succeeded_keys:
+        if spec is None or step["context_key"] in view.succeeded_keys:
             continue
-        parameters = step.get("parameters") or {}
-        fields = spec.parameters.model_fields.values()
-        defaults = [
-            f"{name}={default!r:.80}"
-            for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
-            if name not in parameters
-            and isinstance(default := _plain(info.default), (str, int, float))
-            and not isinstance(default, bool)
-        ]
+        defaults = _unset_defaults(spec, step)
         if defaults and spec.effect != "once":
             notes.append(f"{spec.name!r} used default parameters: {', '.join(defaults)}.")
     return notes
+
+
+def ignored_value_lines(view: TurnView, services: Services) -> tuple[str, ...]:
+    """Return a line for each step that used defaults although the request names values.
+
+    Without a model, only values in certain forms are extracted. The answer must say that it does not
+    refer to the others. A capability with its own ``parameters_from`` decides which words matter.
+    """
+    if planner_traits(services.planner).chooses_parameters:
+        return ()
+    from capgraph.selection.texts import unexplained_values  # not needed with a planning model
+
+    candidates = {candidate.name: candidate for candidate in services.registry.candidates()}
+    lines = []
+    for key, step in view.steps_by_key.items():
+        spec = services.registry.capabilities.get(step["capability"])
+        defaults = spec and key in view.succeeded_keys and _unset_defaults(spec, step)
+        if not defaults or spec is None or spec.name not in candidates:
+            continue
+        if spec.cls.parameters_from is not BaseCapability.parameters_from:
+            continue
+        used = map(str, (step.get("parameters") or {}).values())
+        ignored = unexplained_values(candidates[spec.name], view.request_text)
+        ignored = [value for value in ignored if value not in used]
+        if ignored:
+            lines.append(
+                f"The request names {' and '.join(ignored)}, but {spec.name.replace('_', ' ')!r}"
+                f" recognized no such value and used its default {' and '.join(defaults)}."
+            )
+    return tuple(lines)
+
+
+def _unset_defaults(spec: CapabilitySpec, step: PlannedStep) -> list[str]:
+    """Return the default texts and numbers that a step uses, such as ``place='here'``."""
+    if spec.parameters is None:
+        return []
+    fields = spec.parameters.model_fields.values()
+    return [
+        f"{name}={default!r:.80}"
+        for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
+        if name not in (step.get("parameters") or {})
+        and isinstance(default := _plain(info.default), (str, int, float))
+        and not isinstance(default, bool)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,11 @@ MAX_CLAUSES = 8
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[_\-.&/]+")
 _DIGIT = re.compile(r"\d")
+_WORD = re.compile(r"\w+")
+_VALUE = re.compile(
+    r"(?:in|at|near|from|to|for)\s+(?P<place>[^\W\d_]{3,})\b"
+    r"|(?<=[a-z,] )(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)|\b(?P<code>(?=[\w-]*\d)\w[\w-]*)",
+)
 _PUNCTUATION = re.compile(r"[.!?:;,()]\s+|[.!?:;,()]$")
 _CLAUSE = re.compile(
     r"[.;?!]\s+|(?<!\s)(?:\s*+,\s++|\s++)(?:and|then|also|while|plus)\s++(?:also\s++|then\s++)*"
@@ -85,6 +90,23 @@ _FUNCTION_WORDS = """
     your yours
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+
+
+def unexplained_values(candidate: Candidate, task: str) -> list[str]:
+    """Return the values that a request names and that the candidate's own texts do not contain.
+
+    A value is a word that follows a preposition, is capitalized within a sentence, or contains a digit.
+
+    >>> rain = Candidate("rain", "Forecast the rain.", positives=("will it rain tomorrow?",))
+    >>> unexplained_values(rain, "Will it rain in Paris tomorrow?")
+    ['Paris']
+    >>> unexplained_values(rain, "Will it rain tomorrow?")
+    []
+    """
+    texts = [candidate_text(candidate), *candidate.positives, *candidate.parameters]
+    known = {*_WORD.findall(" ".join(texts).lower().replace("_", " "))} | FUNCTION_WORDS
+    values = [match[match.lastgroup or 0] for match in _VALUE.finditer(task)]
+    return [v for v in dict.fromkeys(values) if not known.issuperset(_WORD.findall(v.lower()))]
 
 
 @cache

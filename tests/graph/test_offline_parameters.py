@@ -231,3 +231,17 @@ def test_a_producer_without_parameters_does_not_hide_a_value_that_another_one_re
 def test_the_note_on_a_default_shows_the_value_of_an_enum() -> None:
     [note] = ask("Is the tank healthy?", read_site, judge)["execution_outcome"]["notes"]
     assert "site='north'" in note
+
+
+async def test_the_answer_says_which_value_of_the_request_was_not_recognized() -> None:
+    @capability_node(examples=["will it rain tomorrow?"])
+    def rain_tomorrow(place: str = "here") -> str:
+        """Forecast the rain of tomorrow."""
+        return f"No rain {place} tomorrow."
+
+    graph = build_graph([rain_tomorrow])
+    paris = await graph.ainvoke({"messages": [("user", "Will it rain in Paris tomorrow?")]})
+    assert "Paris" in paris["messages"][-1].content
+    assert "place='here'" in paris["messages"][-1].content
+    plain = await graph.ainvoke({"messages": [("user", "Will it rain tomorrow?")]})
+    assert plain["messages"][-1].content == "No rain here tomorrow."
