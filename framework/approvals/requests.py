@@ -174,12 +174,8 @@ def _alternative(
     if word == "edit" and step.get("kind") == PLAN:
         fields = {"steps": {"type": "array", "items": {"type": "object"}}}
     elif word == "edit":
-        schema = dict(step.get("parameters_schema") or {"type": "object"})
-        # Definitions move to the top level, under names that are unique per entry.
-        shared |= {
-            f"{number}.{k}": _move_refs(v, number) for k, v in schema.pop("$defs", {}).items()
-        }
-        fields = {"parameters": {**_move_refs(schema, number), "default": step.get("parameters")}}
+        schema = embed_schema(step.get("parameters_schema") or {"type": "object"}, number, shared)
+        fields = {"parameters": {**schema, "default": step.get("parameters")}}
     needed = [name for name in fields if name not in {"remember", "reason", "outputs"}]
     return {
         "type": "object",
@@ -189,17 +185,36 @@ def _alternative(
     }
 
 
-def _move_refs(schema: Any, number: int) -> Any:
+def embed_schema(
+    schema: Mapping[str, Any], number: int, definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a JSON schema that may be part of another one, and add its definitions to a mapping.
+
+    Args:
+        schema: The schema.
+        number: Number that makes the names of its definitions unique.
+        definitions: ``$defs`` of the surrounding schema.
+
+    >>> definitions: dict = {}
+    >>> embed_schema({"$ref": "#/$defs/A", "$defs": {"A": {"type": "string"}}}, 1, definitions)
+    {'$ref': '#/$defs/1.A'}
+    >>> definitions
+    {'1.A': {'type': 'string'}}
+    """
+    inner = dict(schema)
+    for name, definition in inner.pop("$defs", {}).items():
+        definitions[f"{number}.{name}"] = _move_refs(definition, number)
+    return {name: _move_refs(value, number, name) for name, value in inner.items()}
+
+
+def _move_refs(schema: Any, number: int, key: str = "") -> Any:
     if isinstance(schema, list):
         return [_move_refs(one, number) for one in schema]
+    if key == "$ref" and isinstance(schema, str):
+        return schema.replace("#/$defs/", f"#/$defs/{number}.", 1)
     if not isinstance(schema, Mapping):
         return schema
-    return {
-        key: value.replace("#/$defs/", f"#/$defs/{number}.", 1)
-        if key == "$ref" and isinstance(value, str)
-        else _move_refs(value, number)
-        for key, value in schema.items()
-    }
+    return {name: _move_refs(value, number, name) for name, value in schema.items()}
 
 
 def describe_question(question: Any) -> str:

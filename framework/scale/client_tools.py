@@ -21,6 +21,8 @@ from capgraph.scale.agui_events import CLIENT_TOOL
 
 MAX_CLIENT_TOOLS = 64
 _MAX_GRAPHS = 32
+_FACTS = {"key": "client_tools"}
+"""Facts of errors about client tools: the argument of ``Runs.start`` that is invalid."""
 
 
 def client_tool(name: str, description: str, parameters: Any = None) -> type[BaseCapability]:
@@ -46,6 +48,8 @@ def client_tool(name: str, description: str, parameters: Any = None) -> type[Bas
             raise CapabilityError(f"The client tool {name!r} failed: {result['error']}")
         return result
 
+    if not name.strip():
+        raise ValidationError("A client tool has no name.", fix="Send the name of each tool.")
     schema = parameters if isinstance(parameters, Mapping) and parameters else None
     return capability_from_schema(name, description or name, schema, call, max_attempts=1)
 
@@ -82,6 +86,7 @@ class ClientToolGraphs:
             raise ValidationError(
                 f"The request has {len(tools)} client tools: the limit is {MAX_CLIENT_TOOLS}.",
                 fix="Send fewer tools.",
+                facts=_FACTS,
             )
         known = self._graph.services.registry.capabilities
         for tool in tools:
@@ -89,8 +94,11 @@ class ClientToolGraphs:
                 raise ValidationError(
                     f"The client tool {tool['name']!r} has the name of a capability of the agent.",
                     fix="Rename the tool.",
+                    facts=_FACTS,
                 )
         try:
             return extend_graph(self._graph, *(client_tool(**tool) for tool in tools))
-        except RegistryError as exc:
-            raise ValidationError(f"Invalid client tools: {exc.message}", fix=exc.fix) from exc
+        except (RegistryError, ValidationError) as exc:
+            raise ValidationError(
+                f"Invalid client tools: {exc.message}", fix=exc.fix, facts=_FACTS
+            ) from exc

@@ -29,6 +29,7 @@ from capgraph.configs.logger import get_logger
 from capgraph.serve.access_log import AccessLogMiddleware
 from capgraph.serve.activity import ActivityReader
 from capgraph.serve.files import Artifacts, Uploads
+from capgraph.serve.forwarded import ForwardedMiddleware
 from capgraph.serve.identity import Authenticator, Identity
 from capgraph.serve.problems import error_response, problem_response
 from capgraph.serve.routes import activity, agui, api, console, files, health, login, oidc, openai
@@ -156,6 +157,7 @@ def create_app(
             *login_routes,
         ],
         middleware=[
+            Middleware(ForwardedMiddleware, serve),
             Middleware(AccessLogMiddleware, registry),
             *_cors_middleware(serve),
             Middleware(

@@ -606,6 +606,7 @@ class Runs:
         *,
         thread_id: str | None = None,
         client_tools: Sequence[Mapping[str, Any]] | None = None,
+        answer_schema: Mapping[str, Any] | None = None,
         message_id: str | None = None,
     ) -> Run:
         """Answer questions of one thread together and return the run that continues.
@@ -613,10 +614,10 @@ class Runs:
         Args:
             caller: The person who answers.
             answers: Answer for each question: one decision for all its steps, or a decision per
-                step by
-                context key. Questions of a capability's own accept any value.
+                step by context key. Questions of a capability's own accept any value.
             thread_id: ID of the thread, to check that the questions belong to it.
             client_tools: As for :meth:`start`. Defaults to the tools of the turn.
+            answer_schema: JSON schema of the answer, which must be that of the turn.
             message_id: The client's ID of the message with the answer.
 
         Raises:
@@ -624,6 +625,7 @@ class Runs:
             ConflictError: A question has already been answered.
             AnswerRefusedError: An answer is invalid. All questions stay open.
             ThreadBusyError: The thread has an active run.
+            ValidationError: The turn has another type of answer.
         """
         questions = {name: await self.get_question(caller, name) for name in answers}
         threads = {storage_id for storage_id, _ in questions.values()}
@@ -635,6 +637,12 @@ class Runs:
         request: dict[str, Any] = {"client_tools": list(client_tools)} if client_tools else {}
         services = (await self._executor.graph_of(storage_id, request)).services
         view = TurnView(dict((await self._graph.aget_state(thread_config(storage_id))).values))
+        if answer_schema is not None and view.state.get("execution_answer_schema") != answer_schema:
+            raise ValidationError(
+                "The turn has another type of answer: a turn keeps that of its first request.",
+                fix="Send the same type with each request of a turn.",
+                facts={"key": "execution_answer_schema"},
+            )
         problems = [
             problem
             for name, (_, question) in questions.items()

@@ -20,6 +20,7 @@ from capgraph.base.errors import LimitError
 from capgraph.base.ports import Caller
 from capgraph.behaviors.rate_limit import RateLimiter
 from capgraph.configs.settings import ServeSettings
+from capgraph.serve.forwarded import route_path
 from capgraph.serve.identity import Identity, client_address
 from capgraph.serve.problems import error_response, problem_response
 
@@ -147,7 +148,7 @@ class SecurityMiddleware:
             or await self._check_caller(scope, headers, caller)
             or _check_request(scope, headers)
         )
-        if refusal is None and scope["path"] not in self._upload_paths:
+        if refusal is None and route_path(scope) not in self._upload_paths:
             body = await self._read_body(headers, receive)
             if isinstance(body, bytes):
                 receive = _replay_body(body, receive)
@@ -177,7 +178,7 @@ class SecurityMiddleware:
         is_allowed = any(origin in self._settings.allowed_origins for origin in origins)
         # A login provider redirects users back from its own site.
         is_cross_site = any(site not in ("same-origin", "none") for site in sites)
-        if is_cross_site and not is_allowed and scope["path"] not in _CALLBACK_PATHS:
+        if is_cross_site and not is_allowed and route_path(scope) not in _CALLBACK_PATHS:
             return problem_response(403, "CG-ORIGIN", "Cross-site requests are not allowed.")
         return None
 
@@ -194,7 +195,7 @@ class SecurityMiddleware:
             return problem_response(
                 429, "CG-RATE-LIMIT", detail, "Wait a few seconds.", {"retry-after": "5"}
             )
-        path = scope["path"]
+        path = route_path(scope)
         if caller is None and path not in PUBLIC_PATHS and not path.startswith("/login/"):
             detail = "The request is not authenticated."
             fix = "Send 'Authorization: Bearer TOKEN', or log in at /login."
@@ -367,9 +368,10 @@ def _rate_key(caller: Caller | None, address: str) -> str:
 
 def _is_login(scope: Scope) -> bool:
     """Return True if a request attempts to log in instead of only showing the login page."""
-    if scope["path"] == "/login":
+    path = route_path(scope)
+    if path == "/login":
         return scope["method"] not in _SAFE_METHODS or bool(scope.get("query_string"))
-    return str(scope["path"]).startswith("/login/")
+    return path.startswith("/login/")
 
 
 def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:

@@ -15,6 +15,7 @@ SUITES = {
     "agui-client": "tests.conformance.agui_client",
     "mcp-client": "tests.conformance.mcp_client",
     "mcp-server": "tests.conformance.mcp_server",
+    "openai-clients": "tests.conformance.openai_clients",
 }
 """Module of each suite. Its function ``run()`` returns one ``Result`` for each revision.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,13 @@ from capgraph.base.errors import CapabilityError
 from capgraph.configs.settings import Settings
 from capgraph.serve.app import create_app
 from capgraph.state import AgentState, CallerInput
-from tests.conformance.kits import UnavailableError, install_npm_packages, run_command
+from tests.conformance.kits import (
+    UnavailableError,
+    install_npm_packages,
+    run_command,
+)
 from tests.conformance.mcp_agent import OneUser
-from tests.conformance.report import Result
+from tests.conformance.report import Result, read_checks
 from tests.support.listening import on_loopback
 from tests.support.served import Level, OpenValve, read_level
 
@@ -81,17 +84,7 @@ async def _run(node: Path, script: Path) -> Result:
         done = await asyncio.to_thread(
             run_command, node, script, url, stopping_url, timeout_seconds=_SECONDS
         )
-    checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    failed = {check["name"]: "" for check in checks if not check["passed"]}
-    for check in checks:
-        if not check["passed"]:
-            print(f"  {check['name']}: {check['error']}")
-    if not checks:
-        failed["script"] = ""
-        print(done.stderr[-2000:])
-    return Result(
-        f"AG-UI client, @ag-ui/client {VERSION}", "1.0", len(checks) - len(failed), failed
-    )
+    return read_checks(f"AG-UI client, @ag-ui/client {VERSION}", "1.0", done)
 
 
 def make_app(_: str, *, stops: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,6 +46,25 @@ class Result:
     def is_expected(self) -> bool:
         """True if each failure has a reason and each reason has a failure."""
         return all(self.failures.values()) and not self.obsolete_reasons
+
+
+def read_checks(suite: str, revision: str, done: subprocess.CompletedProcess[str]) -> Result:
+    """Return the result of a program that prints a JSON line with ``name`` and ``passed`` per check.
+
+    Args:
+        suite: Name of the suite with its version.
+        revision: Revision of the protocol.
+        done: The program, which has ended.
+    """
+    checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    failed = [check for check in checks if not check["passed"]]
+    for check in failed:
+        print(f"  {check['name']}: {check['error']}")
+    if not checks or done.returncode:
+        failed.append({"name": "program"})
+        print(done.stderr[-2000:])
+    passed = sum(check["passed"] for check in checks)
+    return Result(suite, revision, passed, {check["name"]: "" for check in failed})
 
 
 def store_results(results: Mapping[str, Sequence[Result]]) -> None:

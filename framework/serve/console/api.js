@@ -9,9 +9,13 @@ export class Problem extends Error {
   }
 }
 
+// A proxy may mount the server below a path, so URLs are relative to this file.
+const ROOT = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
+export const urlOf = (path) => ROOT + path;
+
 export async function call(method, path, body) {
   const headers = body === undefined ? {} : { "content-type": "application/json" };
-  const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const answer = await fetch(urlOf(path), { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   const text = await answer.text();
   let found = {};
   try { found = text ? JSON.parse(text) : {}; } catch { found = { detail: text.slice(0, 300) }; }

@@ -1,6 +1,6 @@
 // Entry point of the console: URL, views, the open thread, its runs, and the API for the views.
 
-import { Problem, call, get, post, query, threadPath } from "./api.js";
+import { Problem, call, get, post, query, threadPath, urlOf } from "./api.js";
 import { attr, button, closesOutside, h, lazy, put, s, visible } from "./dom.js";
 import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
 import { conversationView } from "./conversation.js";
@@ -37,7 +37,7 @@ const app = {
   questions: [], cards: null, figures: null, contexts: null, connection: "idle", stopping: false, problem: "",
   tab: "conversation", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, agent: null, files: [], brought: [],
 
-  address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
+  address: (id) => urlOf(id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["conversation", "threads"] : middle.matches ? ["conversation"] : []),
   current() { return this.always().includes(this.tab) ? this.side : this.tab; },
   shows(part) { return this.always().includes(part) || this.current() === part; },
@@ -428,7 +428,7 @@ const bar = threadBar(app);
 const header = h("header", null, h("h1", null, T.name), state, bar.node,
   h("span", { class: "buttons" },
     button("◐", () => theme(true), { "aria-label": T.theme, class: "small round" }),
-    h("form", { method: "post", action: "/logout" }, h("button", { type: "submit", class: "small" }, T.logout))));
+    h("form", { method: "post", action: urlOf("/logout") }, h("button", { type: "submit", class: "small" }, T.logout))));
 const badge = h("span", { class: "count", "aria-hidden": "true", hidden: true });
 
 // Announces open questions in the page title and, if the user allowed it, as notifications.
@@ -453,10 +453,10 @@ function loginForm() {
   const input = h("input", { type: "password", testid: "token-input", "aria-label": T.login.token, autocomplete: "current-password" });
   const alert = h("span", { class: "problem", role: "alert" });
   const node = h("form", { class: "login", hidden: true }, h("p", null, T.login.expired), input,
-    h("button", { type: "submit", testid: "login", class: "main" }, T.login.send), h("a", { href: "/login" }, T.login.page), alert);
+    h("button", { type: "submit", testid: "login", class: "main" }, T.login.send), h("a", { href: urlOf("/login") }, T.login.page), alert);
   node.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const answer = await fetch("/login", { method: "POST", body: new URLSearchParams({ token: input.value }) });
+    const answer = await fetch(urlOf("/login"), { method: "POST", body: new URLSearchParams({ token: input.value }) });
     input.value = "";
     put(alert, answer.ok ? "" : T.login.refused);
     if (answer.ok) { app.connection = "idle"; poll(); changed(); }

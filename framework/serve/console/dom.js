@@ -123,6 +123,6 @@ export function when(time, short = false) {
 // Import a module that is not part of the first page, and the stylesheet of such modules.
 let styled = null;
 export async function lazy(load) {
-  styled ??= new Promise((done) => { document.head.append(h("link", { rel: "stylesheet", href: "/console/views.css", onload: done, onerror: done })); });
+  styled ??= new Promise((done) => { document.head.append(h("link", { rel: "stylesheet", href: new URL("views.css", import.meta.url).href, onload: done, onerror: done })); });
   return (await Promise.all([load(), styled]))[0];
 }

@@ -1,6 +1,6 @@
 // Files: attachments of the next message, and artifacts of steps.
 
-import { Problem, get, query, threadPath } from "./api.js";
+import { Problem, get, query, threadPath, urlOf } from "./api.js";
 import { button, columnsOf, h, put, table, visible } from "./dom.js";
 import { T } from "./text.js";
 
@@ -24,7 +24,7 @@ export function tray(app, place) {
       button("×", () => detach(one), { class: "small round", "aria-label": T.leaveOut(visible(file.name)) }));
     attach(one);
     try {
-      const answer = await fetch(query("/api/files", { name: file.name }), { method: "POST", body: file });
+      const answer = await fetch(urlOf(query("/api/files", { name: file.name })), { method: "POST", body: file });
       const found = await answer.json();
       if (!answer.ok) throw new Problem(answer.status, found);
       one.id = found.file_id;
@@ -50,10 +50,10 @@ export function shownFiles(app, items) {
   return items.map((one) => {
     const path = `${threadPath(app.threadId)}/files/${encodeURIComponent(one.file_id)}`;
     const note = h("figcaption", null,
-      h("a", { href: path, download: one.name, testid: "download" }, T.download(visible(one.name))), " ",
+      h("a", { href: urlOf(path), download: one.name, testid: "download" }, T.download(visible(one.name))), " ",
       one.bytes === undefined ? null : h("span", { class: "quiet" }, T.size(one.bytes)), " ",
       one.step ? button(`${T.from} ${visible(one.step)}`, () => app.showStep(one.step), { class: "chip", testid: "came-from" }) : null);
-    if (one.kind === "image") return h("figure", { testid: "plot" }, h("img", { src: path, alt: visible(one.name), loading: "lazy" }), note);
+    if (one.kind === "image") return h("figure", { testid: "plot" }, h("img", { src: urlOf(path), alt: visible(one.name), loading: "lazy" }), note);
     if (one.kind === "table") return h("figure", { testid: "table" }, pagedTable(app, path, one), note);
     return h("figure", { testid: "file" }, note);
   });

@@ -1,5 +1,7 @@
 // Client of a run's event stream.
 
+import { urlOf } from "./api.js";
+
 // Browsers allow six connections per host for all tabs together. At most SLOTS tabs keep a stream
 // open; the others poll.
 const SLOTS = 3;
@@ -33,7 +35,7 @@ export function follow(runId, on) {
     let ended = false;
     const wait = () => { clearTimeout(timer); if (!stays) timer = setTimeout(leave, QUIET); };
     try {
-      const answer = await fetch(`/api/runs/${encodeURIComponent(runId)}/events`, {
+      const answer = await fetch(urlOf(`/api/runs/${encodeURIComponent(runId)}/events`), {
         headers: { accept: "text/event-stream", "last-event-id": String(last) }, signal: request.signal,
       });
       if (answer.status === 401) { on.state("login"); return "again"; }

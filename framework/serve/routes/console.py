@@ -72,7 +72,7 @@ def routes(*, oidc: bool = False) -> list[Route]:
 
     async def index(request: Request) -> Response:
         if request.scope.get("capgraph.caller") is None:
-            return login_page(oidc=oidc, thread=request.query_params.get("thread"))
+            return login_page(request, oidc=oidc, thread=request.query_params.get("thread"))
         return page.to_response(request, "private, no-cache")
 
     async def file(request: Request) -> Response:

@@ -35,7 +35,7 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>{style}</style></head>
 <body><main><h1>Log in</h1>{alert}
-<form method="post" action="/login{thread}">
+<form method="post" action="{prefix}/login{thread}">
 <p>A token identifies you to this agent. Its operator creates it with
 <code>capgraph token NAME --auth FILE</code>; without <code>--auth</code>, <code>capgraph serve</code>
 prints a link that logs you in.</p>
@@ -45,23 +45,34 @@ prints a link that logs you in.</p>
 <button type="submit" data-testid="login">Log in</button>
 </form>{others}</main></body></html>
 """
-_OIDC = '<a href="/login/oidc" data-testid="login-oidc">Log in with your organization</a>'
+_OIDC = '<a href="{prefix}/login/oidc" data-testid="login-oidc">Log in with your organization</a>'
 
 
 def login_page(
-    message: str = "", status: int = 200, *, oidc: bool = False, thread: str | None = None
+    request: Request,
+    message: str = "",
+    status: int = 200,
+    *,
+    oidc: bool = False,
+    thread: str | None = None,
 ) -> Response:
     """Return the login page, which needs no script.
 
     Args:
+        request: The request.
         message: Message to show as an alert.
         status: HTTP status.
         oidc: True to show a link to the OpenID Connect provider.
         thread: Thread that the console opens after the login.
     """
     alert = f'<p role="alert">{html.escape(message)}</p>' if message else ""
+    prefix = _prefix(request)
     text = _PAGE.format(
-        style=_STYLE, alert=alert, others=_OIDC if oidc else "", thread=_thread_query(thread)
+        style=_STYLE,
+        alert=alert,
+        others=_OIDC.format(prefix=prefix) if oidc else "",
+        prefix=prefix,
+        thread=_thread_query(thread),
     )
     return HTMLResponse(text, status)
 
@@ -77,15 +88,17 @@ def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
     async def get(request: Request) -> Response:
         link = request.query_params.get("link")
         if link is None or request.method == "HEAD":  # link previews must not use it up
-            return login_page(oidc=oidc, thread=request.query_params.get("thread"))
+            return login_page(request, oidc=oidc, thread=request.query_params.get("thread"))
         thread = request.query_params.get("thread")
         caller = authenticator.redeem_link(link)
         if caller is None and request.scope.get("capgraph.caller") is not None:
-            return RedirectResponse(f"/{_thread_query(thread)}", 303)  # already logged in
+            return RedirectResponse(
+                f"{_prefix(request)}/{_thread_query(thread)}", 303
+            )  # already logged in
         if caller is None:
             alert = "This link is invalid or has been used. Restart the server to get a new one."
-            return login_page(alert, 401, oidc=oidc)
-        return await start_session(authenticator, caller, thread=thread)
+            return login_page(request, alert, 401, oidc=oidc)
+        return await start_session(request, authenticator, caller, thread=thread)
 
     async def post(request: Request) -> Response:
         thread = request.query_params.get("thread")
@@ -93,14 +106,16 @@ def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
         owner = await authenticator.authenticate_token(submitted.strip())
         if owner is None:
             alert = "The token is invalid or has expired."
-            return login_page(alert, 401, oidc=oidc, thread=thread)
+            return login_page(request, alert, 401, oidc=oidc, thread=thread)
         caller, token_hash = owner
-        return await start_session(authenticator, caller, token_hash, thread=thread)
+        return await start_session(request, authenticator, caller, token_hash, thread=thread)
 
     async def logout(request: Request) -> Response:
         await authenticator.sessions.close(request.cookies.get(SESSION_COOKIE, ""))
-        answer = RedirectResponse("/", 303)
-        answer.delete_cookie(SESSION_COOKIE, path="/", httponly=True, samesite="strict")
+        answer = RedirectResponse(f"{_prefix(request)}/", 303)
+        answer.delete_cookie(
+            SESSION_COOKIE, path=_prefix(request) or "/", httponly=True, samesite="strict"
+        )
         return answer
 
     return [
@@ -111,6 +126,7 @@ def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
 
 
 async def start_session(
+    request: Request,
     authenticator: Authenticator,
     caller: Caller,
     token: str | None = None,
@@ -118,17 +134,22 @@ async def start_session(
     thread: str | None = None,
 ) -> Response:
     """Start a session and redirect the browser to the console, optionally to a thread."""
-    answer = RedirectResponse(f"/{_thread_query(thread)}", 303)
+    answer = RedirectResponse(f"{_prefix(request)}/{_thread_query(thread)}", 303)
     answer.set_cookie(
         SESSION_COOKIE,
         await authenticator.sessions.open(caller, token),
         max_age=int(authenticator.sessions.seconds),
-        path="/",
+        path=_prefix(request) or "/",
         httponly=True,
         samesite="strict",
-        secure=authenticator.uses_https,
+        secure=authenticator.uses_https or request.url.scheme == "https",
     )
     return answer
+
+
+def _prefix(request: Request) -> str:
+    """Return the path at which the server is mounted."""
+    return str(request.scope.get("root_path") or "")
 
 
 def _thread_query(thread: str | None) -> str:

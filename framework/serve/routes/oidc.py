@@ -17,6 +17,7 @@ from capgraph.configs.errors import CapgraphError
 from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import OidcSettings, ServeSettings
 from capgraph.serve.identity import Authenticator
+from capgraph.serve.links import server_url
 from capgraph.serve.routes.login import login_page, start_session
 
 _COOKIE = "capgraph_login"
@@ -55,7 +56,7 @@ def routes(
     client = _provider_client(settings)
 
     def callback_url(request: Request) -> str:
-        return f"{(serve.base_url or str(request.base_url)).rstrip('/')}{_PATH}/callback"
+        return f"{server_url(serve, request)}{_PATH}/callback"
 
     async def start_login(request: Request) -> Response:
         try:
@@ -66,17 +67,17 @@ def routes(
             alert = (
                 f"The login provider {settings.issuer!r} is unavailable. Check serve.oidc.issuer."
             )
-            return login_page(alert, 502, oidc=True)
+            return login_page(request, alert, 502, oidc=True)
         return redirect
 
     async def finish_login(request: Request) -> Response:
         try:
             caller = _caller(await _claims(client, request, settings), settings)
         except LoginFailedError as exc:
-            return login_page(str(exc), 401, oidc=True)
+            return login_page(request, str(exc), 401, oidc=True)
         finally:
             request.session.clear()
-        return await start_session(authenticator, caller)
+        return await start_session(request, authenticator, caller)
 
     secret = serve.session_secret
     cookie = Middleware(
@@ -84,7 +85,6 @@ def routes(
         secret_key=secret.get_secret_value() if secret else secrets.token_urlsafe(32),
         session_cookie=_COOKIE,
         max_age=_SECONDS,
-        path=_PATH,
         # Browsers drop strict cookies when the provider's site redirects back.
         same_site="lax",
         https_only=authenticator.uses_https,

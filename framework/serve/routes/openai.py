@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from capgraph.base.errors import ValidationError
+from capgraph.base.ports import Caller
 from capgraph.configs.settings import ServeSettings
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
@@ -24,8 +25,10 @@ from capgraph.serve.routes.openai_request import (
     check_model,
     parse_chat_request,
     parse_responses_request,
+    unmatched_result_error,
 )
 from capgraph.serve.routes.openai_responses import RESPONSE_PREFIX, ResponseWriter
+from capgraph.serve.routes.openai_tools import FunctionTools
 from capgraph.serve.runs import Run, Runs
 
 _MODEL = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
@@ -84,7 +87,9 @@ class _Endpoints:
 
     async def get_response(self, request: Request) -> Response:
         run = await self._find_run(request, request.path_params["response"])
-        return JSONResponse(await ResponseWriter(self._answer_of(request, run), {}).write())
+        return JSONResponse(
+            await ResponseWriter(self._answer_of(request, run, FunctionTools()), {}).write()
+        )
 
     async def list_models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_MODEL]})
@@ -95,26 +100,46 @@ class _Endpoints:
 
     async def _start(self, request: Request, answer_request: AnswerRequest) -> Answer:
         try:
-            run = await self._runs.start(
-                caller_of(request),
-                answer_request.thread_id or uuid.uuid4().hex,
-                message=answer_request.message,
-                history=answer_request.history,
-                answer_schema=answer_request.answer_schema,
-            )
+            run = await self._start_run(caller_of(request), answer_request)
         except ValidationError as exc:
-            if exc.facts.get("key") != "execution_answer_schema":
+            params = {"execution_answer_schema": answer_request.format_param}
+            param = (params | {"client_tools": "tools"}).get(exc.facts.get("key", ""))
+            if param is None:
                 raise
-            raise BadRequestError(
-                exc.message, fix=exc.fix, param=answer_request.format_param
-            ) from exc
-        answer = self._answer_of(request, run)
+            raise BadRequestError(exc.message, fix=exc.fix, param=param) from exc
+        answer = self._answer_of(request, run, answer_request.tools)
         answer.stop_on_disconnect = self._settings.openai.stop_on_disconnect
         return answer
 
-    def _answer_of(self, request: Request, run: Run) -> Answer:
+    async def _start_run(self, caller: Caller, answer_request: AnswerRequest) -> Run:
+        """Resume the turn whose calls have results, or start one."""
+        client_tools = answer_request.tools.client_tools
+        if answer_request.tool_results:
+            try:
+                return await self._runs.answer_all(
+                    caller,
+                    answer_request.tool_results,
+                    thread_id=answer_request.thread_id,
+                    client_tools=client_tools,
+                    answer_schema=answer_request.answer_schema,
+                )
+            except NotFoundError as exc:
+                if answer_request.message is None:
+                    call_id = next(iter(answer_request.tool_results))
+                    raise unmatched_result_error(call_id, answer_request.messages_param) from exc
+                # The calls were those of another model, or the answer of an earlier turn.
+        return await self._runs.start(
+            caller,
+            answer_request.thread_id or uuid.uuid4().hex,
+            message=answer_request.message,
+            history=answer_request.history,
+            client_tools=client_tools,
+            answer_schema=answer_request.answer_schema,
+        )
+
+    def _answer_of(self, request: Request, run: Run, tools: FunctionTools) -> Answer:
         link = thread_link(self._settings, request, run.thread_id)
-        return Answer(self._runs, caller_of(request), run, link)
+        return Answer(self._runs, caller_of(request), run, link, tools)
 
     async def _find_run(self, request: Request, response_id: str) -> Run:
         if not response_id.startswith(RESPONSE_PREFIX):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from capgraph.base.ports import Caller
+from capgraph.serve.routes.openai_tools import FunctionTools, ToolCall
 from capgraph.serve.runs import Run, Runs
 
 _FAILED_STATUSES = frozenset({"failed", "stopped"})
@@ -36,6 +37,7 @@ class Answer:
         created: Unix time of the answer.
         status: Outcome of the turn; empty until the run has ended.
         error: Reason of a failed or stopped turn.
+        tool_calls: Calls that the client must run.
         input_tokens: Number of tokens that models read.
         output_tokens: Number of tokens that models wrote.
         stop_on_disconnect: True to stop the run if the client disconnects before its end.
@@ -45,15 +47,19 @@ class Answer:
         caller: The caller.
         run: The run.
         link: URL of the thread in the console.
+        tools: Functions of the request.
     """
 
-    def __init__(self, runs: Runs, caller: Caller, run: Run, link: str) -> None:
-        self._runs, self._caller, self._link = runs, caller, link
+    def __init__(
+        self, runs: Runs, caller: Caller, run: Run, link: str, tools: FunctionTools
+    ) -> None:
+        self._runs, self._caller, self._link, self._tools = runs, caller, link, tools
         self.stop_on_disconnect = False
         self.run = run
         self.created = int(time.time())
         self.status = ""
         self.error: AnswerError | None = None
+        self.tool_calls: list[ToolCall] = []
         self.input_tokens = self.output_tokens = 0
 
     @property
@@ -64,6 +70,20 @@ class Answer:
 
     async def iter_text(self) -> AsyncIterator[str]:
         """Yield the parts of the text. Afterwards, the attributes describe the end of the run."""
+        if not self._tools.answer_tools:
+            async with aclosing(self._iter_streamed()) as parts:  # type: ignore[type-var]
+                async for part in parts:
+                    yield part
+            return
+        # The text is the JSON of a call, unless the agent asks the user a question.
+        text = "".join([part async for part in self._iter_streamed()])
+        call = self._tools.read_answer(text, self.run.run_id)
+        if call is not None:
+            self.tool_calls.append(call)
+        elif text:
+            yield text
+
+    async def _iter_streamed(self) -> AsyncIterator[str]:
         streamed = ""
         events = self._runs.events(self._caller, self.run.run_id)
         try:
@@ -76,6 +96,8 @@ class Answer:
                     elif kind == "CUSTOM" and event["name"] == "capgraph.answer_anew":
                         streamed = ""
                         yield "\n\n"
+                    elif kind.startswith("TOOL_CALL_"):
+                        self._add_call_event(event)
                     elif kind in ("RUN_ERROR", "RUN_FINISHED"):
                         self._end(event)
                         for part in self._remaining_text(event, streamed):
@@ -84,6 +106,14 @@ class Answer:
             if self.stop_on_disconnect and not self.status:
                 with anyio.CancelScope(shield=True):  # the disconnect canceled this task
                     await self._runs.stop(self._caller, self.run.run_id)
+
+    def _add_call_event(self, event: Mapping[str, Any]) -> None:
+        if event["type"] == "TOOL_CALL_START":
+            if self._tools.is_parallel or not self.tool_calls:
+                self.tool_calls.append(ToolCall(event["toolCallId"], event["toolCallName"], ""))
+        elif self.tool_calls[-1].call_id == event["toolCallId"]:
+            call = self.tool_calls[-1]
+            self.tool_calls[-1] = call._replace(arguments=call.arguments + event.get("delta", ""))
 
     def _end(self, event: Mapping[str, Any]) -> None:
         result = event.get("result") or {}

@@ -35,11 +35,10 @@ class CompletionWriter:
     async def write(self) -> dict[str, Any]:
         """Wait for the answer and return the completion."""
         text = "".join([part async for part in self.answer.iter_text()])
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": "stop",
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls := self._calls():
+            message = {"role": "assistant", "content": text or None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
         completion = {"object": "chat.completion", "choices": [choice], "usage": self._usage()}
         return {**self._ids, **completion, "metadata": self.answer.metadata}
 
@@ -52,11 +51,28 @@ class CompletionWriter:
         if (error := self.answer.error) is not None:
             yield encode_event({"error": openai_error(error.message, error.code)})
             return
-        yield self._chunk({}, "stop", metadata=self.answer.metadata)
+        if calls := self._calls():
+            indexed = [{"index": index, **call} for index, call in enumerate(calls)]
+            yield self._chunk({"tool_calls": indexed})
+        yield self._chunk({}, self._finish_reason, metadata=self.answer.metadata)
         if self._includes_usage:
             last = {**self._ids, "object": "chat.completion.chunk", "choices": []}
             yield encode_event({**last, "usage": self._usage()})
         yield b"data: [DONE]\n\n"
+
+    @property
+    def _finish_reason(self) -> str:
+        return "tool_calls" if self.answer.tool_calls else "stop"
+
+    def _calls(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in self.answer.tool_calls
+        ]
 
     def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}

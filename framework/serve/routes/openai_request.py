@@ -12,18 +12,18 @@ from typing import Any
 
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.serve.problems import BadRequestError, NotFoundError
+from capgraph.serve.routes.openai_tools import FunctionTools, parse_tools
 
 MODEL_NAME = "capgraph"
 ROLES = ("assistant", "developer", "system", "tool", "user")
-_LABELS = ("model", "metadata", "user", "safety_identifier", "prompt_cache_key", "stream")
-"""Supported options of both APIs. The third to the fifth are labels for a provider's statistics."""
+_TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+_LABELS = ("user", "safety_identifier", "prompt_cache_key")
+"""Options that are labels for a provider's statistics."""
+_SUPPORTED = ("model", "metadata", "stream", *_TOOL_OPTIONS, *_LABELS)
+"""Supported options of both APIs."""
 _SETTINGS_FIX = "Remove it, and set it in the agent's settings (models)."
-_TOOLS_FIX = "Remove it, and declare the tools as capabilities of the agent."
-_ANY: tuple[Any, ...] = (True, False)
+_TOOLS_FIX = "Send tools."
 _SHARED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": (([],), _TOOLS_FIX),
-    "tool_choice": (("none", "auto"), _TOOLS_FIX),
-    "parallel_tool_calls": (_ANY, _TOOLS_FIX),
     "temperature": ((1,), _SETTINGS_FIX),
     "top_p": ((1,), _SETTINGS_FIX),
     "top_logprobs": ((0,), "Remove it."),
@@ -49,7 +49,7 @@ CHAT_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = _SHARED_OPTIONS | {
     "seed": ((), _SETTINGS_FIX),
     "stop": (([],), "Remove it."),
     "verbosity": (("medium",), _SETTINGS_FIX),
-    "web_search_options": ((), _TOOLS_FIX),
+    "web_search_options": ((), "Remove it."),
 }
 RESPONSES_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = _SHARED_OPTIONS | {
     "background": ((False,), "Remove it, or start a run with the JSON API."),
@@ -69,20 +69,26 @@ class AnswerRequest:
     """Request for one answer of the agent.
 
     Attributes:
-        message: The user's message.
-        history: Messages before it.
+        message: The user's message; ``None`` if the request has only results of tools.
+        history: Messages of a new thread before it.
         thread_id: Thread to continue; ``None`` starts one.
+        tools: Functions of the request.
+        tool_results: Results of tools after the last message, by ID of the call.
         answer_schema: JSON schema of the answer; ``None`` for text.
-        format_param: Name of the parameter that contains the schema.
+        format_param: Name of the parameter that determines the schema.
+        messages_param: Name of the parameter with the messages.
         is_streamed: True if the client reads the answer as server-sent events.
         includes_usage: True if the stream ends with the usage.
     """
 
-    message: str
+    message: str | None
     history: list[dict[str, Any]] = field(default_factory=list)
     thread_id: str | None = None
+    tools: FunctionTools = field(default_factory=FunctionTools)
+    tool_results: dict[str, str] = field(default_factory=dict)
     answer_schema: Mapping[str, Any] | None = None
     format_param: str = "response_format"
+    messages_param: str = "messages"
     is_streamed: bool = False
     includes_usage: bool = False
 
@@ -104,11 +110,9 @@ def check_options(
         NotFoundError: The model does not exist.
     """
     check_model(body.get("model") or MODEL_NAME)
-    supported = {*_LABELS, *supported}
-    # Tools that the model must not call make no difference.
-    may_call_tools = body.get("tool_choice") != "none"
+    supported = {*_SUPPORTED, *supported}
     for name, value in body.items():
-        if value is None or name in supported or (name == "tools" and not may_call_tools):
+        if value is None or name in supported:
             continue
         if name not in options:
             raise BadRequestError(
@@ -155,7 +159,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> AnswerRequest:
     conversation = _Conversation("messages")
     for message in messages:
         conversation.add(message)
-    message, history = conversation.split()
+    message, history, tool_results = conversation.split()
     thread = _metadata(body).get("thread_id")
     if thread is not None and not isinstance(thread, str):
         raise BadRequestError(
@@ -164,12 +168,16 @@ def parse_chat_request(body: Mapping[str, Any]) -> AnswerRequest:
             param="metadata.thread_id",
         )
     options = body.get("stream_options")
+    tools = parse_tools(body, is_nested=True)
+    answer_schema = _parse_format(body.get("response_format"), "response_format", "json_schema")
     return AnswerRequest(
         message,
         # The thread has its earlier messages, which clients of this API send each time.
         [] if thread else history,
         thread,
-        answer_schema=_parse_format(body.get("response_format"), "response_format", "json_schema"),
+        tools,
+        tool_results,
+        *_answer_type(answer_schema, "response_format", tools),
         is_streamed=bool(body.get("stream")),
         includes_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
     )
@@ -191,7 +199,8 @@ def parse_responses_request(body: Mapping[str, Any]) -> AnswerRequest:
     items = body.get("input")
     for item in items if isinstance(items, list) else [{"role": "user", "content": items}]:
         conversation.add_item(item)
-    message, history = conversation.split()
+    message, history, tool_results = conversation.split()
+    tools = parse_tools(body, is_nested=False)
     text = body.get("text")
     text_format = text.get("format") if isinstance(text, Mapping) else text
     if isinstance(text, Mapping) and text.get("verbosity") not in (None, "medium"):
@@ -200,13 +209,32 @@ def parse_responses_request(body: Mapping[str, Any]) -> AnswerRequest:
             fix=_SETTINGS_FIX,
             param="text.verbosity",
         )
+    answer_schema = _parse_format(text_format, "text.format", None)
     return AnswerRequest(
         message,
         history,
-        answer_schema=_parse_format(text_format, "text.format", None),
-        format_param="text.format",
+        None,
+        tools,
+        tool_results,
+        *_answer_type(answer_schema, "text.format", tools),
+        messages_param="input",
         is_streamed=bool(body.get("stream")),
     )
+
+
+def _answer_type(
+    schema: Mapping[str, Any] | None, param: str, tools: FunctionTools
+) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the schema of the answer and the parameter that determines it."""
+    if not tools.answer_tools:
+        return schema, param
+    if schema is not None:
+        raise BadRequestError(
+            f"The tool_choice requires a call, but {param} requires another answer.",
+            fix="Send one of them.",
+            param="tool_choice",
+        )
+    return tools.answer_schema, "tool_choice"
 
 
 def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -248,6 +276,8 @@ class _Conversation:
         self._param = param
         self._messages: list[dict[str, Any]] = []
         self._tool_names: dict[str, str] = {}
+        self._results: dict[int, tuple[str, str]] = {}
+        self._unmatched: list[str] = []
 
     def add_text(self, role: str, content: str) -> None:
         """Add a message."""
@@ -304,24 +334,46 @@ class _Conversation:
         return f"Called the tool {name} with {arguments if arguments else {}}."
 
     def _add_result(self, call_id: Any, text: str) -> None:
-        if (name := self._tool_names.get(str(call_id))) is None:
-            raise BadRequestError(
-                f"The tool result {str(call_id)[:80]!r} has no matching tool call before it.",
-                fix="Send the assistant's message with the tool call before its result.",
-                param=f"{self._param}[{len(self._messages)}]",
-            )
+        name = self._tool_names.get(str(call_id))
+        if name is None:
+            self._unmatched.append(str(call_id))
+        self._results[len(self._messages)] = str(call_id), text
         self.add_text("assistant", f"The tool {name} returned: {text}")
 
-    def split(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return the last message, which is the user's, and those before it."""
-        last = self._messages[-1] if self._messages else {"role": "", "content": ""}
-        if last["role"] != "user" or not last["content"].strip():
+    def split(self) -> tuple[str | None, list[dict[str, Any]], dict[str, str]]:
+        """Return the last user message, the messages before it, and the results of tools after it.
+
+        If results follow the user message, the history contains their texts, too, for an agent
+        that did not make the calls.
+        """
+        results: dict[str, str] = {}
+        count = len(self._messages)
+        while count - 1 in self._results:
+            count -= 1
+            call_id, text = self._results[count]
+            results[call_id] = text
+        if self._unmatched:
+            if {*self._unmatched} <= results.keys():
+                return None, [], results
+            raise unmatched_result_error(self._unmatched[0], self._param)
+        texts = [one["content"] for one in self._messages if one["role"] == "user"]
+        is_last = bool(results) or (bool(texts) and self._messages[-1]["role"] == "user")
+        if not texts or not is_last or not texts[-1].strip():
             raise BadRequestError(
-                "The last message is empty or not a user message.",
+                "The last message is empty, or neither a user message nor the result of a tool.",
                 fix="End with a user message.",
                 param=self._param,
             )
-        return last["content"], self._messages[:-1]
+        return texts[-1], self._messages if results else self._messages[:-1], results
+
+
+def unmatched_result_error(call_id: str, param: str) -> BadRequestError:
+    """Return the error for the result of an unknown call."""
+    return BadRequestError(
+        f"The tool result {call_id!r:.80} has no matching tool call before it.",
+        fix="Send the assistant's message with the tool call before its result.",
+        param=param,
+    )
 
 
 def _text(content: Any, where: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -28,7 +28,7 @@ class ResponseWriter:
     def __init__(self, answer: Answer, body: Mapping[str, Any]) -> None:
         self.answer = answer
         self._body = body
-        self._item_id = f"msg_{answer.run.run_id}"
+        self._message_id = f"msg_{answer.run.run_id}"
         self._number = -1
 
     async def write(self) -> dict[str, Any]:
@@ -38,27 +38,41 @@ class ResponseWriter:
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the response as server-sent events."""
         text = ""
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        item = {"output_index": 0}
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response(None))
-        yield self._event("output_item.added", **item, item=self._item(None))
-        yield self._event("content_part.added", **place, part=_text_part(""))
+        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         async with aclosing(self.answer.iter_text()) as parts:  # type: ignore[type-var]
             async for part in parts:
+                if not text:
+                    item = self._message(None)
+                    yield self._event("output_item.added", output_index=0, item=item)
+                    yield self._event("content_part.added", **place, part=_text_part(""))
                 text += part
                 yield self._event("output_text.delta", **place, delta=part, logprobs=[])
         if self.answer.error is not None:
             yield self._event("failed", response=self._response(text))
             return
-        yield self._event("output_text.done", **place, text=text, logprobs=[])
-        yield self._event("content_part.done", **place, part=_text_part(text))
-        yield self._event("output_item.done", **item, item=self._item(text))
+        for index, item in enumerate(self._output(text)):
+            if item["type"] == "message":
+                yield self._event("output_text.done", **place, text=text, logprobs=[])
+                yield self._event("content_part.done", **place, part=_text_part(text))
+            else:
+                for event in self._call_events(index, item):
+                    yield event
+            yield self._event("output_item.done", output_index=index, item=item)
         yield self._event("completed", response=self._response(text))
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _call_events(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
+        started = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("output_item.added", output_index=index, item=started)
+        place = {"item_id": item["id"], "output_index": index}
+        name, arguments = item["name"], item["arguments"]
+        yield self._event("function_call_arguments.delta", **place, delta=arguments)
+        yield self._event("function_call_arguments.done", **place, name=name, arguments=arguments)
+
+    def _event(self, event_name: str, **fields: Any) -> bytes:
         self._number += 1
-        kind = f"response.{name}"
+        kind = f"response.{event_name}"
         return encode_event({"type": kind, "sequence_number": self._number, **fields}, kind)
 
     def _response(self, text: str | None) -> dict[str, Any]:
@@ -79,26 +93,42 @@ class ResponseWriter:
             "created_at": answer.created,
             "status": status,
             "model": MODEL_NAME,
-            "output": [] if status != "completed" else [self._item(text)],
+            "output": self._output(text or "") if status == "completed" else [],
             "error": error
             and {"code": "server_error", "message": f"{error.message} ({error.code})"},
             "usage": None if text is None else usage,
             "metadata": {**(self._body.get("metadata") or {}), **answer.metadata},
             "incomplete_details": None,
             "instructions": self._body.get("instructions"),
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": self._body.get("parallel_tool_calls") is not False,
             "previous_response_id": self._body.get("previous_response_id"),
             "store": True,
             "temperature": None,
             "text": self._body.get("text") or {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": self._body.get("tool_choice") or "auto",
+            "tools": self._body.get("tools") or [],
             "top_p": None,
         }
 
-    def _item(self, text: str | None) -> dict[str, Any]:
+    def _output(self, text: str) -> list[dict[str, Any]]:
+        """Return the message and the calls of a completed response."""
+        calls = self.answer.tool_calls
+        items = [
+            {
+                "id": f"fc_{self.answer.run.run_id}_{number}",
+                "type": "function_call",
+                "call_id": call.call_id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": "completed",
+            }
+            for number, call in enumerate(calls)
+        ]
+        return [self._message(text), *items] if text or not calls else items
+
+    def _message(self, text: str | None) -> dict[str, Any]:
         return {
-            "id": self._item_id,
+            "id": self._message_id,
             "type": "message",
             "role": "assistant",
             "status": "in_progress" if text is None else "completed",

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -64,8 +63,6 @@ async def measure_pressure() -> str:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("tools", [TOOL]),
-        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("stop", ["\n"]),
@@ -243,11 +240,6 @@ async def test_closed_stream_stops_the_run_if_configured(stops: bool) -> None:
 
 
 async def test_langchain_client() -> None:
-    @tool
-    def weather(city: str) -> str:
-        """Return the weather."""
-        return city
-
     async with served(read_level, model=ScriptedModel(responses=answer)) as serving:
         http = await serving("ann")
         chat = ChatOpenAI(
@@ -260,8 +252,5 @@ async def test_langchain_client() -> None:
         assert (await chat.ainvoke("read the level of the tank")).text == "It is at 7."
         typed = await chat.with_structured_output(Report).ainvoke("read the level of the tank")
         assert typed == Report(litres=7, comment="Half full.")
-        with pytest.raises(openai.BadRequestError) as refusal:
-            await chat.bind_tools([weather]).ainvoke("read the level of the tank")
-        assert refusal.value.param == "tools"
         by_responses = chat.model_copy(update={"use_responses_api": True})
         assert "7" in (await by_responses.ainvoke("read the level of the tank")).text
