@@ -262,7 +262,9 @@ class Runs:
         request: Mapping[str, Any],
         question_ids: Collection[str] = (),
     ) -> Run:
-        if self.is_draining:
+        # A process that shuts down stores the run, and the one that takes over executes it.
+        is_handed_over = self.is_draining and self._persistence.tables is not None
+        if self.is_draining and not is_handed_over:
             raise PersistenceError("The server is shutting down.", fix="Try again in a moment.")
         owner = self._threads.prefix_of(storage_id)
         if not starts_turn(request):
@@ -272,7 +274,7 @@ class Runs:
             request["agent"] = self._rules.describe(caller)
         run = LoggedRun(str(uuid.uuid4()), storage_id, owner, request=request)
         limit = self._settings.max_active_runs_per_user
-        if self._engine is not None:
+        if self._engine is not None or is_handed_over:
             if await self._log.open_runs(storage_id):
                 raise ThreadBusyError(
                     f"The thread {self._threads.public_id(caller, storage_id)!r} has an active run.",
@@ -280,7 +282,8 @@ class Runs:
                 )
             await self._check_still_open(storage_id, question_ids)
             await self._log.create(run, is_local=False, max_open=limit)
-            await self._engine.submit(TurnJob(storage_id, run.run_id))
+            if self._engine is not None:
+                await self._engine.submit(TurnJob(storage_id, run.run_id))
             return self._public_run(caller, run)
         lease = await self._persistence.leases.acquire(storage_id)
         try:

@@ -17,7 +17,7 @@ from tests.conformance.report import Result, read_checks
 from tests.support.listening import on_loopback
 from tests.support.served import READ, read_level
 
-PACKAGES = ("pydantic-ai-slim[openai]==PAI", "litellm==LITE")
+PACKAGES = ("pydantic-ai-slim[openai]==2.68.0", "litellm==1.83.0")
 _PROGRAM = Path(__file__).with_name("openai_clients_program.py")
 _SECONDS = 240.0
 _REPORT = "Report by a call."

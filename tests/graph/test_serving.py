@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import copy
 import json
 import os
 import signal
@@ -17,6 +20,7 @@ import pytest
 
 from capgraph.serve.tokens import issue_token
 from tests.support import PATIENCE
+from tests.support.reverse_proxy import proxied
 
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("serve_toys.py")
@@ -122,6 +126,18 @@ class Place:
         return (self.folder / "log").read_text().splitlines()
 
 
+@pytest.fixture
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Place, Place]]:
+    """Return two servers of one folder and one database, which have not been started."""
+    first = Place(tmp_path, request.getfixturevalue("server").database())
+    (tmp_path / "log").touch()
+    second = copy.copy(first)
+    yield first, second
+    for one in (first, second):
+        if one.process is not None:
+            one.end()
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     db = "threads.db"
@@ -131,6 +147,90 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield made
     if made.process is not None:
         made.end()
+
+
+async def _start(*places: Place) -> list[str]:
+    await asyncio.gather(*(asyncio.to_thread(place.start) for place in places))
+    return [place.url for place in places]
+
+
+async def _follow(client: httpx.AsyncClient, run: str) -> list[Any]:
+    """Return the events of a run; reconnect after each end of the stream."""
+    events: list[Any] = []
+    while not events or events[-1]["type"] not in ("RUN_FINISHED", "RUN_ERROR"):
+        headers = {"last-event-id": str(len(events))} if events else {}
+        async with client.stream("GET", f"/api/runs/{run}/events", headers=headers) as stream:
+            assert stream.status_code == 200
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                async for line in stream.aiter_lines():
+                    if line.startswith("data: "):
+                        events.append(json.loads(line[6:]))
+    return events
+
+
+@pytest.mark.service
+@pytest.mark.may_block
+async def test_two_servers_behind_one_name(pair: tuple[Place, Place]) -> None:
+    urls = await _start(*pair)
+    async with (
+        proxied(lambda: urls) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE) as browser,
+    ):
+        token = pair[0].ann["authorization"].removeprefix("Bearer ")
+        login = await browser.post("/login", data={"token": token})
+        browser.cookies.clear()
+        browser.headers["cookie"] = login.headers["set-cookie"].split(";")[0]
+        # The requests reach the servers in turn.
+        threads = [(await browser.post("/api/threads")).json()["thread_id"] for _ in pair]
+        for thread in threads:
+            started = await browser.post(f"/api/threads/{thread}/runs", json={"plan": OPEN})
+            events = await _follow(browser, started.json()["run_id"])
+            (interrupt,) = events[-1]["outcome"]["interrupts"]
+            (await browser.get("/api/threads")).raise_for_status()
+            question = f"/api/questions/{interrupt['id']}"
+            answered = await browser.post(question, json={"answer": "approve"})
+            assert answered.status_code == 202
+            ended = (await _follow(browser, answered.json()["run_id"]))[-1]
+            assert ended["result"]["status"] == "completed"
+    assert pair[0].log.count("opened") == 2
+
+
+@pytest.mark.service
+@pytest.mark.may_block
+async def test_second_server_takes_over_without_a_failed_request(pair: tuple[Place, Place]) -> None:
+    first, second = pair
+    urls = await _start(first)
+    async with (
+        proxied(lambda: urls) as url,
+        httpx.AsyncClient(base_url=url, headers=first.ann, timeout=PATIENCE) as client,
+        httpx.AsyncClient(base_url=first.url, headers=first.ann, timeout=PATIENCE) as old,
+    ):
+
+        async def begin(through: httpx.AsyncClient) -> str:
+            thread = (await through.post("/api/threads")).json()["thread_id"]
+            started = await through.post(f"/api/threads/{thread}/runs", json={"plan": FILL})
+            assert started.status_code == 202, started.text
+            return str(started.json()["run_id"])
+
+        runs = [await begin(client)]
+        following = [asyncio.create_task(_follow(client, runs[0]))]
+        while "fill" not in first.log:
+            await asyncio.sleep(0.05)
+        urls += await _start(second)
+        assert first.process is not None
+        first.process.send_signal(signal.SIGTERM)
+        while (await old.get("/readyz")).status_code == 200:
+            await asyncio.sleep(0.05)
+        # The old server still answers, and stores a new run for the other one.
+        runs.append(await begin(old))
+        following.append(asyncio.create_task(_follow(client, runs[1])))
+        first.gate.touch()
+        for events in await asyncio.gather(*following):
+            assert events[-1]["result"]["status"] == "completed"
+            assert [one["type"] for one in events].count("RUN_STARTED") == 1
+        assert await asyncio.to_thread(first.process.wait, PATIENCE) == 0
+        assert (await client.get("/api/threads")).status_code == 200
+    assert first.log.count("filled") == 2
 
 
 @pytest.mark.may_block

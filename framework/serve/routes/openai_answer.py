@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import Caller
 from capgraph.serve.routes.openai_tools import FunctionTools, ToolCall
 from capgraph.serve.runs import Run, Runs
@@ -102,6 +103,9 @@ class Answer:
                         self._end(event)
                         for part in self._remaining_text(event, streamed):
                             yield part
+            if not self.status:
+                text = f"The server is restarting. The run continues: {self._link}"
+                self.error = AnswerError(text, PersistenceError.code)
         finally:
             if self.stop_on_disconnect and not self.status:
                 with anyio.CancelScope(shield=True):  # the disconnect canceled this task
