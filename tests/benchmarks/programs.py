@@ -30,7 +30,7 @@ def noop_registry(count: int = 1) -> Registry:
                     {
                         "name": f"noop_{number}",
                         "description": f"Does nothing, number {number}",
-                        "execute": staticmethod(_nothing),
+                        "execute": _nothing,
                     },
                 )
             )
@@ -38,8 +38,8 @@ def noop_registry(count: int = 1) -> Registry:
     return registry
 
 
-async def _nothing(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
+async def _nothing(self: BaseCapability) -> dict[str, Any]:
+    return {}  # not static: a static execute(state) without inputs waits for the steps before it
 
 
 def independent_plan(steps: int, capability: str = "noop_0") -> dict[str, Any]:
