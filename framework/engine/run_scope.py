@@ -17,6 +17,7 @@ from capgraph.configs.streaming import has_listener
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import has_custom_stream
 from capgraph.telemetry.audit import current_audit
+from capgraph.telemetry.otel import CurrentTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ def run_scope(
         changes["prompts"] = services.prompts
     if services.auditor is not None:
         changes["audit"] = services.auditor.for_run(config)
-    return _Scope(services, {**changes, **services.events.run_context_fields(**ids)})
+    changes |= services.events.run_context_fields(**ids)
+    return _Scope(services, changes, None if enclosing else changes["ids"].get("turn_trace"))
 
 
 async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
@@ -145,6 +147,19 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
 class _Scope(override_run_context):
     """Context of a run, computed once and entered for each part of its stream."""
 
-    def __init__(self, services: Services, changes: Mapping[str, Any]) -> None:
+    def __init__(
+        self, services: Services, changes: Mapping[str, Any], traceparent: str | None
+    ) -> None:
         super().__init__(**changes)
         self.services = services
+        self._trace = None if traceparent is None else CurrentTrace(traceparent)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self._trace is not None:
+            self._trace.attach()
+
+    def __exit__(self, *error: object) -> None:
+        if self._trace is not None:
+            self._trace.detach()
+        super().__exit__(*error)

@@ -81,6 +81,35 @@ def _span_name(kind: str, name: object) -> str:
     return f"{kind} {name if _NAME.fullmatch(str(name)) else _OTHER}"
 
 
+class CurrentTrace:
+    """Trace that spans of other instrumentations join while a run executes.
+
+    Args:
+        traceparent: Trace and span, as in the HTTP header ``traceparent``.
+    """
+
+    def __init__(self, traceparent: str) -> None:
+        try:
+            from opentelemetry import context
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError:  # the sink of the trace does not use OpenTelemetry
+            self._context = None
+            return
+        self._api = context
+        carrier, outer = {"traceparent": traceparent}, context.get_current()
+        self._context = TraceContextTextMapPropagator().extract(carrier, outer)
+
+    def attach(self) -> None:
+        """Make the span the current one."""
+        if self._context is not None:
+            self._token = self._api.attach(self._context)
+
+    def detach(self) -> None:
+        """Restore the earlier current span, unless another span is current."""
+        if self._context is not None and self._api.get_current() is self._context:
+            self._api.detach(self._token)
+
+
 class OpenTelemetrySink(FlushableSink):
     """Sink that converts the events of a graph, and the usage of a session, to spans and metrics.
 

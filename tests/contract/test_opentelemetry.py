@@ -45,10 +45,10 @@ class Wiring:
 
     def __init__(self, **options: Any) -> None:
         self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
-        tracer_provider = TracerProvider()
-        tracer_provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer_provider = TracerProvider()
+        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         meter_provider = MeterProvider([self.reader])
-        self.sink = OpenTelemetrySink(tracer_provider, meter_provider, **options)
+        self.sink = OpenTelemetrySink(self.tracer_provider, meter_provider, **options)
 
     async def spans(self) -> list[ReadableSpan]:
         await self.sink.flush()  # type: ignore[misc]

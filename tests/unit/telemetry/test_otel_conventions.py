@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -113,3 +114,25 @@ async def test_providers_have_the_names_of_the_conventions(provider: str, name: 
     (chat,) = [span for span in await wiring.spans() if span.name == "chat m"]
     assert chat.attributes is not None
     assert chat.attributes["gen_ai.provider.name"] == name
+
+
+@pytest.mark.parametrize("has_outer_span", [True, False])
+async def test_one_trace_with_openinference(has_outer_span: bool) -> None:
+    openinference = pytest.importorskip("openinference.instrumentation.langchain")
+    wiring = Wiring()
+    graph = build_graph(
+        [tool_capability(weigh, examples=["weigh the salt"])], sinks=[wiring.sink]
+    )
+    instrumentor = openinference.LangChainInstrumentor()
+    instrumentor.instrument(tracer_provider=wiring.tracer_provider)
+    try:
+        tracer = wiring.tracer_provider.get_tracer("application")
+        outer = tracer.start_as_current_span("outer") if has_outer_span else nullcontext()
+        with outer:
+            await graph.ainvoke({"messages": [("user", "Weigh the salt")]})
+    finally:
+        instrumentor.uninstrument()
+    spans = await wiring.spans()
+    names = {span.name for span in spans}
+    assert {"invoke_agent capgraph agent", "router"} <= names
+    assert len({span.context.trace_id for span in spans}) == 1
