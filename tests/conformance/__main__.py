@@ -13,6 +13,7 @@ from tests.conformance.report import Result, store_results
 SUITES = {
     "a2a-tck": "tests.conformance.a2a_tck",
     "agui-client": "tests.conformance.agui_client",
+    "copilotkit": "tests.conformance.copilotkit",
     "mcp-client": "tests.conformance.mcp_client",
     "mcp-server": "tests.conformance.mcp_server",
     "openai-clients": "tests.conformance.openai_clients",

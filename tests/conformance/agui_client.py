@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,10 +88,10 @@ async def _run(node: Path, script: Path) -> Result:
     return read_checks(f"AG-UI client, @ag-ui/client {VERSION}", "1.0", done)
 
 
-def make_app(_: str, *, stops: bool) -> Any:
+def make_app(_: str, *, stops: bool, capabilities: Sequence[Any] = CAPABILITIES) -> Any:
     """Return the application."""
     graph = build_graph(
-        CAPABILITIES,
+        capabilities,
         checkpointer=InMemorySaver(),
         settings=Settings(serve={"agui": {"stop_on_disconnect": stops}}),
         state_schema=Shared,

@@ -115,9 +115,7 @@ def parse_tools(body: Mapping[str, Any], *, is_nested: bool) -> FunctionTools:
     if choice in ("none", "auto"):
         return FunctionTools(functions if choice == "auto" else [], is_parallel=is_parallel)
     if choice != "required":
-        is_function = isinstance(choice, Mapping) and choice.get("type") == "function"
-        holder = choice.get("function") if is_function and is_nested else choice
-        name = holder.get("name") if is_function and isinstance(holder, Mapping) else None
+        name = _chosen_name(choice, is_nested)
         functions = [function for function in functions if function["name"] == name]
     if not functions:
         raise BadRequestError(
@@ -126,6 +124,14 @@ def parse_tools(body: Mapping[str, Any], *, is_nested: bool) -> FunctionTools:
             param="tool_choice",
         )
     return FunctionTools(answer_tools=functions, is_parallel=is_parallel)
+
+
+def _chosen_name(choice: Any, is_nested: bool) -> Any:
+    """Return the name of the function that a choice requires; ``None`` for any other choice."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return None
+    function = choice.get("function") if is_nested else choice
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _parse_function(tool: Any, index: int, is_nested: bool) -> dict[str, Any]:
