@@ -38,13 +38,13 @@ async def apply_answers(
     services: Services,
     rules: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Record decisions about steps, and return the resulting state update.
+    """Record people's decisions about steps, and return the state update.
 
     Args:
         answers: Decisions by context key.
         view: Current state of the turn.
         services: Services of the graph.
-        rules: ID of the standing rule for each step that a rule approved.
+        rules: IDs of the standing rules that approved steps, by context key.
     """
     pending = dict(view.pending_approvals)
     steps = {step["context_key"]: dict(step) for step in view.steps}
@@ -64,7 +64,7 @@ async def apply_answers(
         # Parameters that were edited for one element are kept.
         earlier = view.decisions.get(key) or {}
         decisions[key] = {part: earlier[part] for part in ("parameters", "plan") if part in earlier}
-        decisions[key] |= _decision_entry(
+        decisions[key] |= _create_decision_entry(
             answer, question, step, plan_prints.get(plan_key(key)), view.plan_id
         )
         if by.user_id is not None:
@@ -108,22 +108,21 @@ async def record_answer(
     services: Services,
     approver: Caller,
 ) -> str:
-    """Record an answer, and store the approval of the preview that was shown.
+    """Record an answer to an approval request, and store the approval of the shown preview.
 
-    An answer that does not count, because the person may not approve or the request has expired, is
-    recorded with the reason. The step then asks again and shows the reason.
+    An answer is not accepted if the person may not approve or the request has expired. It is recorded
+    with the reason, and the step asks again and shows the reason.
 
     Args:
         key: Context key of the step.
-        question: Request in the form of the state; see
-            :class:`capgraph.base.ports.ApprovalRequest`.
+        question: State entry of the :class:`~capgraph.base.ports.ApprovalRequest`.
         answer: Decision of the person.
         ledger: Effect records of the turn.
         services: Services of the graph.
         approver: Person who decided.
 
     Returns:
-        The reason for which the answer does not count; empty if it counts.
+        The reason why the answer is not accepted, or an empty string if it is accepted.
     """
     kind, refusal = question.get("kind", STEP), ""
     spec = services.registry.capabilities.get(question["capability"])
@@ -173,7 +172,7 @@ async def _decide_outcome(
     approver: Caller,
     now: float,
 ) -> str:
-    """Record a decision about an unknown outcome once the required people have made it."""
+    """Record a decision about an unknown outcome if enough people have made the same decision."""
     effect, run = question["effect"], int(question["run"])
     decision = {"decision": answer.decision, "outputs": answer.outputs}
     if policy.restricts_approvers:
@@ -201,10 +200,10 @@ def answers_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Return the state update for rejections and for answers in words."""
+    """Create the state update for rejections and for answers that are text."""
     update: dict[str, Any] = {}
     if rejected:
-        update |= _rejection_update(rejected, capabilities, view, services)
+        update |= _create_rejection_update(rejected, capabilities, view, services)
     responses = [a.message for a in answers.values() if a.decision == "respond"]
     if responses:
         update["task_custom_message"] = "\n\n".join(responses)
@@ -213,7 +212,7 @@ def answers_update(
 
 
 def rejected_plan_decision(answer: ApprovalDecision, view: TurnView) -> dict[str, dict[str, Any]]:
-    """Return the decision entry of a rejected plan, so that the plan is not proposed again."""
+    """Create the decision entry of a rejected plan, so that the plan is not proposed again."""
     entry = {
         "decision": "reject",
         "reason": answer.reason,
@@ -222,7 +221,7 @@ def rejected_plan_decision(answer: ApprovalDecision, view: TurnView) -> dict[str
     return {PLAN: entry}
 
 
-def _decision_entry(
+def _create_decision_entry(
     answer: ApprovalDecision,
     question: Mapping[str, Any],
     step: Mapping[str, Any],
@@ -245,7 +244,7 @@ def _decision_entry(
     return entry
 
 
-def _rejection_update(
+def _create_rejection_update(
     rejected: Mapping[str, str], capabilities: Mapping[str, str], view: TurnView, services: Services
 ) -> dict[str, Any]:
     key, reason = next(iter(rejected.items()))

@@ -28,7 +28,7 @@ AnswerReader = Callable[[Any], tuple[dict[str, ApprovalDecision], list[str]]]
 def answer_reader(
     question: Mapping[str, Any], view: TurnView, services: Services, store: BaseStore | None
 ) -> AnswerReader:
-    """Return a function that parses an answer into decisions by key and a list of problems."""
+    """Create a function that parses an answer into decisions by context key and a list of problems."""
 
     def read(answer_input: Any) -> tuple[dict[str, ApprovalDecision], list[str]]:
         answers, problems = parse_decisions(
@@ -52,7 +52,7 @@ def ask_person(
 
     Args:
         question: Question to ask.
-        read_answer: Parses an answer.
+        read_answer: Function that parses an answer.
         problems: Validation errors of the previous answer.
 
     Returns:
@@ -75,10 +75,10 @@ def ask_person(
 async def ask_in_task(
     question: dict[str, Any], read_answer: AnswerReader
 ) -> tuple[dict[str, ApprovalDecision], Caller]:
-    """Ask a person in a separate LangGraph task, and return the answers and the person.
+    """Ask a person in a separate LangGraph task, and return the decisions and the person.
 
-    The answers cannot be confused with those to interrupts of the calling code, and the question
-    may be asked in the middle of other work.
+    The separate task keeps the answers apart from answers to the calling code's interrupts, so that the
+    question can be asked in the middle of other work.
     """
     # A copy of the thread has copies of its tasks, whose answers do not apply there.
     question_id = compute_digest([current_configurable().get("thread_id"), question])
@@ -97,7 +97,7 @@ async def ask_in_task(
 async def ask_about_text(
     services: Services, subject: str, text: Any, reasons: Sequence[str]
 ) -> Verdict:
-    """Ask a person to approve a text; see ``run_config.request_text_approval``."""
+    """Ask a person to approve a text. See ``run_config.request_text_approval``."""
     journal = services.journal()
     if not journal.is_durable:
         return Verdict("deny", ["the question cannot be stored: the graph has no checkpointer"])
@@ -119,7 +119,7 @@ async def save_standing_rules(
     view: TurnView,
     store: BaseStore | None,
 ) -> None:
-    """Save standing rules for the answers that request one."""
+    """Save a standing rule (automatic approval) for each answer that requests one."""
     capabilities = {step["context_key"]: step["capability"] for step in question["steps"]}
     for key, answer in answers.items():
         if answer.remember is None or store is None:

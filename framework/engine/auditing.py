@@ -21,15 +21,15 @@ _DAY = 86400.0
 
 
 class Auditor:
-    """Opens the audit of a run.
+    """Factory of the audit of each run.
 
     Args:
-        target: ``True`` for the database of the run's saver, or an audit log.
+        target: ``True`` to store audits in the database of the run's saver, or an ``AuditLog``.
         settings: Signing key and retention period of the records.
-        persistence: Storage of the graph's threads; a run may use another saver.
+        persistence: Storage of the graph's threads. A run may use another saver.
 
     Raises:
-        ConfigurationError: ``target`` is something else.
+        ConfigurationError: ``target`` is neither a boolean nor an ``AuditLog``.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Auditor:
         self._pruned: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     def for_run(self, config: Mapping[str, Any]) -> Audit:
-        """Return the audit of a run with this configuration."""
+        """Open the audit for a run with this configuration."""
         persistence = Persistence.for_run(config, self._persistence)
         settings, table = self._settings, None
         if persistence is not None:
@@ -59,7 +59,7 @@ class Auditor:
         )
 
     async def close(self, audit: Audit) -> None:
-        """Write pending records at the end of a run, and delete expired records once a day."""
+        """Write a run's pending records, and delete expired records once a day."""
         await audit.flush()
         now = time.monotonic()
         if now - self._pruned.get(audit.writer, -_DAY) >= _DAY:

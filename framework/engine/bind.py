@@ -84,17 +84,17 @@ def bind(
     answer_type: type[BaseModel] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> Services:
-    """Create the services that run capabilities with the options of an operator.
+    """Create the services that run capabilities in a custom LangGraph graph.
 
-    ``services.node(capability)`` returns a node for a custom graph. A step keeps the same
-    guarantees there as in a plan.
+    ``services.node(capability)`` returns a graph node, whose steps have the same guarantees as the steps
+    of a plan.
 
     Args:
         capabilities: Registry, or list of capabilities and context types.
-        model: As for ``build_graph``.
-        settings: All settings; the defaults if omitted.
-        checkpointer: Saver of the graph; a custom graph uses its own saver.
-        answer_type: As for ``build_graph``.
+        model: See ``build_graph``.
+        settings: Settings of the agent. Defaults to ``Settings()``.
+        checkpointer: Saver of the graph. A custom graph uses the saver with which it is compiled.
+        answer_type: See ``build_graph``.
         **options: See :class:`~capgraph.engine.services.OperatorOptions`.
 
     Raises:
@@ -124,7 +124,7 @@ def bind(
     # Objects from the settings are inside those that the program passes.
     engines, plan_policies, step_policies = resolve_policies(options.get("policies", ()), settings)
     behaviors = (
-        *_adjusting_behaviors(engines),
+        *_collect_adjusting_behaviors(engines),
         *options.get("behaviors", ()),
         *build_configured(settings.behaviors, "behaviors"),
     )
@@ -132,7 +132,7 @@ def bind(
     permissions = _resolve_permissions(registry, settings, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
-    flow, plan_policies = _information_flow(
+    flow, plan_policies = _find_information_flow(
         plan_policies, registry, lambda: running_journal(persistence).is_durable
     )
     guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
@@ -182,10 +182,10 @@ def bind(
             agent_name=settings.name,
         ),
         budget_policy=purse,
-        auditor=_auditor(options.get("audit"), settings, persistence),
+        auditor=_create_auditor(options.get("audit"), settings, persistence),
         masker=SecretMasker.of(settings),
         prompts=prompts,
-        retention=_retention(settings),
+        retention=_create_retention(settings),
         system_prompt=options.get("system_prompt") or "",
         answer_type=answer_type,
         rebind=rebind,
@@ -209,7 +209,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def _adjusting_behaviors(engines: Sequence[PolicyEngine]) -> list[Any]:
+def _collect_adjusting_behaviors(engines: Sequence[PolicyEngine]) -> list[Any]:
     if not engines:
         return []
     from capgraph.governance.model_call_adjuster import ModelCallAdjuster
@@ -217,7 +217,7 @@ def _adjusting_behaviors(engines: Sequence[PolicyEngine]) -> list[Any]:
     return [ModelCallAdjuster(engine.models) for engine in engines]
 
 
-def _retention(settings: Settings) -> Retention | None:
+def _create_retention(settings: Settings) -> Retention | None:
     persistence = settings.persistence
     if persistence.keep_turns is persistence.keep_checkpoints is persistence.keep_days is None:
         return None
@@ -226,7 +226,7 @@ def _retention(settings: Settings) -> Retention | None:
     return Retention(persistence)
 
 
-def _auditor(
+def _create_auditor(
     target: bool | AuditLog | None, settings: Settings, persistence: Persistence | None
 ) -> Auditor | None:
     target = settings.audit.keep if target is None else target
@@ -238,7 +238,7 @@ def _auditor(
 
 
 def as_settings(settings: Settings | None) -> Settings:
-    """Return the given settings, or the defaults.
+    """Return settings unchanged, or the default settings for ``None``.
 
     Raises:
         ConfigurationError: The argument is not a ``Settings`` object.
@@ -256,11 +256,11 @@ def as_settings(settings: Settings | None) -> Settings:
 
 
 def as_registry(capabilities: Capabilities) -> Registry:
-    """Return the given registry, or a registry of the given items.
+    """Return a registry unchanged, or create a registry from a list of capabilities.
 
     Raises:
-        ConfigurationError: The argument is not a list, such as a single capability, a tool, or a
-            compiled graph.
+        ConfigurationError: The argument is neither a registry nor a list, but for example a single
+            capability, a tool, or a compiled graph.
         RegistryError: An item cannot be registered.
     """
     if isinstance(capabilities, Registry):
@@ -278,10 +278,10 @@ def as_registry(capabilities: Capabilities) -> Registry:
 
 
 def resolve_answer_gate(gate: Any, settings: Settings) -> Any:
-    """Return the quality gate of the answer from the option, or else from the settings.
+    """Return the quality gate of the answer from the option or, without an option, from the settings.
 
     Raises:
-        ConfigurationError: The value is not a gate, or the gate asks a person.
+        ConfigurationError: The value is not a gate, or the gate requests approval.
     """
     if gate is None and settings.answer_gate is not None:
         [gate] = build_configured([settings.answer_gate], "answer_gate", "gate")
@@ -318,10 +318,10 @@ def _resolve_permissions(
     return CallerPermissions(registry, permissions)
 
 
-def _information_flow(
+def _find_information_flow(
     policies: tuple[PlanPolicy, ...], registry: Registry, can_ask: Callable[[], bool]
 ) -> tuple[InformationFlow | None, tuple[PlanPolicy, ...]]:
-    """Return the label policy, and the plan policies including it."""
+    """Return the policy for data labels (provenance tags), and the plan policies including it."""
     flows = [policy for policy in policies if isinstance(policy, InformationFlow)]
     if len(flows) > 1:
         raise ConfigurationError(
@@ -337,7 +337,7 @@ def _information_flow(
 def resolve_policies(
     declared: Any, settings: Settings
 ) -> tuple[list[PolicyEngine], tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
-    """Return the policy engines, plan policies, and step policies of the option and the settings.
+    """Return the policy engines, plan policies, and step policies from the option and the settings.
 
     Raises:
         ConfigurationError: An object is not a policy, or two rules have the same name.
@@ -372,10 +372,10 @@ def resolve_policies(
 
 
 def unbound_services(spec: CapabilitySpec) -> Services:
-    """Return services with default limits for a capability that is not bound.
+    """Create services with default limits for a capability that was not passed to ``bind``.
 
     Raises:
-        ConfigurationError: The capability declares a guarantee that requires ``bind``.
+        ConfigurationError: The capability declares a guarantee, such as approval, that requires ``bind``.
     """
     promised = [
         name
@@ -392,11 +392,11 @@ def unbound_services(spec: CapabilitySpec) -> Services:
             fix=f"use bind([{spec.cls.__name__}]).node({spec.cls.__name__}).",
         )
     cls: Any = spec.cls
-    return _unbound(cls)
+    return _create_unbound_services(cls)
 
 
 @lru_cache(maxsize=256)
-def _unbound(cls: Any) -> Services:
+def _create_unbound_services(cls: Any) -> Services:
     from capgraph.configs.settings import Settings
 
     registry = Registry(infrastructure=())

@@ -14,7 +14,8 @@ from capgraph.pipeline.effect_ledger import compute_digest
 class AcceptedDigest(str):
     """Digest of an accepted plan, which a custom node cannot forge.
 
-    Within one update, the type proves that the plan was accepted. The state stores plain text.
+    Custom nodes can write only plain text, so an update with this type proves that the plan was accepted.
+    The state stores plain text.
     """
 
     __slots__ = ("plan",)
@@ -22,14 +23,14 @@ class AcceptedDigest(str):
 
     @classmethod
     def of(cls, plan: Any) -> AcceptedDigest:
-        """Return the digest of a plan."""
+        """Create the digest of an accepted plan."""
         digest = cls(plan_digest(plan))
         digest.plan = plan
         return digest
 
 
 def is_accepted(state: Mapping[str, Any]) -> bool:
-    """Return whether the plan in a state is the one that was accepted last."""
+    """Return True if the plan in the state is the plan that was accepted last."""
     plan, accepted = state["planning_execution_plan"], state.get("planning_accepted")
     if isinstance(accepted, AcceptedDigest) and accepted.plan is plan:
         return True
@@ -37,7 +38,7 @@ def is_accepted(state: Mapping[str, Any]) -> bool:
 
 
 def plan_digest(plan: Any) -> str:
-    """Return a short digest of a plan in any form; equal plans have equal digests.
+    """Compute a short digest of a plan. Equal plans have equal digests in any form.
 
     >>> plan_digest({"steps": [{"context_key": "a"}]}) == plan_digest({"steps": []})
     False
@@ -48,7 +49,7 @@ def plan_digest(plan: Any) -> str:
 
 
 def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
-    """Return the ID of the caller's plan; ``None`` for a plan of an earlier turn.
+    """Return the ID of the caller's plan, or ``None`` for a plan of an earlier turn.
 
     Args:
         plan: Plan in the state.
@@ -62,10 +63,10 @@ def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
 
 
 def check_plan_form(plan: Any) -> ExecutionPlan:
-    """Return the caller's plan after checking that it is a list of steps.
+    """Validate the form of a caller's plan and return it.
 
     Raises:
-        PlanError: It is not.
+        PlanError: The plan is not a list of steps, or has unknown fields.
     """
     fields = ExecutionPlan.__annotations__
     if isinstance(plan, Mapping) and "steps" not in plan:

@@ -85,21 +85,21 @@ async def run_capability_node(
     parameters: ParametersOfState | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Run the plan's current step with a capability, or the capability without a plan.
+    """Run a capability as a graph node, for the current step of a plan or without a plan.
 
     Args:
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         state: State of the graph.
         services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
-            run, or default limits if the enclosing services do not know the capability.
-        parameters: State keys of the parameters. By default, a plan in the state supplies them.
+            run, or default limits if the capability is not registered there.
+        parameters: State key of each parameter. By default, a plan in the state supplies parameters.
         **extra: Further arguments of ``execute``.
 
     Returns:
-        State updates: those of the capability, and the record of the step.
+        The state updates of the capability and the state entry of the step.
 
     Raises:
-        ConfigurationError: The capability declares a guarantee that requires ``bind``.
+        ConfigurationError: The capability declares a guarantee, such as approval, that requires ``bind``.
         InfrastructureError: The graph's state has no key for the result.
         ValidationError: ``execute`` does not accept an argument in ``extra``.
     """
@@ -109,7 +109,7 @@ async def run_capability_node(
     in_run = current_runtime() is not None
     bound = services or find_services(spec) or unbound_services(spec)
     view, earlier_steps = await _read_turn(bound, state) if in_run else (bound.view(state), 0)
-    attempt = _make_attempt(spec, view, earlier_steps, uses_plan=parameters is None)
+    attempt = _create_attempt(spec, view, earlier_steps, uses_plan=parameters is None)
     is_planned = bool(attempt.step)
     if parameters is not None:
         values = await _read_parameters(spec, parameters, state)
@@ -139,7 +139,7 @@ async def run_capability_node(
         update = await failed_visit_update(bound) if alone else {}
         if not update:
             record, stopped = await _run_with_policies(partial(run, attempt), view, bound, budget)
-            update = _node_update(record, view, outside_graph=not in_run)
+            update = _create_node_update(record, view, outside_graph=not in_run)
             if stopped is not None:
                 update |= failure_update([stopped])
         if alone and update.get("control_has_error"):
@@ -165,27 +165,27 @@ async def run_standalone_step(
 ) -> StepRecord:
     """Run a capability without a plan or a state, for example for a tool call.
 
-    The step passes the same stages as in a plan. In a LangGraph task, a person can be asked, and
-    the task distinguishes equal requests.
+    The step passes through the same stages as in a plan. In a LangGraph task, the step can ask a person,
+    and the task distinguishes it from equal steps.
 
     Args:
-        spec: Declaration of the capability.
+        spec: Declarations of the capability.
         step: Objective, parameters, and inputs of the step.
         contexts: Plain data of the inputs, by context type and key.
         services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
-            run, or default limits if the enclosing services do not know the capability.
-        labels: Labels of the data that the caller has read, with their sources.
+            run, or default limits if the capability is not registered there.
+        labels: Labels (provenance tags) of the data that the caller has read, with their sources.
         state: State of the calling graph, for injected arguments.
-        raw_errors: True to raise a failure unchanged.
-        work: Work of the caller that the capability's body runs.
-        can_ask: True if a person can be asked. Synchronous code cannot suspend the run.
+        raw_errors: True to raise the original exception of a failure.
+        work: Function of the caller that the capability's ``execute`` runs.
+        can_ask: True if the step may ask a person. Synchronous code cannot suspend the run.
 
     Returns:
-        The record of the step, also for a failure.
+        The record of the step, even if the step failed.
     """
     bound = services or find_services(spec) or unbound_services(spec)
     view = bound.view({**(state or {}), "capability_context_data": contexts or {}})
-    key = "_".join((spec.name, *_request_key_parts(spec.name)))
+    key = "_".join((spec.name, *_create_request_key_parts(spec.name)))
     planned_step: PlannedStep = {"context_key": key, "capability": spec.name, **step}
     attempt = view.create_attempt(spec.name, planned_step, key=key, total=1)
     # A capability waits for its nested requests, and they must not wait for it.
@@ -211,11 +211,11 @@ async def run_standalone_step(
 
 @asynccontextmanager
 async def member_scope(services: Services | None, name: str) -> AsyncIterator[None]:
-    """Run a team member, a workflow, or an agent in the block with the given services.
+    """Context manager in which a team member, a workflow, or an agent runs with certain services.
 
     Args:
-        services: Services of the team; by default, the enclosing ones apply.
-        name: Name of the member within the run, which stays the same after a restart.
+        services: Services of the team. By default, the services of the enclosing run.
+        name: Name of the member, unique within the run and the same after a restart.
     """
     if services is None or any(enclosing is services for enclosing in enclosing_services()):
         yield
@@ -235,7 +235,7 @@ async def _run_with_policies(
     services: Services,
     budget: TurnBudget,
 ) -> tuple[StepRecord, Failure | None]:
-    """Run a step; without a router, apply the operator's policy rules to it."""
+    """Run a step and, in a graph without a router, apply the policy rules to its record."""
     started_at = services.clock.now()
     record = await run(0)
     if not services.policy_engines or view.has_turn:
@@ -249,7 +249,7 @@ async def _run_with_policies(
 async def _node_scope(
     view: TurnView, services: Services, budget: TurnBudget
 ) -> AsyncIterator[None]:
-    """Set up the run context of a node; in a custom graph nothing else does."""
+    """Set up the run context of a node, because a custom graph has no ``AgentGraph`` that does it."""
     in_run = current_runtime() is not None
     scope = run_scope(
         services, get_config() if in_run else {}, has_subscriber=None if in_run else False
@@ -264,8 +264,8 @@ async def _node_scope(
             else (USAGE_CALLBACK,)
         )
         calls = count_model_calls(budget, services.limits.max_model_calls)
-        view.default_owner = await _billing_caller(view, services)
-        run = "" if nested else await _run_id(view, services)
+        view.default_owner = await _find_billing_caller(view, services)
+        run = "" if nested else await _find_run_id(view, services)
         acting = acting_for_turn(view.caller, view.sender)
         with scope, calls, add_callbacks(*callbacks), billed_to(view.default_owner), acting:  # noqa: SIM117
             with charge_to(
@@ -276,8 +276,8 @@ async def _node_scope(
         await end_run(scope)
 
 
-async def _billing_caller(view: TurnView, services: Services) -> Caller:
-    """Return the caller who started the turn, or the resumed run of a custom graph."""
+async def _find_billing_caller(view: TurnView, services: Services) -> Caller:
+    """Return the caller who started the turn or, in a custom graph, the run."""
     owner = view.owner
     start = await _find_run_start(services, per_user=True) if owner is None else None
     if owner is not None or start is None:
@@ -296,8 +296,8 @@ async def _billing_caller(view: TurnView, services: Services) -> Caller:
     return opener
 
 
-async def _run_id(view: TurnView, services: Services) -> str:
-    """Return the ID of the run whose visits share a budget, if no turn has started."""
+async def _find_run_id(view: TurnView, services: Services) -> str:
+    """Return the ID of the run whose node executions share a budget if there is no turn."""
     start = None if view.turn_id else await _find_run_start(services, per_user=False)
     return "" if start is None else start.checkpoint_id
 
@@ -320,8 +320,8 @@ async def _find_run_start(services: Services, *, per_user: bool) -> RunStart | N
 async def _read_turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:
     """Return the view of the turn, and the number of steps of earlier runs.
 
-    A custom graph has no turns. A plan in the input of the run starts one; it begins at its first
-    step unless the caller names another.
+    A custom graph has no turns. There, a plan in the run's input begins at its first step, unless the
+    caller sets another step.
     """
     view = services.view(state)
     if (
@@ -358,7 +358,7 @@ def _check_parameter_sources(spec: CapabilitySpec) -> None:
 async def _read_parameters(
     spec: CapabilitySpec, parameters: ParametersOfState, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the parameters of a step from the state of a custom graph."""
+    """Read the parameters of a step from the state of a custom graph."""
     if not callable(parameters):
         return {name: state[key] for name, key in parameters.items() if key in state}
     values = await maybe_await(parameters(state))
@@ -370,7 +370,7 @@ async def _read_parameters(
     return dict(values)
 
 
-def _make_attempt(
+def _create_attempt(
     spec: CapabilitySpec, view: TurnView, earlier_steps: int, *, uses_plan: bool
 ) -> Attempt:
     steps = view.steps if uses_plan else []
@@ -379,16 +379,16 @@ def _make_attempt(
     if step.get("capability", spec.name) != spec.name:
         step = PlannedStep()
     key = step.get("context_key") or "_".join(
-        (str(index), spec.name, *_request_key_parts(spec.name))
+        (str(index), spec.name, *_create_request_key_parts(spec.name))
     )
     return view.create_attempt(spec.name, step, key=key, index=index)
 
 
-def _request_key_parts(name: str) -> list[str]:
-    """Return the key parts that distinguish requests for one capability.
+def _create_request_key_parts(name: str) -> list[str]:
+    """Create the parts of an idempotency key that distinguish several calls of a capability.
 
-    The parts are the name of the node, the index in a ``Send`` fan-out, and the number of the
-    request in the body of the enclosing capability or node.
+    The parts are the name of the node, the index in a ``Send`` fan-out, and the number of the call in
+    the ``execute`` of the enclosing capability or node.
     """
     try:
         metadata: Mapping[str, Any] = get_config().get("metadata") or {}
@@ -421,10 +421,10 @@ async def _run_until_answered(
     extra_arguments: Mapping[str, Any] | None = None,
     ask_scope: AskScope = nullcontext,
 ) -> StepRecord:
-    """Run the step, and ask a person each time it requires an answer.
+    """Run a step, and ask a person each time the step requires a decision.
 
-    A plan distinguishes equal steps. Without a plan (``is_standalone``), each LangGraph task is one
-    request.
+    A plan distinguishes equal steps by their keys. Without a plan (``is_standalone``), the LangGraph task
+    distinguishes them.
     """
     runtime = current_runtime()
     if is_standalone and services.registry.capabilities[attempt.capability].effect != "none":
@@ -463,9 +463,9 @@ async def _run_until_answered(
                 fix="run the graph again; it continues with this node.",
             )
         async with ask_scope():
-            answer, by = await _ask(result, attempt, view, services)
+            answer, by = await _ask_person(result, attempt, view, services)
         if answer.decision in {"reject", "respond"}:
-            return _rejected_record(attempt, answer)
+            return _create_rejected_record(attempt, answer)
         await record_answer(attempt.key, result.to_state(), answer, ledger, services, by)
         if answer.decision == "edit":
             changed: Any = {**attempt.step, "parameters": answer.parameters}
@@ -473,7 +473,7 @@ async def _run_until_answered(
 
 
 async def _check_new_message(journal: Journal) -> None:
-    """Check that the last message of a custom graph's run is new, since no turn tracks it.
+    """Raise an error if the last message is not new, because a custom graph has no turns to detect it.
 
     Raises:
         ValidationError: An earlier run has processed the message.
@@ -506,7 +506,7 @@ def _raise_cannot_ask(name: str) -> NoReturn:
     )
 
 
-async def _ask(
+async def _ask_person(
     question: ApprovalRequest, attempt: Attempt, view: TurnView, services: Services
 ) -> tuple[ApprovalDecision, Caller]:
     if not services.journal().is_durable:
@@ -532,7 +532,7 @@ async def _ask(
     return answers[attempt.key], by
 
 
-def _rejected_record(attempt: Attempt, answer: ApprovalDecision) -> StepRecord:
+def _create_rejected_record(attempt: Attempt, answer: ApprovalDecision) -> StepRecord:
     reason = answer.reason or answer.message or "no reason was given"
     failure = Failure(
         severity=ErrorSeverity.CRITICAL,
@@ -544,7 +544,9 @@ def _rejected_record(attempt: Attempt, answer: ApprovalDecision) -> StepRecord:
     return StepRecord.from_attempt(attempt, error=failure)
 
 
-def _node_update(record: StepRecord, view: TurnView, *, outside_graph: bool) -> dict[str, Any]:
+def _create_node_update(
+    record: StepRecord, view: TurnView, *, outside_graph: bool
+) -> dict[str, Any]:
     update = to_state(record, view.plan_id)
     update["execution_last_result"] = last_result(record.to_state_entry(), record.error)
     if record.plan is not None:
@@ -566,11 +568,11 @@ def _node_update(record: StepRecord, view: TurnView, *, outside_graph: bool) -> 
 
 
 def _filter_update(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
-    """Remove bookkeeping keys that the graph's state does not have.
+    """Remove the framework's keys that the graph's state does not have.
 
     Raises:
-        InfrastructureError: A result would be lost.
-        CapabilityError: A failure would be lost.
+        InfrastructureError: A result would be lost, because the state has no key for it.
+        CapabilityError: The step failed, and the state has no key for the failure.
     """
     channels = running_graph_channels()
     if channels is None:

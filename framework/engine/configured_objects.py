@@ -29,12 +29,12 @@ _SHIPPED = {"policy": ("InformationFlow", "PolicyEngine", "QualityGate"), "gate"
 
 
 def build_configured(items: Any, location: str, kind: ObjectKind = "behavior") -> Sequence[Any]:
-    """Create the objects of a list; an empty list imports nothing.
+    """Create the objects that a list in the settings describes.
 
     Args:
-        items: Objects, which are kept, or descriptions ``{"use": name, …arguments}``. The name is
-            that of a shipped class (``retry``, ``information_flow``), of another class in the same
-            package, or ``"module:Class"``. Arguments may be descriptions too, or ``{"object":
+        items: Objects, which are returned unchanged, or descriptions ``{"use": name, …arguments}``. The
+            name refers to a built-in class (``retry``, ``information_flow``), another class in the same
+            package, or ``"module:Class"``. An argument may also be a description, or ``{"object":
             "module:name"}`` for an existing object, such as a function.
         location: Name of the list for error messages, such as ``models.planning.behaviors``.
         kind: Kind of the objects.
@@ -56,7 +56,7 @@ def _build_item(item: Any, location: str, kind: ObjectKind) -> Any:
 
 
 def _build_value(value: Any, location: str, kind: ObjectKind) -> Any:
-    """Create the object that an item or an argument describes."""
+    """Create the object that an item or an argument in the settings describes."""
     if isinstance(value, list):
         return [
             _build_value(item, f"{location}[{index}]", kind) for index, item in enumerate(value)
@@ -93,7 +93,7 @@ def _find_class(name: Any, location: str, kind: ObjectKind) -> Any:
     matching = [
         n for n in package.__all__ if n.endswith(suffix) and n not in ("BaseBehavior", "Sink")
     ]
-    shipped = {_snake_case(n.removesuffix(suffix)): n for n in _SHIPPED.get(kind, matching)}
+    shipped = {_to_snake_case(n.removesuffix(suffix)): n for n in _SHIPPED.get(kind, matching)}
     if name in shipped or name in package.__all__:
         return getattr(package, shipped.get(name, name))
     if ":" in str(name):
@@ -109,10 +109,14 @@ def _find_class(name: Any, location: str, kind: ObjectKind) -> Any:
 
 
 def import_attribute(name: Any, location: str) -> Any:
-    """Return the object that ``"module:attribute"`` names.
+    """Import the object that a ``"module:attribute"`` reference names.
+
+    Args:
+        name: Import reference.
+        location: Location of the reference in the settings, for error messages.
 
     Raises:
-        ConfigurationError: It cannot be imported; the message contains ``location``.
+        ConfigurationError: The object cannot be imported.
     """
     module, _, attribute = str(name).partition(":")
     try:
@@ -123,12 +127,12 @@ def import_attribute(name: Any, location: str) -> Any:
         ) from exc
 
 
-def _snake_case(exported: str) -> str:
+def _to_snake_case(exported: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", exported).lower()
 
 
 def capability_behaviors(registry: Registry, settings: Settings) -> dict[str, Sequence[Any]]:
-    """Return the behaviors of single capabilities from the settings.
+    """Create the behaviors that the settings declare for single capabilities.
 
     Raises:
         ConfigurationError: The settings name an unknown capability, whose behaviors would have no
@@ -151,7 +155,7 @@ def capability_behaviors(registry: Registry, settings: Settings) -> dict[str, Se
 
 
 def model_behaviors(items: Sequence[Any], location: str) -> list[Any]:
-    """Return the behaviors of a model role, LangChain middleware included.
+    """Create the behaviors of a model role, which may include LangChain middleware.
 
     Raises:
         ConfigurationError: A behavior cannot wrap model calls.

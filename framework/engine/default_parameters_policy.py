@@ -10,11 +10,11 @@ from capgraph.registry import Registry
 
 
 class DefaultParametersPolicy:
-    """Step policy that asks about ``once`` effects whose parameters the planner did not choose.
+    """Step policy that requires approval of ``once`` effects that run with default parameters.
 
-    A planner without a model selects a capability by types, which say nothing about amounts or
-    recipients. The defaults are examples of the author. Capabilities that require approval are
-    excluded, because they are shown to a person in any case.
+    A planner without a model chooses capabilities by context types, which do not determine amounts or
+    recipients, so the author's defaults could be wrong for the request. Capabilities that declare
+    ``requires_approval`` are exempt, because a person approves them anyway.
 
     Args:
         registry: Registered capabilities.
@@ -34,7 +34,7 @@ class DefaultParametersPolicy:
         return bool(self._names)
 
     async def decide(self, step: PlannedStep, view: Any) -> Verdict:
-        """Return ``ask`` for such a step of a planner's plan, otherwise ``allow``."""
+        """Require approval of a planned ``once`` effect with defaults, and allow any other step."""
         if step.get("capability") not in self._names:
             return Verdict("allow")
         author = next((v["author"] for v in reversed(view.state.get("planning_history") or [])), "")

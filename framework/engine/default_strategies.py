@@ -21,31 +21,30 @@ class LastMessageExtractor:
     """Task extractor that uses the last message."""
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the text of the user's last message."""
+        """Return a task with the text of the user's last message."""
         from capgraph.planning.strategies import ExtractedTask, last_request
 
         return ExtractedTask(task=last_request(messages))
 
 
 class ChainPlanner:
-    """Planner that chains backward from the selected capabilities to the available context."""
+    """Planner without a model, which chains backward from the selected capabilities to stored context."""
 
     can_correct = False
     chooses_parameters = False
     reads_results = False
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a plan for the selected capabilities.
+        """Create a plan of the selected capabilities and those that they require.
 
         Raises:
-            PlanError: A required input cannot be provided, or the only possible plan has already
-                failed.
+            PlanError: A required input has no supplier, or the only possible plan has already failed.
         """
         from capgraph.planning import StaticCatalog, chain_plan  # not needed with a planning model
 
         if request.look_again:
             return ExecutionPlan(steps=[])  # the plan continues unchanged
-        active = [n for n in _available_active(request) if n != request.failed_capability]
+        active = [n for n in _find_available(request) if n != request.failed_capability]
         avoided, catalog = (
             {*request.unavailable_capabilities, request.failed_capability},
             request.catalog,
@@ -59,7 +58,7 @@ class ChainPlanner:
                     request.task, active, catalog, request.available, previous=request.previous
                 )
             except PlanError as exc:
-                raise _with_unavailable(exc, request) from exc
+                raise _add_unavailable(exc, request) from exc
         # Without a model, the only alternative is a plan that avoids the failed capability.
         reason = (request.failure or {}).get("user_message") or "it failed"
         try:
@@ -73,7 +72,7 @@ class ChainPlanner:
                 severity=ErrorSeverity.CRITICAL,
                 person_message=describe_failure(request.failure or {}),
             ) from exc
-        missing_outputs = set(_outputs(request.previous)) - set(_outputs(plan))
+        missing_outputs = set(_list_outputs(request.previous)) - set(_list_outputs(plan))
         if request.failed_capability in _steps_without_output(request.previous):
             missing_outputs = {
                 f"the result of {request.failed_capability!r}"
@@ -87,11 +86,11 @@ class ChainPlanner:
         return plan
 
 
-def _available_active(request: PlanRequest) -> list[str]:
+def _find_available(request: PlanRequest) -> list[str]:
     """Return the selected capabilities that are available.
 
     Raises:
-        PlanError: A selected capability is unavailable, and no other one provides the same.
+        PlanError: A selected capability is unavailable, and no other capability provides its types.
     """
     specs = request.catalog.capabilities
     names = [name for name in request.active if name not in request.unavailable_capabilities]
@@ -106,8 +105,8 @@ def _available_active(request: PlanRequest) -> list[str]:
     return names
 
 
-def _with_unavailable(problem: PlanError, request: PlanRequest) -> PlanError:
-    """Return a planning error that also lists the unavailable capabilities, a possible cause."""
+def _add_unavailable(problem: PlanError, request: PlanRequest) -> PlanError:
+    """Add the unavailable capabilities to a planning error, because they may have caused it."""
     if not request.unavailable_capabilities:
         return problem
     away = "; ".join(f"{name!r} is {why}" for name, why in request.unavailable_capabilities.items())
@@ -116,7 +115,7 @@ def _with_unavailable(problem: PlanError, request: PlanRequest) -> PlanError:
     )
 
 
-def _outputs(plan: ExecutionPlan | None) -> list[str]:
+def _list_outputs(plan: ExecutionPlan | None) -> list[str]:
     steps = (plan or {}).get("steps") or []
     return [output for step in steps if (output := step.get("expected_output"))]
 
@@ -127,17 +126,17 @@ def _steps_without_output(plan: ExecutionPlan | None) -> list[str]:
 
 
 class SummaryAnswerer:
-    """Answerer that combines the summaries of the results."""
+    """Answerer without a model, which joins the summaries of the results."""
 
     async def answer(self, request: AnswerRequest) -> str:
         """Compose the answer and stream it word by word."""
         text = self.compose(request)
-        for piece in _pieces(text):
+        for piece in _split_into_words(text):
             telemetry.emit(telemetry.AnswerToken(text=piece))
         return text
 
     def compose(self, request: AnswerRequest) -> str:
-        """Return the whole answer."""
+        """Compose the text of the answer."""
         if request.purpose == "clarify":
             return request.question or "Please say more precisely what you need."
         if request.purpose == "conversation":
@@ -159,6 +158,6 @@ def _shorten(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 
-def _pieces(text: str) -> list[str]:
+def _split_into_words(text: str) -> list[str]:
     words = text.split(" ")
     return [word if n == 0 else f" {word}" for n, word in enumerate(words)]

@@ -33,24 +33,24 @@ _BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 def collects_failures(step: PlannedStep) -> bool:
-    """Return whether the other copies of a step continue after one fails."""
+    """Return True if a ``for_each`` step's other copies continue after a copy fails."""
     return (step.get("for_each") or {}).get("on_failure") == "collect"
 
 
 class ForEachRun:
-    """Copies of one step in one pass.
+    """Execution of a ``for_each`` step: one copy of the step for each list element.
 
     Args:
-        attempt: Attempt of the step.
+        attempt: Attempt of the whole step.
         elements: Elements of the list.
-        spec: Declaration of the capability.
-        view: Current state of the turn; results of copies are merged into it.
-        call: Calls the LangGraph task of a copy by the index of its element.
-        merge: Merges the update of a copy into the state.
+        spec: Declarations of the capability.
+        view: Current state of the turn, into which the results of copies are merged.
+        call: Function that calls the LangGraph task of a copy, by the index of its element.
+        merge: Function that merges the update of a copy into the state.
 
     Attributes:
-        is_stopped: True if no further copy may start because one failed.
-        has_more: True if further copies run in another superstep.
+        is_stopped: True if no further copy may start because a copy failed.
+        has_more: True if further copies run in the next superstep.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ForEachRun:
         return element_key(self._attempt.key, number)
 
     def attempt_at(self, number: int) -> Attempt:
-        """Return the attempt for one element."""
+        """Create the attempt for the element with this index."""
         return element_attempt(self._attempt, self._elements, number, self._view)
 
     async def run(self, window: int) -> list[Envelope]:
@@ -88,7 +88,7 @@ class ForEachRun:
 
         Raises:
             FatalExecutionError: A copy failed with severity FATAL.
-            GraphBubbleUp: A copy interrupted itself; all others have run.
+            GraphBubbleUp: A copy raised an interrupt. All other copies have run.
         """
         telemetry.emit(
             telemetry.StepStarted(
@@ -106,7 +106,7 @@ class ForEachRun:
                 if len(under_way) >= window:
                     under_way = await _wait_for_first(under_way)
                 # Make the call now to keep the list order, and await it later.
-                task = asyncio.ensure_future(self._watch(number, self._call(number)))
+                task = asyncio.ensure_future(self._wait_for_copy(number, self._call(number)))
                 under_way.add(task)
             while under_way:
                 under_way = await _wait_for_first(under_way)
@@ -120,7 +120,7 @@ class ForEachRun:
         self.has_more = put_off or (len(started) < len(unfinished) and waiting < MOST_AT_ONCE)
         return [self._envelopes[number] for number in sorted(self._envelopes)]
 
-    async def _watch(self, number: int, call: Awaitable[Envelope | None]) -> None:
+    async def _wait_for_copy(self, number: int, call: Awaitable[Envelope | None]) -> None:
         try:
             envelope = check_envelope_key(self.key(number), await call)
         except GraphBubbleUp as signal:
@@ -136,28 +136,32 @@ class ForEachRun:
         self._merge(envelope["update"])
 
     def _is_free(self, number: int) -> bool:
-        return not self._record(number) and self.key(number) not in self._view.pending_approvals
+        return (
+            not self._find_record(number) and self.key(number) not in self._view.pending_approvals
+        )
 
-    def _record(self, number: int) -> Mapping[str, Any] | None:
-        """Return the result entry of a finished copy; ``None`` for a copy that has to run."""
+    def _find_record(self, number: int) -> Mapping[str, Any] | None:
+        """Return the result entry of a finished copy, or ``None`` for a copy that has to run."""
         record = self._view.results.get(self.key(number)) or {}
         return record if record.get("success") or record.get("skipped") else None
 
     def record(self) -> StepRecord | None:
-        """Return the record of the whole step; ``None`` while copies are unfinished."""
+        """Return the record of the whole step, or ``None`` while copies are unfinished."""
         failed = sorted(self._failures, key=lambda n: (not self._failures[n].final, n))
         if failed:
             first = self._failures[failed[0]]
             message = f"Element {failed[0]} of {len(self._elements)}: {first.message}"
-            return self._failed_record(replace(first, message=message, key=self._attempt.key))
-        records = [self._record(number) for number in range(len(self._elements))]
+            return self._create_failed_record(
+                replace(first, message=message, key=self._attempt.key)
+            )
+        records = [self._find_record(number) for number in range(len(self._elements))]
         if None in records:
             return None
         done = [n for n, record in enumerate(records) if record and record.get("success")]
         if records and not done:
-            return self._failed_record(self._no_results_failure(records[0] or {}))
+            return self._create_failed_record(self._create_no_results_failure(records[0] or {}))
         missing = tuple(self.key(n) for n in range(len(records)) if n not in set(done))
-        result = self._make_record(
+        result = self._create_record(
             success=True,
             contexts=self._collect_contexts(done),
             labels=self._collect_labels(done),
@@ -169,7 +173,7 @@ class ForEachRun:
         return result
 
     def without_collected_data(self) -> list[Envelope]:
-        """Return the envelopes of the copies without the data that the step's list contains."""
+        """Return the copies' envelopes without the data that the result list of the step contains."""
         envelopes = []
         for number, envelope in sorted(self._envelopes.items()):
             key, update = self.key(number), dict(envelope["update"])
@@ -183,20 +187,20 @@ class ForEachRun:
             envelopes.append({**envelope, "update": update})
         return envelopes
 
-    def _make_record(self, **found: Any) -> StepRecord:
+    def _create_record(self, **found: Any) -> StepRecord:
         spent = asyncio.get_running_loop().time() - self._began
         return StepRecord.from_attempt(self._attempt, execution_time=spent, **found)
 
-    def _failed_record(self, error: Failure) -> StepRecord:
-        record = self._make_record(error=error)
+    def _create_failed_record(self, error: Failure) -> StepRecord:
+        record = self._create_record(error=error)
         fields = {"duration": record.execution_time, **self._attempt.event_fields()}
         telemetry.emit(
             telemetry.StepFailed(severity=error.severity.value, message=error.message, **fields)
         )
         return record
 
-    def _no_results_failure(self, record: Mapping[str, Any]) -> Failure:
-        """Return the failure of a step without a result for any element."""
+    def _create_no_results_failure(self, record: Mapping[str, Any]) -> Failure:
+        """Create the failure of a step whose copies all failed."""
         return Failure(
             ErrorSeverity(record.get("severity", ErrorSeverity.CRITICAL)),
             f"None of {len(self._elements)} elements has a result: {record.get('error')}",
@@ -204,17 +208,17 @@ class ForEachRun:
             key=self._attempt.key,
         )
 
-    def _outputs(self, number: int) -> Mapping[str, str]:
+    def _find_outputs(self, number: int) -> Mapping[str, str]:
         return self._view.results[self.key(number)].get("outputs") or {}
 
     def _collect_contexts(self, done: list[int]) -> dict[str, dict[str, Any]]:
-        """Return one list per context type with the results of the copies, in list order."""
+        """Collect the copies' results in one list per context type, in list order."""
         contexts = self._view.contexts
         expected = self._attempt.step.get("expected_output")
         kinds = [expected] if expected else self._spec.provides
         lists: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for number in done:
-            for kind, key in self._outputs(number).items():
+            for kind, key in self._find_outputs(number).items():
                 lists.setdefault(kind, []).append(contexts[kind][key])
         return {kind + LIST_SUFFIX: {self._attempt.key: items} for kind, items in lists.items()}
 
@@ -222,20 +226,20 @@ class ForEachRun:
         stored_labels = self._view.labels
         found: dict[str, dict[str, str]] = {}
         for number in done if stored_labels else ():
-            for kind, key in self._outputs(number).items():
+            for kind, key in self._find_outputs(number).items():
                 own_labels = stored_labels.get(kind, {}).get(key, {})
                 found.setdefault(kind + LIST_SUFFIX, {}).update(own_labels)
         return {kind: labels for kind, labels in found.items() if labels}
 
 
 def element_attempt(attempt: Attempt, elements: list[Any], number: int, view: TurnView) -> Attempt:
-    """Return the attempt for one element of a step's list.
+    """Create the attempt for one list element of a ``for_each`` step.
 
     Args:
-        attempt: Attempt of the step.
+        attempt: Attempt of the whole step.
         elements: Elements of the list.
-        number: Index of the element.
-        view: Current state of the turn; a person may have edited the parameters of a copy.
+        number: Index of the element, from 0.
+        view: Current state of the turn, which may contain parameters that a person edited.
     """
     step, key = attempt.step, element_key(attempt.key, number)
     element = ForEachElement(element_name(step) or "item", elements[number], number, len(elements))
@@ -247,10 +251,10 @@ def element_attempt(attempt: Attempt, elements: list[Any], number: int, view: Tu
 
 
 async def _wait_for_first(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Wait until one task has finished, and return the others.
+    """Wait until at least one task has finished, and return the unfinished tasks.
 
     Raises:
-        BaseException: Exception of a task.
+        BaseException: A task raised this exception.
     """
     done, pending = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
     for task in done:

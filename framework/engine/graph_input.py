@@ -61,7 +61,7 @@ _OUTPUT_KEYS = frozenset({"execution_outcome", "execution_step_results", "contro
 def validate_input(
     graph_input: Any, config: Mapping[str, Any], services: Services, *, has_saver: bool = False
 ) -> Any:
-    """Return the validated input of the graph.
+    """Validate the input of a graph and return it in the form that the graph expects.
 
     Args:
         graph_input: Input from the caller.
@@ -70,7 +70,7 @@ def validate_input(
         has_saver: True if a saver stores the run.
 
     Raises:
-        ValidationError: The input contains something that a caller may not send.
+        ValidationError: The input contains a key or value that callers may not send.
     """
     if names := forged_task_keys(config):
         raise ValidationError(
@@ -111,15 +111,17 @@ def validate_input(
         check_contexts(validated["capability_context_data"], services.registry, is_nested=is_nested)
     _check_answer_schema(validated.get("execution_answer_schema"), services)
     if validated.get("planning_execution_plan") is not None:
-        validated["planning_execution_plan"] = _stamp_plan(validated["planning_execution_plan"])
+        validated["planning_execution_plan"] = _mark_plan_as_new(
+            validated["planning_execution_plan"]
+        )
     return validated
 
 
 def require_thread_id(config: Mapping[str, Any]) -> None:
-    """Check that a configuration has a thread ID.
+    """Raise an error if a configuration has no thread ID.
 
     Raises:
-        ValidationError: It has none.
+        ValidationError: The thread ID is missing.
     """
     if (config.get("configurable") or {}).get("thread_id") in (None, ""):
         raise ValidationError(
@@ -131,12 +133,12 @@ def require_thread_id(config: Mapping[str, Any]) -> None:
 async def route_resume(
     graph_input: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
 ) -> Any:
-    """Return an answer keyed by interrupt ID, as LangGraph expects it.
+    """Convert an answer to the form that LangGraph expects: values by interrupt ID.
 
-    A caller may key answers by step, or send a single answer if one question is open.
+    A caller may send answers by context key, or a single answer if only one question is open.
 
     Args:
-        graph_input: Input from the caller; anything except an answer is returned unchanged.
+        graph_input: Input from the caller. Input without an answer is returned unchanged.
         saver: Saver of the thread.
         config: Configuration of the run.
 
@@ -164,7 +166,7 @@ async def route_resume(
         # An approval request is no form: it needs a decision.
         has_steps = any(isinstance(q.value, Mapping) and "steps" in q.value for q in open_)
         if len(ids) != 1 or has_steps:
-            raise _unidentified_question_error(graph_input.resume)
+            raise _create_unidentified_error(graph_input.resume)
         return replace(graph_input, resume={question_id: {} for question_id in ids})
     questions: dict[str, list[str]] = {}
     shown_steps: dict[str, list[str]] = {}
@@ -211,7 +213,7 @@ def _check_serializable(values: Mapping[str, Any], saver: BaseCheckpointSaver[An
 async def find_open_questions(
     graph_input: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
 ) -> OpenQuestions | None:
-    """Return the open questions of a thread that receives a new message or plan.
+    """Return the open questions of a thread if the input is a new message or plan.
 
     Args:
         graph_input: Input from the caller.
@@ -241,17 +243,17 @@ async def find_open_questions(
 
 
 def refuse_message(questions: OpenQuestions) -> NoReturn:
-    """Refuse a new message because the settings keep open questions.
+    """Raise the error for a new message to a thread whose open questions must be answered first.
 
     Raises:
-        ValidationError: Always.
+        ValidationError: The setting ``approvals.new_message`` does not allow the message.
     """
     emit(QuestionKept(ids=questions.ids, steps=questions.steps))
     steps = questions.steps.items()
     names = ", ".join(f"{key} ({name})" if name else key for key, name in steps)
     raise ValidationError(
-        f"The thread has an open question{f': {names}' if names else ''}.",
-        fix="answer it with Command(resume=…), or set approvals.new_message to 'drop'.",
+        f"The thread has an open question{f' ({names})' if names else ''}: answer it first.",
+        fix="send Command(resume=…), or set approvals.new_message to 'drop'.",
     )
 
 
@@ -269,12 +271,12 @@ def _check_input_keys(
     elif set(unknown) & set(registry.context_types):
         fix = 'send context data under "capability_context_data".'
     else:
-        fix = _input_key_fix(unknown[0], schema)
+        fix = _suggest_input_key(unknown[0], schema)
     raise ValidationError(f"Invalid input keys from a caller: {', '.join(unknown)}.", fix=fix)
 
 
-def _input_key_fix(name: str, schema: StateSchema) -> str:
-    """Return the fix for an unknown key, or for a state key that a caller may not send."""
+def _suggest_input_key(name: str, schema: StateSchema) -> str:
+    """Suggest, for an error message, what to send instead of an unknown or protected input key."""
     if name in STATE_KEYS or not name.isidentifier():
         return f"send only {', '.join(sorted(schema.caller_keys))}."
     if name in schema.keys:
@@ -290,14 +292,14 @@ def _input_key_fix(name: str, schema: StateSchema) -> str:
 
 
 def check_switches(switches: Any, settings: Settings) -> None:
-    """Check the switches that a caller sets.
+    """Raise an error for invalid switches in ``agent_control``.
 
     Args:
         switches: Value of ``agent_control``.
         settings: Settings, which define the switches that callers may set.
 
     Raises:
-        ValidationError: A switch is unknown, or a caller may not set it.
+        ValidationError: A switch is unknown, has an invalid value, or may not be set by callers.
     """
     if not isinstance(switches, Mapping):
         raise ValidationError(
@@ -335,17 +337,18 @@ def check_contexts(
     accepted_types: Container[str] = (),
     is_nested: bool = False,
 ) -> None:
-    """Check context data from a caller.
+    """Raise an error for invalid context data from a caller.
 
     Args:
-        contexts: The data, by type and key.
+        contexts: Context data by type and context key.
         registry: Registry of the graph.
-        accepted_types: Types that this caller may supply besides the provided ones, because a tool
-            requires them. Types with files are never accepted: a caller could name any file.
+        accepted_types: Types that this caller may supply in addition to the provided types, because a
+            tool requires them. Types with file paths are never accepted, because the path could refer
+            to any file.
         is_nested: True if the caller is an outer graph, which may supply every type.
 
     Raises:
-        ValidationError: A type must not be supplied, or data does not match its type.
+        ValidationError: Callers may not supply a type, or the data does not match its type.
     """
     if not isinstance(contexts, Mapping):
         raise ValidationError(
@@ -376,7 +379,7 @@ def check_contexts(
 
 
 def _has_files(kind: str, registry: Registry) -> bool:
-    """Return whether a context type, or a type inside it, returns files."""
+    """Return True if a context type, or a type that it contains, has file paths."""
     cls = registry.context_types.get(kind.removesuffix(LIST_SUFFIX))
     if cls is None:
         return False
@@ -387,10 +390,10 @@ def _has_files(kind: str, registry: Registry) -> bool:
 
 
 def _check_command(command: Command[Any]) -> Command[Any]:
-    """Check that a caller's command only answers questions.
+    """Raise an error if a caller's ``Command`` does more than answer questions.
 
     Raises:
-        ValidationError: The command does more.
+        ValidationError: The command contains an update, a ``goto``, or another unsupported part.
     """
     more = [name for name in ("goto", "graph") if getattr(command, name) not in (None, ())]
     if command.update is not None:
@@ -402,7 +405,7 @@ def _check_command(command: Command[Any]) -> Command[Any]:
         more += [f"update of {key}" for key in keys] or ["update"]
     answers = command.resume
     if isinstance(answers, Mapping) and not all(isinstance(k, str) for k in answers):
-        raise _unidentified_question_error(answers)
+        raise _create_unidentified_error(answers)
     if more or answers is None:
         named = ", ".join(more) or "nothing"
         raise ValidationError(
@@ -412,7 +415,7 @@ def _check_command(command: Command[Any]) -> Command[Any]:
     return command
 
 
-def _unidentified_question_error(answers: Any) -> ValidationError:
+def _create_unidentified_error(answers: Any) -> ValidationError:
     return ValidationError(
         f"Invalid answer {answers!r:.80}: it does not identify a question.",
         fix="send one decision for all questions, or answers keyed by context key or interrupt ID.",
@@ -455,8 +458,8 @@ def _check_answer_schema(schema: Any, services: Services) -> None:
         ) from exc
 
 
-def _stamp_plan(plan: Any) -> Any:
-    """Mark a plan as sent with this call, to distinguish it from a plan of an earlier turn."""
+def _mark_plan_as_new(plan: Any) -> Any:
+    """Mark a plan as new, so that it differs from a plan that an earlier turn left in the state."""
     fields = plan if isinstance(plan, Mapping) else {"steps": plan}
     stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": utc_now_text()}
     return {**fields, "stamp": stamp}

@@ -76,17 +76,16 @@ async def run_infrastructure_node(
     """Run an infrastructure node.
 
     Args:
-        spec: Declaration of the node.
+        spec: Declarations of the node.
         state: State of the graph.
         services: Services of ``build_graph``.
         **extra: Further arguments of ``execute``.
 
     Returns:
-        The state updates or the ``Command`` of the node; after a failure, the error entry of the
-        state.
+        The state updates or the ``Command`` of the node, or the state's error entry after a failure.
 
     Raises:
-        FatalExecutionError: The failure was classified as FATAL; the cause is chained.
+        FatalExecutionError: The failure was classified as FATAL. The cause is chained.
         ValidationError: ``execute`` does not accept an argument in ``extra``.
     """
     check_extra_arguments(spec.cls, extra, _SUPPLIED_ARGUMENTS)
@@ -116,7 +115,7 @@ async def run_infrastructure_node(
         ):
             account = None if services is None else services.spending(turn)
             async with charge_node(account, spec.name):
-                arguments = _execute_arguments(spec, state, services, logger, extra)
+                arguments = _create_arguments(spec, state, services, logger, extra)
                 work = closing.withhold_events(partial(spec.cls.execute, state, **arguments))
                 if spec.behaviors:
                     read = partial(_classify, spec, view=view)
@@ -132,9 +131,9 @@ async def run_infrastructure_node(
             raise
         with event_context(**ids):
             failure = _log_failure(spec, exc, time.perf_counter() - started, view)
-        _count(spec, budget, failure)
+        _count_plans(spec, budget, failure)
         update = {**failure_update([failure]), "control_attempts": {spec.name: failure.attempts}}
-        update |= stop_update(exc) | _budget_update(spec, budget, before, services)
+        update |= stop_update(exc) | _create_budget_update(spec, budget, before, services)
         if spec.name == "error":  # the last node of the turn, which must end with a message
             messages = {"messages": [AIMessage(content=failure.message)]}
             outcome = describe_outcome({**state, **update})
@@ -144,18 +143,18 @@ async def run_infrastructure_node(
         return Command(update=update, goto="error") if spec.name == "router" else update
     if not spec.quiet:
         logger.info("Completed %s in %.2fs", spec.description, time.perf_counter() - started)
-    _count(spec, budget, None, update)
+    _count_plans(spec, budget, None, update)
     if (
         isinstance(update, Command)
         and spec.name in CLOSING_NODES
         and (endless or update.goto in (END, ()))
     ):
-        update = dict(_pairs(update.update))  # a node that ends the turn always writes a message
-    budget_update = _budget_update(spec, budget, before, services)
+        update = dict(_to_pairs(update.update))  # a node that ends the turn always writes a message
+    budget_update = _create_budget_update(spec, budget, before, services)
     if isinstance(update, Command):
-        return replace(update, update=[*_pairs(update.update), *budget_update.items()])
+        return replace(update, update=[*_to_pairs(update.update), *budget_update.items()])
     final_update = _ensure_message(
-        spec, {**_recovered_update(spec, view), **update, **budget_update}, view, services
+        spec, {**_create_recovered_update(spec, view), **update, **budget_update}, view, services
     )
     if (
         final_update.get("execution_outcome")
@@ -177,7 +176,7 @@ async def _check_may_run(
     *,
     is_endless: bool,
 ) -> None:
-    """Check that the turn may continue; nodes that end the turn may always run.
+    """Raise an error if the turn must not continue. Nodes that end the turn may always run.
 
     Raises:
         LimitError: The turn reached its limit of routing decisions.
@@ -196,7 +195,7 @@ async def _check_may_run(
         await services.journal().raise_if_stopped(view.user_ids)
 
 
-def _execute_arguments(
+def _create_arguments(
     spec: InfrastructureSpec,
     state: Mapping[str, Any],
     services: Services | None,
@@ -242,18 +241,18 @@ def _can_store_failures(services: Services | None) -> bool:
 
 
 def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[tuple[str, Any]]:
-    """Return a node's or person's state update as pairs, in its stored form.
+    """Validate a state update, and return it as key-value pairs in the stored form.
 
     Args:
-        writer: Name of the node, or a person with ``update_state``.
-        update: Keys and values.
-        keys: Keys of the state.
+        writer: Name of the node, or description of the person who calls ``update_state``.
+        update: State update of the node.
+        keys: Names of the state keys.
 
     Raises:
         InfrastructureError: A key is unknown, or only the graph may write it.
         ValidationError: A value has the wrong type for its key.
     """
-    pairs = _pairs(update)
+    pairs = _to_pairs(update)
     unknown = sorted({name for name, _ in pairs} - keys)
     if unknown:
         raise InfrastructureError(
@@ -287,7 +286,7 @@ def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[t
 
 
 def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Services | None) -> None:
-    """Check that a destination exists; LangGraph would silently end the run."""
+    """Raise an error for a ``goto`` to an unknown node, on which LangGraph would silently end the run."""
     if services is None or result.graph is not None:
         return
     known_nodes = {*services.registry.infrastructure, *services.registry.capabilities, END}
@@ -302,12 +301,12 @@ def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Servic
         )
 
 
-def _pairs(update: Any) -> list[tuple[str, Any]]:
-    """Return an update as pairs, the form in which LangGraph accepts a key twice."""
+def _to_pairs(update: Any) -> list[tuple[str, Any]]:
+    """Convert an update to key-value pairs, in which LangGraph accepts the same key twice."""
     return list(update.items()) if isinstance(update, Mapping) else list(update or ())
 
 
-def _recovered_update(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
+def _create_recovered_update(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
     # A node that succeeds clears its own earlier failure.
     if view.failure is None or view.failure.get("node_name") != spec.name:
         return {}
@@ -339,10 +338,10 @@ def _log_failure(
     return failure
 
 
-def _count(
+def _count_plans(
     spec: InfrastructureSpec, budget: TurnBudget, failure: Failure | None, update: Any = None
 ) -> None:
-    """Count plans and selections of the turn, including failed ones."""
+    """Count the plans and capability selections of the turn, including failed ones."""
     goto = update.goto if isinstance(update, Command) and spec.name != "router" else ()
     if goto:
         budget.routings += 1
@@ -367,13 +366,13 @@ def _count(
     setattr(budget, name, getattr(budget, name) + increment)
 
 
-def _budget_update(
+def _create_budget_update(
     spec: InfrastructureSpec,
     budget: TurnBudget,
     previous_budget: Mapping[str, Any],
     services: Services | None,
 ) -> dict[str, Any]:
-    """Return the update of the budget; a turn starts with an empty one."""
+    """Create the update of the turn's counters, which are empty at the start of a turn."""
     if services is None:
         return {}
     plain = budget.to_plain()
@@ -389,7 +388,7 @@ def _budget_update(
 def _ensure_message(
     spec: InfrastructureSpec, update: dict[str, Any], view: TurnView, services: Services | None
 ) -> dict[str, Any]:
-    """Ensure that the node that ends a turn writes a message."""
+    """Add a message to the update if the node ends the turn without one."""
     if spec.name not in CLOSING_NODES or services is None or update.get("control_has_error"):
         return update
     outcome = update.get("execution_outcome") or describe_outcome(view.state)

@@ -37,19 +37,19 @@ _REFUSAL = re.compile(
 
 
 def is_model_written(author: str, services: Services) -> bool:
-    """Return whether a plan of this author comes from a model that chooses parameters."""
+    """Return True if the author of a plan is a model that chooses parameters."""
     traits = planner_traits(services.planner)
     return author == "orchestrator" and traits.chooses_parameters and traits.writes_with_model
 
 
 def report_repairs(repairs: Mapping[str, int]) -> None:
-    """Emit the repairs of a model-written plan, if there are any."""
+    """Emit an event for the repairs of a model-written plan, if there are any."""
     if repairs:
         emit(ReplyRepaired(role=PLANNING, repairs=dict(repairs)))
 
 
 def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
-    """Return the plan in a planner's reply, in the form that the checks expect."""
+    """Parse and repair the plan in a planner's reply."""
     if not is_model_written("orchestrator", services):
         return reply
     repaired = parse_model_plan(reply, request.catalog)
@@ -65,14 +65,14 @@ def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
 
 
 async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) -> Any:
-    """Insert the only supplier of each missing input, and determine its parameters.
+    """Insert a step for each missing input with a single possible supplier, and set its parameters.
 
-    ``parameters_from`` of the author and the offline reader come first. The planner fills other
-    parameters in one small call. A plan that stays incomplete is returned unchanged, so that the
-    planner receives all its problems.
+    The parameters are extracted from the request without a model if possible. Otherwise the planner
+    supplies them in one small model call. A plan that remains incomplete is returned unchanged, so that
+    the planner receives all its problems.
 
     Raises:
-        ModelError: The call failed.
+        ModelError: The model call failed.
     """
     ask = getattr(services.planner, "fill_parameters", None)
     if ask is None or not is_model_written("orchestrator", services):
@@ -97,7 +97,7 @@ async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) 
     parameters = {
         key: read
         for key, spec in inserted.items()
-        if (read := _offline_parameters(spec, request.task))
+        if (read := _extract_parameters(spec, request.task))
     }
     if unresolved := {key: spec for key, spec in inserted.items() if key not in parameters}:
         parameters |= await ask(request.task, unresolved)
@@ -114,8 +114,8 @@ async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) 
     return filled.plan
 
 
-def _offline_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
-    """Return parameters that can be read without a model; empty if one is missing or uncertain."""
+def _extract_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
+    """Extract parameters from a task without a model. Return ``{}`` if one is missing or ambiguous."""
     try:
         return read_parameters(spec, task)
     except PlanError:
@@ -123,14 +123,13 @@ def _offline_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
 
 
 async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
-    """Return a reason to ask a planner again before its plan is checked.
+    """Return a reason to ask the planner for another plan before its plan is validated.
 
-    - The plan has no steps although the offline selector clearly selects a capability, which the
-      planner is then asked about.
+    - The plan has no steps, although the selector without a model clearly selects a capability.
     - A small model invented a required value, because no capability matches the request.
 
-    Only the first plan of a turn is checked, and only once. A person is asked before an effect with
-    invented values.
+    Only the first plan of a turn is checked, and only once. Effects with invented values require a
+    person's approval anyway.
     """
     is_first = not (request.failure or request.previous or request.finished or request.problems)
     steps = plan.get("steps") if isinstance(plan, dict) else None
@@ -140,11 +139,11 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
     if steps:
         if (
             not traits.needs_confirmation
-            or (invented := _first_invented_value(steps, request)) is None
+            or (invented := _find_invented_value(steps, request)) is None
         ):
             return None
         number, value = invented
-        selection = await _offline_choice(request, services)
+        selection = await _select_offline(request, services)
         alternatives = (
             [n for n in selection.names if n != steps[number]["capability"]] if selection else []
         )
@@ -164,7 +163,7 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
         )
     if traits.reads_conversation:
         return None  # the reply may be based on the conversation
-    selection = await _offline_choice(request, services)
+    selection = await _select_offline(request, services)
     if selection is None or not selection.names or selection.best < CLEAR_SCORE:
         return None
     name = selection.names[0]
@@ -179,13 +178,13 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
 
 
 async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Services) -> Any:
-    """Return a plan, without steps if a small model planned an effect that was not requested.
+    """Remove all steps of a plan in which a small model planned an effect that was not requested.
 
-    An effect that the offline selector does not select is confirmed by one small call. An
-    unrequested effect indicates that the model misunderstood the whole request.
+    If the selector without a model does not select the effect's capability, one small model call
+    confirms the effect. An unrequested effect indicates that the model misunderstood the whole request.
 
     Raises:
-        ModelError: The call failed.
+        ModelError: The model call failed.
     """
     ask = getattr(services.planner, "is_asked_for", None)
     steps = plan.get("steps") if isinstance(plan, dict) else None
@@ -195,9 +194,9 @@ async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Se
         or not planner_traits(services.planner).needs_confirmation
     ):
         return plan
-    specs = [spec for step in steps if (spec := _step_spec(step, request)) is not None]
+    specs = [spec for step in steps if (spec := _find_step_spec(step, request)) is not None]
     effects = {spec.name: spec for spec in specs if spec.effect != "none"}
-    selection = await _offline_choice(request, services) if effects else None
+    selection = await _select_offline(request, services) if effects else None
     for name, spec in effects.items():
         if (
             selection is not None
@@ -212,25 +211,25 @@ async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Se
 async def matches_no_capability(
     refused_plan: Any, request: PlanRequest, services: Services
 ) -> bool:
-    """Return whether a small model's plans were all refused and no capability matches the request.
+    """Return True if all plans of a small model were rejected and no capability matches the request.
 
-    The user is then told what the agent can do, instead of a planning failure.
+    The answer then describes the agent's capabilities instead of a planning failure.
     """
     if not planner_traits(services.planner).needs_confirmation or request.failure:
         return False
     if not isinstance(refused_plan, dict):
         return False  # the reply is not a plan
-    selection = await _offline_choice(request, services)
+    selection = await _select_offline(request, services)
     return selection is not None and not selection.names
 
 
-def _step_spec(step: Any, request: PlanRequest) -> CapabilitySpec | None:
+def _find_step_spec(step: Any, request: PlanRequest) -> CapabilitySpec | None:
     name = step.get("capability") if isinstance(step, dict) else None
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
 
-async def _offline_choice(request: PlanRequest, services: Services) -> Selection | None:
-    """Return the offline selector's choice for a request; ``None`` without an offline selector."""
+async def _select_offline(request: PlanRequest, services: Services) -> Selection | None:
+    """Return the offline selector's choice for a request, or ``None`` without an offline selector."""
     offline = getattr(services.selector, "offline", None)
     catalog = request.catalog
     if offline is None or not isinstance(catalog, Registry):
@@ -241,20 +240,20 @@ async def _offline_choice(request: PlanRequest, services: Services) -> Selection
     return selection
 
 
-def _first_invented_value(
+def _find_invented_value(
     steps: list[Any], request: PlanRequest
 ) -> tuple[int, UngroundedValue] | None:
-    """Return the first required value that is neither in the request nor in the results.
+    """Find the first required parameter value that is neither in the request nor in the results.
 
     Returns:
-        The index of the step and the value; ``None`` if there is none.
+        The index of the step and the value, or ``None`` if every value has a source.
     """
     texts = [request.task, *(str(message.text) for message in request.messages)]
     today = possible_today(current_clock().now())
     grounds = GroundingSources(texts, [dict(request.available)], today)
     request_words = set(_WORDS.findall(" ".join(texts).casefold()))
     for number, step in enumerate(steps):
-        spec = _step_spec(step, request)
+        spec = _find_step_spec(step, request)
         parameters = step.get("parameters") if spec is not None else None
         if spec is None or spec.parameters is None or not isinstance(parameters, dict):
             continue
@@ -268,9 +267,7 @@ def _first_invented_value(
 
 
 def is_refusal(answer: str) -> bool:
-    """Return whether an answer begins with a refusal.
-
-    A small model copies refusals and abilities from the examples in its prompt.
+    """Return True if an answer begins with a refusal, which small models copy from prompt examples.
 
     >>> is_refusal("Sorry, I can't book flights."), is_refusal("Sorry to hear that.")
     (True, False)

@@ -25,17 +25,19 @@ async def execute_with_behaviors(
     work: Callable[[], Awaitable[Any]],
     classify: Callable[[Exception], Failure],
 ) -> Any:
-    """Run a node with its hooks. They run at each attempt, and ``on_error`` only at the last one.
+    """Run an infrastructure node with its hooks.
+
+    The hooks run at each attempt, but ``on_error`` runs only after the last attempt.
 
     Args:
-        spec: Declaration of the node.
+        spec: Declarations of the node.
         view: Current state of the turn.
         limits: Limits of a run.
-        work: Method ``execute`` of the node.
-        classify: Classifies an exception.
+        work: Function that calls the node's ``execute``.
+        classify: Function that classifies an exception.
 
     Raises:
-        Exception: Error of the node or a hook, unless a hook returns a replacement.
+        Exception: The node or a hook failed, and no hook returned a replacement result.
     """
     hook_behaviors = [item for item in spec.behaviors if getattr(item, "stage", None) is None]
     context = BehaviorContext(

@@ -54,7 +54,7 @@ from capgraph.telemetry.audit import record_later
 
 
 class PlanProblemsError(PlanError):
-    """Plan with problems that cannot be repaired.
+    """A plan has problems that cannot be repaired.
 
     Attributes:
         problems: All problems of the plan.
@@ -70,7 +70,7 @@ class CheckedPlan:
     Attributes:
         plan: Repaired plan in topological order.
         repairs: Descriptions of the repairs.
-        verdict: Whether a person must review the plan, and why.
+        verdict: Verdict of the policies: ``allow``, or ``ask`` with the reasons for a review.
         notes: Sentences about the plan for the turn's outcome.
     """
 
@@ -89,26 +89,26 @@ async def prepare_plan(
     *,
     author: str = "orchestrator",
 ) -> CheckedPlan:
-    """Check and repair a plan, and apply the operator's policies.
+    """Validate and repair a plan, and evaluate the plan policies.
 
-    A plan of a caller or an approver is only completed: nothing in it is replaced.
+    Repairs of a plan from a caller or an approver only add missing parts and replace nothing.
 
     Args:
-        plan: Plan in any form.
+        plan: Plan to validate, in any form.
         view: Current state of the turn.
         services: Services of the graph.
-        active: Capabilities that the plan may use; ``None`` for all.
-        labels: Labels of the data that the author has read, with their sources.
-        author: As for :func:`accept_plan`.
+        active: Capabilities that the plan may use, or ``None`` for all.
+        labels: Labels (provenance tags) of the data that the author has read, with their sources.
+        author: See :func:`accept_plan`.
 
     Raises:
         PlanProblemsError: The plan has problems, repeats rejected work, or comes from a caller and
-            needs an unavailable capability.
+            uses an unavailable capability.
         PolicyError: A policy denies the plan.
         BudgetExceededError: The plan exceeds the remaining budget.
     """
     written_by_person = author in ("caller", "approval")
-    repaired = _repair(plan, view, services, active, additions_only=written_by_person)
+    repaired = _repair_plan(plan, view, services, active, additions_only=written_by_person)
     if is_model_written(author, services):
         report_repairs(count_repairs(repaired.repairs))
     repairs = [str(repair) for repair in repaired.repairs]
@@ -117,12 +117,12 @@ async def prepare_plan(
         expanded, recipes = expand_recipes(repaired.plan, services.registry, limit)
     except PlanError as exc:
         problem = make_problem(SHAPE, None, None, None, exc.message, exc.fix or "")
-        raise _problems_error(exc.message, problem.remedy, [problem]) from exc
+        raise _create_problems_error(exc.message, problem.remedy, [problem]) from exc
     if recipes:
         # The steps of a recipe were selected with it and are checked like any other plan.
         recipe_capabilities = [step["capability"] for step in expanded["steps"]]
         chosen = None if active is None else (*active, *recipe_capabilities)
-        repaired = _repair(expanded, view, services, chosen)
+        repaired = _repair_plan(expanded, view, services, chosen)
         repairs += [*recipes, *map(str, repaired.repairs)]
     ordered = by_depth(with_plan_order(repaired.plan, services.registry))
     if labels:
@@ -130,7 +130,7 @@ async def prepare_plan(
         ordered = ExecutionPlan(**{**ordered, "stamp": stamp})
     _refuse_rejected(ordered, view)
     if author == "caller" and (unavailable := await unavailable_steps(ordered, view, services)):
-        raise _problems_error(
+        raise _create_problems_error(
             f"The plan was not started: {'; '.join(unavailable)}.",
             "send the plan again later.",
             person_message=f"The plan was not started: {'; '.join(unavailable)}.",
@@ -143,7 +143,7 @@ async def prepare_plan(
     return CheckedPlan(ordered, repairs, verdict, notes)
 
 
-def _repair(
+def _repair_plan(
     plan: Any,
     view: TurnView,
     services: Services,
@@ -151,7 +151,7 @@ def _repair(
     *,
     additions_only: bool = False,
 ) -> RepairedPlan:
-    """Return a repaired plan without problems that the turn's caller may run.
+    """Repair a plan, and check that the turn's caller may run it.
 
     Raises:
         PlanProblemsError: The plan has problems.
@@ -173,7 +173,7 @@ def _repair(
     )
     if repaired.problems:
         listed = "; ".join(str(problem) for problem in repaired.problems)
-        raise _problems_error(
+        raise _create_problems_error(
             f"The plan has {len(repaired.problems)} problem(s): {listed}",
             "correct the plan, or rephrase the request.",
             repaired.problems,
@@ -184,10 +184,10 @@ def _repair(
 
 
 async def _check_budget(plan: ExecutionPlan, view: TurnView, services: Services) -> None:
-    """Check once that the remaining budget covers the plan.
+    """Raise an error if the remaining budget does not cover the plan.
 
     Raises:
-        BudgetExceededError: The plan needs more.
+        BudgetExceededError: The plan requires more than the remaining budget.
     """
     spending = current_spending()
     if spending is None or not spending.has_budgets:
@@ -195,12 +195,12 @@ async def _check_budget(plan: ExecutionPlan, view: TurnView, services: Services)
     journal, name = services.journal(), f"priced/{view.turn_id}/{plan_digest(plan)}"
     if await journal.read(name):
         return  # an earlier process checked it and died before the checkpoint was saved
-    new = _capabilities_to_run(plan, view)
+    new = _list_capabilities_to_run(plan, view)
     await spending.check_plan_fits(new, services.registry.capabilities)
     await journal.write(name, {"steps": len(new)})
 
 
-def _capabilities_to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
+def _list_capabilities_to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
     work_steps = [step for step in plan["steps"] if step["capability"] not in TERMINAL_STEPS]
     return [
         step["capability"] for step in work_steps if step["context_key"] not in view.succeeded_keys
@@ -208,7 +208,7 @@ def _capabilities_to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
 
 
 def reserve_plan_budget(view: TurnView, services: Services) -> AbstractAsyncContextManager[None]:
-    """Reserve the budget of the plan in force while its steps run.
+    """Context manager that reserves the budget of the current plan while its steps run.
 
     Raises:
         BudgetExceededError: Other turns have used the budget since the plan was accepted.
@@ -220,13 +220,13 @@ def reserve_plan_budget(view: TurnView, services: Services) -> AbstractAsyncCont
     local_capabilities = [
         # The worker of a remote step makes its own reservation.
         name
-        for name in _capabilities_to_run(view.plan, view)
+        for name in _list_capabilities_to_run(view.plan, view)
         if sender is None or name not in queues or sender.serves(queues[name])
     ]
     return spending.reserve_plan(local_capabilities, services.registry.capabilities)
 
 
-def _problems_error(
+def _create_problems_error(
     message: str, fix: str, problems: Sequence[Problem] = (), *, person_message: str = ""
 ) -> PlanProblemsError:
     return PlanProblemsError(
@@ -265,17 +265,17 @@ async def accept_plan(
     plans_made: int = 1,
     one_by_one: bool = False,
 ) -> dict[str, Any]:
-    """Return the state update that puts a checked plan in force.
+    """Create the state update that makes a checked plan the current plan.
 
     Args:
-        checked_plan: Checked plan.
+        checked_plan: Plan that passed all checks.
         view: Current state of the turn.
         services: Services of the graph.
         author: ``orchestrator``, ``caller``, a capability's name, or ``approval`` (a person, who is
             not asked again).
-        previous: Plan that it replaces.
-        plans_made: Number of plans that this one took.
-        one_by_one: True if the steps run one at a time in plan order.
+        previous: Plan that the new plan replaces.
+        plans_made: Number of planning attempts, including this plan.
+        one_by_one: True to run the steps one at a time in plan order.
     """
     results = view.results
     failure = view.failure or view.last_failure
@@ -302,7 +302,7 @@ async def accept_plan(
         version["labels"] = {key: dict(labels) for key, labels in text_labels.items()}
     moved_labels = carried.context_updates(view.labels)
     rerun_keys = set(carried.rerun)
-    stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
+    stamp: dict[str, Any] = {"id": _choose_plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
     if after := recorded_order(plan):
@@ -325,7 +325,7 @@ async def accept_plan(
         "execution_step_results": Overwrite(
             {
                 **_past_results(results, rerun_keys),
-                **_carried_results(
+                **_create_carried_results(
                     carried, plan, is_author_planner=author not in services.registry.capabilities
                 ),
             }
@@ -334,7 +334,9 @@ async def accept_plan(
         "control_attempts": {
             k: 0 for k, n in view.failed_attempts.items() if n and plan_key(k) in rerun_keys
         },
-        "control_budget": {"allowed_attempts": _allowed_attempts(plan, rerun_keys, view, services)},
+        "control_budget": {
+            "allowed_attempts": _compute_allowed_attempts(plan, rerun_keys, view, services)
+        },
         "planning_execution_plan": plan,
         "planning_accepted": accepted,
         "planning_history": [dict(version)],
@@ -345,22 +347,22 @@ async def accept_plan(
         + plan_count,
         "execution_pending_approvals": {},
         **({"capability_context_labels": moved_labels} if moved_labels else {}),
-        **await _review_update(checked_plan, plan, digest, author, view, services),
+        **await _create_review_update(checked_plan, plan, digest, author, view, services),
         **(clear_failure_update() if view.failure else {}),
     }
 
 
-def _plan_id(view: TurnView, author: str) -> str:
-    """Return the ID of a plan that is put in force.
+def _choose_plan_id(view: TurnView, author: str) -> str:
+    """Choose the ID of an accepted plan.
 
-    A caller's plan is accepted in the pass that runs it, and again if that pass is interrupted. Its
-    ID must be the same both times, because its waits and attempts are stored under the ID.
+    A caller's plan is accepted in the superstep that runs it, and again if that superstep is interrupted.
+    Both IDs must be equal, because waits and attempts are stored under the ID.
     """
     caller_id = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
     return uuid.uuid5(uuid.NAMESPACE_OID, str(caller_id)).hex if caller_id else uuid.uuid4().hex
 
 
-async def _review_update(
+async def _create_review_update(
     checked_plan: CheckedPlan,
     plan: ExecutionPlan,
     digest: str,
@@ -368,7 +370,7 @@ async def _review_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Return the update that requests a review of the plan, if one is required."""
+    """Create the update that requests a review of the plan. It is empty if no review is required."""
     problems = list(checked_plan.verdict.problems)
     requires_review = services.settings.approvals.plans or view.caller_switches.get(
         "planning_mode_enabled"
@@ -387,7 +389,7 @@ async def _review_update(
 async def request_plan_review(
     plan: ExecutionPlan, digest: str, problems: list[str], ledger: EffectLedger
 ) -> dict[str, Any]:
-    """Return the update that requests a person's review of the plan."""
+    """Record that a person must review the plan, and create the state update."""
     await ledger.approvals.request_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,
@@ -400,10 +402,10 @@ async def request_plan_review(
     }
 
 
-def _allowed_attempts(
+def _compute_allowed_attempts(
     plan: ExecutionPlan, rerun_keys: set[str], view: TurnView, services: Services
 ) -> int:
-    """Return the maximum number of attempts of the turn, including this plan."""
+    """Compute the maximum number of step attempts in the turn, including those of the new plan."""
     limits = services.limits
     if limits.max_turn_attempts is not None:
         return limits.max_turn_attempts
@@ -419,7 +421,7 @@ def _allowed_attempts(
 
 
 def may_need_review(view: TurnView, services: Services) -> bool:
-    """Return whether plans of this turn may require a review."""
+    """Return True if plans of this turn may require a review."""
     return bool(
         services.settings.approvals.plans
         or services.plan_policies
@@ -443,12 +445,12 @@ def _past_results(results: Mapping[str, Any], rerun_keys: Collection[str]) -> di
     return past
 
 
-def _carried_results(
+def _create_carried_results(
     carried: CarryOver, plan: ExecutionPlan, *, is_author_planner: bool
 ) -> dict[str, Any]:
     """Return the results that the new plan keeps, marked if the planner has seen them.
 
-    An effect under another key is marked as completed earlier.
+    An effect whose step has another key in the new plan is marked as completed earlier.
     """
     all_seen = ends_with_review(plan["steps"])
     seen_keys = {
@@ -465,11 +467,10 @@ def _carried_results(
 
 
 def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, str]:
-    """Return the labels of all data that the author of a plan has read, with their sources.
+    """Return the labels (provenance tags) of all data that a plan's author has read.
 
-    The user's own words have no labels, and neither do plans of the offline planner. A model reads
-    stored results, failures, and earlier answers. A capability that proposes a plan has read its
-    inputs.
+    The user's text and plans that were made without a model have no labels. A model has read stored
+    results, failures, and earlier answers. A capability that proposes a plan has read its inputs.
     """
     if services.flow is None:
         return {}
@@ -484,15 +485,15 @@ def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, st
 
 
 def respond_step(task: str) -> PlannedStep:
-    """Return the step that answers the request at the end of a plan."""
+    """Create the step that answers the request at the end of a plan."""
     return PlannedStep(context_key="answer", capability="respond", task_objective=task)
 
 
 def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
-    """Check that a plan does not repeat work that a person rejected in this turn.
+    """Raise an error if a plan repeats work that a person rejected in this turn.
 
     Raises:
-        PlanProblemsError: It does.
+        PlanProblemsError: The plan contains rejected work.
     """
     rejected = [
         (key, entry) for key, entry in view.decisions.items() if entry.get("decision") == "reject"
@@ -509,4 +510,4 @@ def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
                 " the new plan contains it again."
             )
             fix = "Rephrase the request, or approve the step."
-            raise _problems_error(message, fix, person_message=f"{message} {fix}")
+            raise _create_problems_error(message, fix, person_message=f"{message} {fix}")

@@ -14,9 +14,9 @@ from capgraph.state import TurnView
 
 
 def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
-    """Return a sentence for each new step that uses default parameters.
+    """Describe the default parameters of each new step in a sentence.
 
-    Once-only effects are omitted, because a person is asked about them.
+    Steps with a ``once`` effect are omitted, because a person must approve their parameters.
     """
     notes = []
     for step in plan["steps"]:
@@ -68,17 +68,17 @@ def _unset_defaults(spec: CapabilitySpec, step: PlannedStep) -> list[str]:
         f"{name}={default!r:.80}"
         for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
         if name not in (step.get("parameters") or {})
-        and isinstance(default := _plain(info.default), (str, int, float))
+        and isinstance(default := _to_plain(info.default), (str, int, float))
         and not isinstance(default, bool)
     ]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
 async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
-    """Return a clause for each unfinished step whose capability is known to be unavailable.
+    """Describe each unfinished step whose capability is unavailable.
 
     Optional steps and capabilities with a fallback are omitted.
     """

@@ -19,10 +19,10 @@ from capgraph.state import TurnView
 
 
 def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
-    """Return the plan and the answer in a reply, and whether the planner reviews results.
+    """Split a planner's reply into the plan, the answer, and True if results must be reviewed.
 
-    ``planning.mode: look`` requires the review before the answer for all model-written plans;
-    otherwise the field ``look`` of the reply decides.
+    The setting ``planning.mode: look`` requires a review before the answer for all model-written plans.
+    Otherwise the reply's field ``look`` determines it.
     """
     mode, limit = services.settings.planning.mode, services.limits.max_looks
     always = mode == "look" and is_model_written("orchestrator", services)
@@ -37,7 +37,7 @@ def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
 
 
 def with_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
-    """Return a plan in which the planner reviews all results before the answer."""
+    """Change a plan so that the planner reviews all results before the answer."""
     *work, last = checked_plan.plan["steps"]
     if not work or last["capability"] != RESPOND:
         return checked_plan
@@ -46,7 +46,7 @@ def with_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
 
 
 def finished_steps(view: TurnView) -> list[PlannedStep]:
-    """Return the finished steps of the plan in force, and the steps that they read."""
+    """Return the finished steps of the current plan, and the steps whose results they used."""
     kept_keys = {
         step["context_key"] for step in view.steps if step["context_key"] in view.succeeded_keys
     }
@@ -61,11 +61,10 @@ def finished_steps(view: TurnView) -> list[PlannedStep]:
 
 
 def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> list[Any]:
-    """Return the steps of a reply that are not finished yet; empty if no work is left.
+    """Return the unfinished steps of a planner's reply, or an empty list if no work is left.
 
-    Finished steps are kept, whether or not the planner repeats them. A step without a key that
-    equals a finished step is the same step, unless an effect happened after it: then it reads
-    again.
+    Finished steps remain in the plan, even if the reply omits them. A step without a key that equals a
+    finished step is the same step, unless an effect happened after that step and requires another read.
     """
     done = [step for step in view.steps if step["context_key"] in view.succeeded_keys]
     effects = [
@@ -77,7 +76,7 @@ def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> l
     for step in reply_steps:
         if isinstance(step, dict):
             key = step.get("context_key")
-            same = [index for index, old in enumerate(done) if _repeats(step, old)]
+            same = [index for index, old in enumerate(done) if _is_repeated_step(step, old)]
             if any(done[index]["context_key"] == key for index in same):
                 continue
             if not key and any(p in effects or not any(e > p for e in effects) for p in same):
@@ -87,25 +86,25 @@ def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> l
     return new if has_work else []
 
 
-def _repeats(step: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Return whether a step of a reply is a finished step.
+def _is_repeated_step(step: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Return True if a step of a reply repeats a finished step.
 
-    It is the same call, or has the same key and no parameters.
+    Both steps make the same call, or the new step has the same key and no parameters.
     """
     if step.get("capability") != old["capability"] or old["capability"] in TERMINAL_STEPS:
         return False
     if step.get("context_key") == old["context_key"] and not step.get("parameters"):
         return True
-    return _plain(step.get("parameters")) == _plain(old.get("parameters"))
+    return _to_comparable_text(step.get("parameters")) == _to_comparable_text(old.get("parameters"))
 
 
-def _plain(parameters: Any) -> str:
-    """Return parameters in a form in which 42 and "42" are equal."""
+def _to_comparable_text(parameters: Any) -> str:
+    """Convert parameters to text in which 42 and "42" are equal."""
     return json.dumps(parameters or {}, sort_keys=True, default=str).replace('"', "")
 
 
 def offline_selector(selector: Any) -> LexicalSelector | None:
-    """Return the selector without a model that a selector uses or is."""
+    """Return the ``LexicalSelector`` that a selector is or contains, or ``None``."""
     while selector is not None and not isinstance(selector, LexicalSelector):
         selector = getattr(selector, "offline", None) or getattr(selector, "fallback", None)
     return selector

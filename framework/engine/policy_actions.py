@@ -39,19 +39,19 @@ from capgraph.telemetry.usage_recorder import usage_totals
 async def consult_policies(
     view: TurnView, services: Services, *, has_failed: bool, is_completed: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Run the actions of all matching rules.
+    """Run the actions of all matching policy rules.
 
     Args:
         view: Current state of the turn.
         services: Services of the graph.
-        has_failed: True if a failure has no recovery left.
-        is_completed: True if all work is done.
+        has_failed: True if a failure cannot be retried or replanned.
+        is_completed: True if all steps have ended.
 
     Returns:
-        The state update, and whether the router must decide again.
+        The state update, and True if the router must choose the next node again.
     """
     turn = _PolicyActionRunner(view, services)
-    ctx = await _phase_context(view, services, failed=has_failed, over=is_completed)
+    ctx = await _create_phase_context(view, services, failed=has_failed, over=is_completed)
     for engine in services.policy_engines:
         rules: Sequence[PolicyRule] = await maybe_await(engine.matching(ctx))
         for rule in rules:
@@ -76,18 +76,18 @@ async def govern_node(
     started_at: float,
     rerun: Callable[[int], Awaitable[StepRecord]],
 ) -> tuple[StepRecord, Failure | None]:
-    """Run the actions of all matching rules for one visit of a node in a custom graph.
+    """Run the actions of all matching policy rules for a node execution in a custom graph.
 
     Args:
         record: Record of the node's step.
         view: State of the graph.
         services: Services of the graph.
-        budget: Budget of the visit.
-        started_at: Start time of the visit.
-        rerun: Runs the step again; the argument is its number of failures.
+        budget: Counters of the node execution.
+        started_at: Start time of the node execution.
+        rerun: Function that runs the step again. Its argument is the number of failures so far.
 
     Returns:
-        The final record of the step, and the failure if a rule stopped the visit.
+        The final record of the step, and the failure if a rule stopped the node.
     """
     acted: dict[str, int] = {}
     while True:
@@ -119,7 +119,7 @@ async def govern_node(
         record = await rerun(error.attempts)
 
 
-async def _phase_context(
+async def _create_phase_context(
     view: TurnView, services: Services, *, failed: bool, over: bool
 ) -> PhaseContext:
     work_steps = [step for step in view.steps if step["capability"] not in TERMINAL_STEPS]
@@ -143,12 +143,12 @@ async def _phase_context(
         elapsed_seconds=max(0.0, services.clock.now() - started_at),
         retry_exhausted_scenarios={classify_failure(failure).value for failure in read},
         phase_completed=over,
-        total_cost_usd=await _turn_cost(view, services),
+        total_cost_usd=await _compute_turn_cost(view, services),
     )
 
 
-async def _turn_cost(view: TurnView, services: Services) -> float | None:
-    """Return the cost of the turn's model calls; ``None`` if a price or a call is unknown."""
+async def _compute_turn_cost(view: TurnView, services: Services) -> float | None:
+    """Return the cost of the turn's model calls, or ``None`` if a price or a call is unknown."""
     if not view.budget.get("model_calls"):
         return 0.0
     rows = services.journal().tables
@@ -164,11 +164,11 @@ _PLAN_ACTIONS = {PolicyAction.RETRY_PHASE, PolicyAction.ESCALATE, PolicyAction.S
 
 
 class _PolicyActionRunner:
-    """Runs policy actions on one turn.
+    """Runner of policy actions for one turn.
 
     Attributes:
         update: State update of the actions so far.
-        needs_routing: True if the router must decide again.
+        needs_routing: True if the router must choose the next node again.
     """
 
     def __init__(self, view: TurnView, services: Services) -> None:
@@ -178,7 +178,7 @@ class _PolicyActionRunner:
         self.needs_routing = False
 
     async def act(self, engine: PolicyEngine, rule: PolicyRule, action: PolicyActionData) -> None:
-        """Run an action and emit its result."""
+        """Run a policy action and emit its result as an event."""
         ways: dict[PolicyAction, Callable[..., Any]] = {
             PolicyAction.ADVANCE_PHASE: self._advance,
             PolicyAction.RETRY_AGENT: self._retry,
@@ -241,9 +241,9 @@ class _PolicyActionRunner:
         if failure.metadata.get("code") == "CG-LIMIT":
             return "The run reached a limit, which no rule can exceed."
         if params.get("switch_model"):
-            self._count("model_switches")
+            self._count_action("model_switches")
         if params.get("smaller_context"):
-            self._count("context_cuts")
+            self._count_action("context_cuts")
         self._clear_failure(
             extra_attempts=1 + len((self._view.failure or {}).get("other_failures") or [])
         )
@@ -265,11 +265,11 @@ class _PolicyActionRunner:
         cap = self._services.limits.max_retry_delay_seconds
         actions: dict[RecoveryStep | str, Callable[[], Any]] = {
             RecoveryStep.RETRY_WITH_BACKOFF: lambda: clock.sleep(backoff_delay(1, cap=cap)),
-            RecoveryStep.RETRY_WITH_SMALLER_CONTEXT: lambda: self._count("context_cuts"),
+            RecoveryStep.RETRY_WITH_SMALLER_CONTEXT: lambda: self._count_action("context_cuts"),
             RecoveryStep.RESTART_AGENT: lambda: None,  # a retry restarts the agent
         }
         if engine.models:
-            actions[RecoveryStep.SWITCH_PROVIDER] = lambda: self._count("model_switches")
+            actions[RecoveryStep.SWITCH_PROVIDER] = lambda: self._count_action("model_switches")
         result = await aattempt_recovery(classify_failure(self._failure), RecoveryContext(actions))
         if not result.recovered_steps:
             return result.reason
@@ -308,12 +308,12 @@ class _PolicyActionRunner:
         self.needs_routing = True
         return ""
 
-    def _count(self, name: str) -> None:
+    def _count_action(self, name: str) -> None:
         counters = self.update.setdefault("control_budget", {})
         counters[name] = counters.get(name, self._view.budget.get(name, 0)) + 1
 
     def _clear_failure(self, *, extra_attempts: int) -> None:
-        """Clear the failure, and allow additional attempts."""
+        """Remove the current failure, and allow additional step attempts."""
         self.needs_routing = True
         if self._failure is None:
             return

@@ -52,7 +52,7 @@ _BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 class PlanPassResult(NamedTuple):
-    """Result of a pass over a plan.
+    """Result of running all steps of a plan that were ready.
 
     Attributes:
         writes: State writes in order.
@@ -69,11 +69,11 @@ class PlanPassResult(NamedTuple):
 
 
 async def run_ready_steps(view: TurnView, services: Services) -> PlanPassResult:
-    """Run all steps that can run now, and return the changes of the state.
+    """Run all steps of the current plan that can run now, and return the changes of the state.
 
     Raises:
         FatalExecutionError: A step failed with severity FATAL.
-        GraphBubbleUp: A step interrupted itself; all independent steps have run.
+        GraphBubbleUp: A step raised an interrupt. All independent steps have run.
     """
     run = PlanRun(view, services)
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ async def run_ready_steps(view: TurnView, services: Services) -> PlanPassResult:
     woken = [key for key in view.resumed_keys if plan_key(key) not in ran]
     woken += [entry["key"] for entry in envelopes if entry.get("more")]
     updates: dict[str, Any] = {
-        "planning_current_step_index": _current_index(state),
+        "planning_current_step_index": _find_current_index(state),
         "runtime_info": {
             **(view.state.get("runtime_info") or {}),
             "seconds_used": run.seconds_used,
@@ -124,7 +124,7 @@ async def run_ready_steps(view: TurnView, services: Services) -> PlanPassResult:
 
 
 class PlanRun:
-    """Pass over a plan: all steps that can run without another routing decision.
+    """Execution of all plan steps that can run without another routing decision.
 
     Args:
         view: State of the turn at the start of the router.
@@ -149,7 +149,7 @@ class PlanRun:
         self._needs = dependencies(view.plan)
         # Include known copies, since an effect or an approval belongs to one copy.
         self._keys = {*self._needs, *(k for k in view.results if plan_key(k) in self._needs)}
-        self._pending = self._runnable(view)
+        self._pending = self._find_runnable(view)
         self._for_each_runs: dict[str, ForEachRun] = {}
         self._places = {step["context_key"]: n for n, (_, step) in enumerate(self._pending)}
         self._readers: dict[str, list[str]] = {}
@@ -171,11 +171,11 @@ class PlanRun:
         self._used = view.seconds_used
         self.budget: TurnBudget = TurnBudget.from_plain(view.budget)
         self._turn_control = TurnControl(
-            self._seconds_left, self._should_stop, self.is_draining, can_wait=True
+            self._compute_seconds_left, self._should_stop, self.is_draining, can_wait=True
         )
 
-    def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
-        """Return the steps that can finish in this pass because no undecided step precedes them."""
+    def _find_runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
+        """Return the steps that do not depend on a step that waits for a decision, with their indices."""
         blocked = view.suspended_keys
         chosen = []
         for index, step in enumerate(view.steps):
@@ -189,11 +189,11 @@ class PlanRun:
         return chosen
 
     async def run(self) -> list[Envelope]:
-        """Run the steps until none can start, and return their envelopes in plan order.
+        """Run the steps until none can start, and return their envelopes (results) in plan order.
 
         Raises:
             FatalExecutionError: A step failed with severity FATAL.
-            GraphBubbleUp: A step interrupted itself; all independent steps have run.
+            GraphBubbleUp: A step raised an interrupt. All independent steps have run.
         """
         try:
             with override_run_context(plan_run=self):
@@ -212,18 +212,18 @@ class PlanRun:
         return [entry for entry in self._envelopes if entry is not None]
 
     def _call_ready(self, keys: Iterable[str]) -> None:
-        """Call the tasks of ready steps, and of all earlier steps that were not called yet."""
+        """Call the LangGraph tasks of ready steps, and of earlier steps that were not called yet."""
         ready = [self._places[key] for key in keys if self._needs[key] <= self._ended]
         while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
-            call = self._services.step_tasks[step["capability"]](_payload(index, step))
+            call = self._services.step_tasks[step["capability"]](_create_payload(index, step))
             call.add_done_callback(self._completed_calls.put_nowait)
             self._calls[call] = self._called
             self._envelopes.append(None)
             self._called += 1
 
     def _handle_result(self, place: int, call: asyncio.Future[Any]) -> None:
-        """Process the result of a task, and call the steps that are now ready."""
+        """Process the result of a step's task, and call the steps that have become ready."""
         key = self._pending[place][1]["context_key"]
         try:
             self._envelopes[place] = self._collect_envelope(
@@ -248,20 +248,20 @@ class PlanRun:
         if not envelope:
             return None
         for copy in envelope.get("copies", ()):
-            self._merge(copy["update"])
+            self._apply_update(copy["update"])
         update = envelope["update"]
         record = update.get("execution_step_results", {}).get(key, {})
         if "failure" in envelope:
             self._stopping = True
         elif record.get("success") or record.get("skipped"):
-            self._merge({**update, "execution_last_result": last_result(record, None)})
+            self._apply_update({**update, "execution_last_result": last_result(record, None)})
             self._ended.add(key)
             self._review_due |= bool(due_reviews([self._view.steps_by_key[key]], {key: record}))
             self._call_ready(self._readers.get(key, ()))
         return envelope
 
-    def _merge(self, update: Mapping[str, Any]) -> None:
-        """Show a step's writes to the later steps. A step that stops the turn is the last one."""
+    def _apply_update(self, update: Mapping[str, Any]) -> None:
+        """Apply a step's state update for later steps, and stop the run if the step failed permanently."""
         self._stopping |= bool(update.get("control_is_killed"))
         for name, value in update.items():
             if name in _BY_TYPE:
@@ -276,7 +276,7 @@ class PlanRun:
                 )[name]
 
     async def run_step(self, payload: Mapping[str, Any]) -> Envelope | None:
-        """Wait for the inputs of a step and run it; the returned envelope can be saved."""
+        """Wait for the inputs of a step, run it, and return its envelope (serializable result)."""
         index = payload["step_index"]
         step = self._view.steps[index]
         key = step["context_key"]
@@ -285,7 +285,7 @@ class PlanRun:
                 await self._settled_events[needed].wait()
         if not self._needs[key] <= self._ended:
             return None
-        if "element" not in payload and self._waits_for_review():
+        if "element" not in payload and self._must_wait_for_review():
             return None
         task = asyncio.current_task()
         assert task is not None
@@ -297,17 +297,17 @@ class PlanRun:
                 else:
                     attempt = self._view.create_attempt(step["capability"], step, index=index)
                     if step.get("for_each"):
-                        return await self._run_each(attempt, self._attempt_context(key))
-                    work = self._services.runner.run(attempt, self._attempt_context(key))
+                        return await self._run_each(attempt, self._create_attempt_context(key))
+                    work = self._services.runner.run(attempt, self._create_attempt_context(key))
                 try:
-                    return self._envelope(await work, attempt)
+                    return self._to_envelope(await work, attempt)
                 except GraphInterrupt as signal:
                     self._asked |= {question.id: attempt.key for question in signal.args[0]}
                     raise
         finally:
             self._running.discard(task)
 
-    def _attempt_context(
+    def _create_attempt_context(
         self, key: str, stops: Callable[[bool], bool] | None = None
     ) -> AttemptContext:
         return AttemptContext(
@@ -322,32 +322,36 @@ class PlanRun:
         )
 
     def _should_stop(self, has_started: bool) -> bool:
-        return self._stopping or self._waits_for_review(has_started)
+        return self._stopping or self._must_wait_for_review(has_started)
 
-    def _waits_for_review(self, has_started: bool = False) -> bool:
-        """Return whether a step must wait because the planner reviews the rest of the plan first.
+    def _must_wait_for_review(self, has_started: bool = False) -> bool:
+        """Return True if a step must not start before the planner has reviewed the rest of the plan.
 
-        A step that has received a person's answer has already started.
+        A step that has received a person's decision has already started, so it continues.
         """
         return self._review_due and not has_started and not count_available_answers()
 
-    def _envelope(self, result: StepResult, attempt: Attempt) -> Envelope | None:
+    def _to_envelope(self, result: StepResult, attempt: Attempt) -> Envelope | None:
         if result is None:
             return None
         if isinstance(result, ApprovalRequest):
             return {"key": attempt.key, "update": {}, "question": result.to_state()}
-        return self._make_envelope(result, attempt)
+        return self._create_envelope(result, attempt)
 
-    def _make_envelope(self, record: StepRecord, attempt: Attempt) -> Envelope:
+    def _create_envelope(self, record: StepRecord, attempt: Attempt) -> Envelope:
         optional = attempt.step.get("optional") and attempt.element is None
         collected = attempt.element is not None and collects_failures(attempt.step)
-        if record.error is not None and not optional and self._observes(attempt, record.error):
+        if (
+            record.error is not None
+            and not optional
+            and self._is_failure_observed(attempt, record.error)
+        ):
             record = mark_observed(record, attempt)
         return envelope_of(
             skip_optional_failure(record) if optional or collected else record, self._plan_id
         )
 
-    def _observes(self, attempt: Attempt, failure: Failure) -> bool:
+    def _is_failure_observed(self, attempt: Attempt, failure: Failure) -> bool:
         """Return whether the planner is shown a failure of the step as a result."""
         spec = self._services.registry.capabilities.get(attempt.capability)
         if spec is None or attempt.step.get("for_each"):
@@ -358,13 +362,13 @@ class PlanRun:
         undoing = bool(self._view.state.get("control_undo"))
         return may_review and not undoing and is_model_written("orchestrator", self._services)
 
-    async def _run_each(self, attempt: Attempt, door: AttemptContext) -> Envelope | None:
-        """Run a step for each element of its list, each copy in a LangGraph task of its own."""
-        elements = await self._services.runner.list_elements(attempt, door)
+    async def _run_each(self, attempt: Attempt, context: AttemptContext) -> Envelope | None:
+        """Run a ``for_each`` step, with a separate LangGraph task for each list element."""
+        elements = await self._services.runner.list_elements(attempt, context)
         if isinstance(elements, StepRecord):
-            return self._make_envelope(elements, attempt)
+            return self._create_envelope(elements, attempt)
         task = self._services.step_tasks[attempt.capability]
-        payload = _payload(attempt.index, attempt.step)
+        payload = _create_payload(attempt.index, attempt.step)
 
         def call(number: int) -> Awaitable[Envelope | None]:
             name = element_key(attempt.key, number)
@@ -374,7 +378,9 @@ class PlanRun:
             return called
 
         spec = self._services.registry.capabilities[attempt.capability]
-        copies = ForEachRun(attempt, elements, spec, self._view, call=call, merge=self._merge)
+        copies = ForEachRun(
+            attempt, elements, spec, self._view, call=call, merge=self._apply_update
+        )
         self._for_each_runs[attempt.key] = copies
         self._keys.update(map(copies.key, range(len(elements))))
         limits = self._services.limits
@@ -389,32 +395,32 @@ class PlanRun:
         copy_envelopes = (
             envelopes if record.error or spec.effect != "none" else copies.without_collected_data()
         )
-        return {**self._make_envelope(record, attempt), "copies": copy_envelopes}
+        return {**self._create_envelope(record, attempt), "copies": copy_envelopes}
 
     def _run_copy(self, copies: ForEachRun, number: int) -> tuple[Attempt, Awaitable[StepResult]]:
         attempt = copies.attempt_at(number)
         stops = lambda _begun: self._stopping or copies.is_stopped  # noqa: E731
         return attempt, self._services.runner.run(
-            attempt, self._attempt_context(attempt.key, stops)
+            attempt, self._create_attempt_context(attempt.key, stops)
         )
 
     def is_draining(self) -> bool:
-        """Return whether the process is shutting down, so that no further step starts."""
+        """Return True if no further step may start because the process is shutting down."""
         return bool(self._control is not None and self._control.drain_requested)
 
     @property
     def seconds_used(self) -> float:
-        """Seconds that the steps of this turn have run, without waiting for a person."""
+        """Total duration of this turn's steps in seconds, without waiting for decisions."""
         return self._used + self._services.clock.monotonic() - self._began
 
-    def _seconds_left(self) -> float | None:
+    def _compute_seconds_left(self) -> float | None:
         limit, deadline = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
         if limit is None or (deadline is not None and deadline < limit):
             limit = deadline
         return None if limit is None else limit - self.seconds_used
 
 
-def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
+def _create_payload(index: int, step: PlannedStep) -> dict[str, Any]:
     return {
         "context_key": step["context_key"],
         "step_index": index,
@@ -424,7 +430,7 @@ def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
 
 
 def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
-    """Return the coroutine of a step's LangGraph task."""
+    """Create the coroutine for a step's LangGraph task."""
     run: PlanRun | None = run_context().plan_run
     if run is None:
         raise RuntimeError(
@@ -433,7 +439,7 @@ def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
     return run.run_step(payload)
 
 
-def _current_index(state: Mapping[str, Any]) -> int:
+def _find_current_index(state: Mapping[str, Any]) -> int:
     results = state.get("execution_step_results") or {}
     steps = state["planning_execution_plan"].get("steps") or []
     for index, step in enumerate(steps):

@@ -17,7 +17,7 @@ from capgraph.state import TurnView
 
 
 def match_example(request: str, registry: Registry, excluded: Collection[str] = ()) -> str | None:
-    """Return the only recipe with an example that has the wording of the request."""
+    """Return the recipe (stored plan) whose example matches the wording of the request, if it is unique."""
     names = [
         name
         for name, spec in registry.capabilities.items()
@@ -29,7 +29,7 @@ def match_example(request: str, registry: Registry, excluded: Collection[str] = 
 
 
 def can_skip_extraction(view: TurnView, registry: Registry) -> bool:
-    """Return whether a recipe matches the wording of the last message."""
+    """Return True if task extraction is unnecessary, because a recipe matches the last message."""
     try:
         return match_example(last_request(view.messages), registry) is not None
     except ValidationError:
@@ -37,7 +37,7 @@ def can_skip_extraction(view: TurnView, registry: Registry) -> bool:
 
 
 def matched_recipe(view: TurnView, services: Services) -> Recipe | None:
-    """Return the only recipe selected for the turn, while its first plan is in force."""
+    """Return the recipe (stored plan) of the turn's first plan, if the recipe alone was selected."""
     chosen: list[str] = (view.state.get("planning_selection") or {}).get("chosen") or []
     if len(chosen) != 1 or view.state.get("control_plans_created_count", 0) > 1:
         return None
@@ -47,7 +47,7 @@ def matched_recipe(view: TurnView, services: Services) -> Recipe | None:
 async def plan_from_recipe(
     request: PlanRequest, view: TurnView, services: Services
 ) -> ExecutionPlan | None:
-    """Return the plan of a request whose recipe and parameters are known without a model."""
+    """Create a plan from the selected recipe if its parameters can be extracted without a model."""
     recipe = matched_recipe(view, services)
     if recipe is None or request.failure or request.previous:
         return None

@@ -30,10 +30,10 @@ class Route(NamedTuple):
     """Next destination of a run.
 
     Attributes:
-        target: Name of a node, ``"capabilities"`` (run ready steps), ``"accept"`` (check the plan
-            first), or ``"fatal"`` (raise).
+        target: Name of a node, ``"capabilities"`` (run ready steps), ``"accept"`` (validate the plan
+            first), or ``"fatal"`` (raise an error).
         reason: Reason for the decision.
-        failures: Number of failures so far, which determines the retry delay; 0 without a retry.
+        failures: Number of failures so far, which determines the retry delay. 0 without a retry.
         steps: Context keys of the ready steps, for ``capabilities`` and ``approval``.
     """
 
@@ -69,18 +69,18 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
         return Route("orchestrator", "There is no plan yet.")
     if not is_accepted(state):
         return Route(ACCEPT, "The plan has not been checked.")
-    return _next_steps(state, registry)
+    return _route_next_steps(state, registry)
 
 
 def _route_undo(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
-    """Route a turn that undoes effects: it plans nothing else and ends with the failure."""
+    """Choose the next node of a turn that undoes effects before it ends with the failure."""
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
         decision = _route_failure(state, Failure.from_state(info), limits)
     elif not is_accepted(state):
         return Route(ACCEPT, "The plan has not been checked.")
     else:
-        decision = _next_steps(state, registry)
+        decision = _route_next_steps(state, registry)
     continues = decision.target in (RUN, FATAL, "approval")
     return decision if continues else Route("error", "All effects that can be undone are undone.")
 
@@ -123,7 +123,7 @@ def _route_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -
     return Route(_REPLANNING_NODES[failure.severity] if may_repeat else "error", message)
 
 
-def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
+def _route_next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if state.get("task_custom_message"):
         return Route("respond", "The answer already exists.")
     plan = state["planning_execution_plan"]
@@ -134,7 +134,7 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if state.get("control_is_awaiting_validation"):
         return Route("approval", "A person must review the plan first.")
     ended_keys = {*done, *(key for key, record in results.items() if record.get("skipped"))}
-    unregistered = _unregistered_steps(work, registry, ended_keys)
+    unregistered = _find_unregistered_steps(work, registry, ended_keys)
     if unregistered:
         # The registry changed after the plan was checked.
         names = sorted({step["capability"] for step in work if step["context_key"] in unregistered})
@@ -173,8 +173,8 @@ def due_reviews(
 ) -> tuple[str, ...]:
     """Return the keys of the finished steps whose results the planner must review now.
 
-    These are steps with ``look_again`` and steps with an observed failure. If the closing step has
-    ``look_again``, they are all steps that the planner has not seen, once every step has finished.
+    These are steps with ``look_again`` and steps with an observed failure. If the final step has
+    ``look_again``, all steps that the planner has not reviewed are due when every step has finished.
 
     >>> steps = [{"context_key": "a"}, {"context_key": "z", "capability": "respond", "look_again": True}]
     >>> due_reviews(steps, {}), due_reviews(steps, {"a": {"success": True}})
@@ -197,7 +197,7 @@ def due_reviews(
 
 
 def ends_with_review(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the planner reviews the results before the answer."""
+    """Return True if the planner reviews the results before the answer."""
     return bool(
         steps and steps[-1].get("capability") in TERMINAL_STEPS and steps[-1].get("look_again")
     )
@@ -208,7 +208,7 @@ def _is_review_due(record: Mapping[str, Any]) -> bool:
     return bool(has_ended) and REVIEWED_KEY not in record
 
 
-def _unregistered_steps(
+def _find_unregistered_steps(
     work: list[Mapping[str, Any]], registry: Catalog, ended: set[str]
 ) -> tuple[str, ...]:
     return tuple(

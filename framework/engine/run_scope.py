@@ -26,7 +26,7 @@ class OpenQuestions:
 
     Attributes:
         ids: LangGraph interrupt IDs of the questions.
-        steps: Capability of each step that asked, by context key.
+        steps: Capability of each step that waits for an answer, by context key.
     """
 
     ids: list[str]
@@ -34,10 +34,10 @@ class OpenQuestions:
 
 
 def find_services(spec: CapabilitySpec) -> Services | None:
-    """Return the services of the enclosing runs that apply to a capability.
+    """Find the enclosing run's services for a capability, or return ``None`` outside a run.
 
-    The innermost services that register the name apply. If none do, the innermost services apply,
-    with the capability added.
+    The innermost services in which the capability is registered apply. If it is not registered, it is
+    added to a copy of the innermost services.
     """
     enclosing = enclosing_services()
     matching = next((s for s in enclosing if spec.name in s.registry.capabilities), None)
@@ -51,7 +51,7 @@ def enclosing_services() -> list[Services]:
 
 
 def compile_scope(services: Services | None) -> AbstractContextManager[None]:
-    """Return a context manager in which compiled members use the given services."""
+    """Context manager in which compiled team members use these services."""
     enclosing = run_context().services
     return override_run_context(services=enclosing if services is None else (*enclosing, services))
 
@@ -65,15 +65,15 @@ async def _ask_about_text(
 
 
 def may_bring_answer() -> bool:
-    """Return whether an answer in the run comes from the run's own caller.
+    """Return True if the run's caller may have sent the answer that the run contains.
 
-    If a process died after an answer, another caller may resume its run.
+    If a process ended after it received an answer, another caller may resume the run.
     """
     return run_context().has_own_answer
 
 
 def dropped_questions() -> OpenQuestions | None:
-    """Return the questions that the message of this run dropped."""
+    """Return the open questions that the new message of this run dropped, if any."""
     questions: OpenQuestions | None = run_context().dropped_requests
     return questions
 
@@ -86,20 +86,20 @@ def run_scope(
     may_answer: bool = True,
     dropped: OpenQuestions | None = None,
 ) -> AbstractContextManager[None]:
-    """Return the context manager of a run.
+    """Context manager that sets the run context: events, secrets, and services.
 
-    A stream yields to its reader between parts, which must not see the run context. The context is
-    therefore entered again for each part. A nested run masks the secrets of both runs, and its
-    events go to the sinks of both with the IDs of the outer run.
+    It is entered again for each part of a stream, because code that reads the stream must not run in
+    the run context. A nested run masks the secrets of both runs. Its events are sent to the sinks of both
+    runs, with the IDs of the outer run.
 
     Args:
         services: Services of the run.
         config: Configuration of the run.
-        has_subscriber: True if a consumer other than a sink receives the events; by default, as
-            configured in LangGraph or the enclosing run.
-        may_answer: True if the run may contain a new answer. A run that resumes automatically uses
-            a saved one.
-        dropped: Questions that the message of the run drops.
+        has_subscriber: True if a consumer other than a sink receives the events. By default, this is
+            determined from LangGraph's configuration or the enclosing run.
+        may_answer: True if the run may contain a new answer. A run that resumes automatically uses a
+            saved answer.
+        dropped: Open questions that the new message of the run drops.
     """
     enclosing: tuple[Services, ...] = run_context().services
     if any(existing is services for existing in enclosing):
@@ -128,10 +128,10 @@ def run_scope(
 
 
 async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
-    """Flush the audit, and notify the sinks that a run has ended.
+    """Write the pending audit records, and notify the sinks that a run has ended.
 
     Args:
-        scope: Result of :func:`run_scope`. The scope of an outer run is not ended.
+        scope: Result of :func:`run_scope`. The function does nothing for the scope of an outer run.
         error: Exception that ended the run.
     """
     if not isinstance(scope, _Scope):
@@ -145,7 +145,7 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
 
 
 class _Scope(override_run_context):
-    """Context of a run, computed once and entered for each part of its stream."""
+    """Run context that is created once and entered for each part of the run's stream."""
 
     def __init__(
         self, services: Services, changes: Mapping[str, Any], traceparent: str | None

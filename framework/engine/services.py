@@ -68,28 +68,28 @@ class OperatorOptions(TypedDict, total=False):
 
     Attributes:
         behaviors: Middleware and behaviors for steps and model calls: see ``capgraph.behaviors``.
-        policies: Objects that are asked before a plan is accepted (``review``) and before a step
-            starts (``decide``); one object may do both. A ``PolicyEngine`` reacts to the progress
-            of a turn. Callers cannot disable policies.
-        permissions: A ``PermissionPolicy`` or ``CedarPermissions`` that decides who may use which
-            capability. A caller without a configured role may use none.
-        budget: A ``Budget``, or several that differ in ``per``, ``window``, or ``name``.
-        prices: Prices of models; defaults to the table of the process and ``genai-prices``.
+        policies: Objects that are evaluated before a plan is accepted (``review``), before a step
+            starts (``decide``), or both. A ``PolicyEngine`` reacts to the progress of a turn. Callers
+            cannot disable policies.
+        permissions: A ``PermissionPolicy`` or ``CedarPermissions`` that determines which caller may use
+            which capability. A caller without a configured role may use none.
+        budget: A ``Budget``, or several budgets that differ in ``per``, ``window``, or ``name``.
+        prices: Prices of models. Defaults to the table of the process and ``genai-prices``.
         answer_gate: ``QualityGate`` of the answer.
         sinks: Objects with ``emit(event)`` that receive the events of all runs.
         audit: ``True`` stores a tamper-evident audit in the saver's database; an ``AuditLog``
             stores it in a file. Defaults to the settings.
-        capacity: Concurrency slots for steps; by default, all graphs of the process share them.
+        capacity: Limiter of concurrent steps. By default, all graphs of the process share one limiter.
         state_schema: ``AgentState``, or a subclass with additional keys.
-        system_prompt: Instructions for the models that plan and answer: a text, or a function of
-            the turn's ``TurnView``, which may be async. They follow the constant part of the
+        system_prompt: Instructions for the models that plan and answer, as text or as a function of the
+            turn's ``TurnView``, which may be a coroutine function. They follow the constant part of the
             prompt.
         embeddings: LangChain ``Embeddings`` for capability selection without a model.
         clock: A ``Clock``, or a function that returns seconds.
-        selector: Selects capabilities; replaces the default.
-        extractor: Extracts the task; replaces the default.
-        planner: Writes plans; replaces the default.
-        answerer: Writes the final message; replaces the default.
+        selector: Strategy that selects capabilities, instead of the default.
+        extractor: Strategy that extracts the task, instead of the default.
+        planner: Strategy that writes plans, instead of the default.
+        answerer: Strategy that writes the final message, instead of the default.
     """
 
     behaviors: Sequence[AnyBehavior]
@@ -134,28 +134,28 @@ class Services:
 
     Attributes:
         runner: Step runner.
-        selector: Selects capabilities.
-        extractor: Extracts the task.
-        planner: Writes plans.
-        answerer: Writes the final message.
-        persistence: Storage of the graph's threads; a run may use another saver.
+        selector: Strategy that selects capabilities.
+        extractor: Strategy that extracts the task.
+        planner: Strategy that writes plans.
+        answerer: Strategy that writes the final message.
+        persistence: Storage of the graph's threads. A run may use another saver.
         plan_policies: Policies that are evaluated before a plan is accepted.
         answer_gate: Quality gate of the answer.
         policy_engines: Rules that react to failures, time, cost, and the end of a turn.
-        permissions: Permissions of callers; ``None`` if none are configured.
-        flow: Policy for data labels; ``None`` if no capability declares labels.
+        permissions: Permissions of callers, or ``None`` if none are configured.
+        flow: Policy for data labels, or ``None`` if no capability declares labels.
         guard: Guardrail for the input and the final message of a turn.
         events: Dispatcher that adds IDs to events and sends them to the sinks.
         budget_policy: Budgets and prices.
-        auditor: Opens the audit of a run; ``None`` without an audit.
-        masker: Masks the secrets in the settings.
+        auditor: Factory of the audit of each run, or ``None`` without an audit.
+        masker: Function object that masks the secrets of the settings in text.
         prompts: Prompt provider of the runs.
         retention: Retention rules for threads.
         step_tasks: LangGraph task that runs the steps of a capability, by capability name.
-        system_prompt: Instructions of the application: a text, or a function of the turn.
-        answer_type: Type of structured answers, unless a turn has its own; ``None`` for text.
-        rebind: Creates the same services for another registry.
-        run_starts: Starts of runs of custom graphs, by checkpoint ID.
+        system_prompt: Instructions of the application, as text or as a function of the turn.
+        answer_type: Type of structured answers, unless the turn sets another type. ``None`` for text.
+        rebind: Function that creates the same services for another registry.
+        run_starts: Cache of the starting points of custom graphs' runs, by checkpoint ID.
     """
 
     runner: StepRunner
@@ -220,9 +220,9 @@ class Services:
         return self.runner_config.chat_model
 
     def with_capabilities(self, *capabilities: Any) -> Services:
-        """Return services with additional capabilities, such as the tools of one agent.
+        """Create services with additional capabilities, such as the tools of one agent.
 
-        Both share budgets, storage, and events.
+        Budgets, storage, and events are shared.
         """
         if not capabilities or self.rebind is None:
             return self
@@ -239,9 +239,9 @@ class Services:
         return extended
 
     def with_registry(self, registry: Registry) -> Services:
-        """Return services of a whole graph with another registry.
+        """Create services for a whole graph with another registry.
 
-        Both share budgets, storage, events, and the audit.
+        Budgets, storage, events, and the audit are shared.
         """
         assert self.rebind is not None
         other = self.rebind(registry)
@@ -265,7 +265,7 @@ class Services:
         return self.permissions.visible_registry(*view.callers)
 
     async def instructions(self, view: TurnView) -> str:
-        """Return the instructions of the application and the system messages for the models."""
+        """Return the application's instructions and the system messages as text for a prompt."""
         from capgraph.planning.strategies import system_text
 
         instructions: Any = self.system_prompt or ""
@@ -292,7 +292,7 @@ class Services:
         return self.answer_type_of(view.state) is None and self.answer_gate is None
 
     def answer_type_of(self, state: Mapping[str, Any]) -> type[BaseModel] | None:
-        """Return the type of the turn's structured answer; ``None`` for text.
+        """Return the type of the turn's structured answer, or ``None`` for text.
 
         Args:
             state: State of the turn, whose ``execution_answer_schema`` overrides ``answer_type``.
@@ -308,7 +308,7 @@ class Services:
 
     @property
     def requires_other_approver(self) -> bool:
-        """True if a capability requires approval by someone other than the requester."""
+        """True if a capability requires approval by a user other than the requester."""
         capabilities = self.registry.capabilities.values()
         return any(
             ApprovalPolicy.from_declaration(spec.requires_approval).not_requester
@@ -327,11 +327,11 @@ class Services:
                     await asyncio.to_thread(importlib.import_module, library)
 
     def journal(self) -> Journal:
-        """Return the durable records of the running thread."""
+        """Return the journal (durable records) of the running thread."""
         return running_journal(self.persistence)
 
     def view(self, state: Any) -> TurnView:
-        """Return the typed view of a state in the current run."""
+        """Create the typed view of a graph state for the current run."""
         configured = current_configurable().get("thread_id")
         thread_id = None if configured is None else str(configured)
         return TurnView(
@@ -345,11 +345,11 @@ class Services:
     def spending(
         self, view: TurnView, *, includes_plan_budget: bool = False, run_id: str = ""
     ) -> TurnSpending | None:
-        """Return the spending of the running turn; ``None`` without budgets and usage records.
+        """Return the spending of the running turn, or ``None`` without budgets and usage records.
 
         Args:
             view: Current state of the turn.
-            includes_plan_budget: True if the budget of the plan in force also applies.
+            includes_plan_budget: True if the budget of the current plan also applies.
             run_id: ID of the run in a custom graph, which has no turns.
         """
         journal = self.journal()
@@ -362,16 +362,16 @@ class Services:
         )
 
     async def budget_left(self) -> dict[str, float]:
-        """Return the remaining amount of each budget limit; empty without a budget."""
+        """Return the remaining amount of each budget limit, or ``{}`` without a budget."""
         spending = current_spending()
         return {} if spending is None else await spending.remaining()
 
     def ledger(self, view: TurnView, visit_id: str = "") -> EffectLedger:
-        """Return the effects, waits, and approvals of the running turn.
+        """Return the ledger with the effects, waits, and approvals of the running turn.
 
         Args:
             view: Current state of the turn.
-            visit_id: ID of this visit of a node, if no plan identifies its steps.
+            visit_id: ID of the node execution, if no plan identifies its steps.
         """
         journal = self.journal()
         # Parallel steps in a custom graph create separate ledgers, which must share a lock.
@@ -380,11 +380,11 @@ class Services:
             lock = self._locks.get(lock_key)
             if lock is None:
                 lock = self._locks[lock_key] = asyncio.Lock()
-        permits = self._permits_approver if self.permissions is not None else None
+        permits = self._is_approver_permitted if self.permissions is not None else None
         return EffectLedger(journal, view, lock, visit_id=visit_id, permits=permits)
 
-    async def _permits_approver(self, capability: str, person: Caller) -> bool:
-        """Return whether the role of a person permits a capability, when they decided and now."""
+    async def _is_approver_permitted(self, capability: str, person: Caller) -> bool:
+        """Return True if both the earlier and the current role of an approver permit a capability."""
         assert self.permissions is not None
         if capability not in self.registry.capabilities:
             return True
@@ -393,7 +393,7 @@ class Services:
         return self.permissions.outcome(capability, person, current).allowed
 
     def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
-        """Return the node of a capability for a custom graph.
+        """Create the graph node of a capability for a custom graph.
 
         Args:
             capability: Decorated capability that was passed to ``bind``.
@@ -433,10 +433,10 @@ class Services:
 
 
 def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
-    """Check a mapping of parameters to state keys.
+    """Raise an error for an invalid mapping of parameters to state keys.
 
     Raises:
-        ConfigurationError: It names an unknown parameter, or is neither a mapping nor a function.
+        ConfigurationError: A parameter is unknown, or the value is neither a mapping nor a function.
     """
     if callable(parameters):
         return

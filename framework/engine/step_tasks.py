@@ -50,11 +50,11 @@ _ENDS_THE_TURN = frozenset({"CG-LIMIT", "CG-STOPPED"})
 
 
 def envelope_of(record: StepRecord, plan: str) -> Envelope:
-    """Return a step record in the form that LangGraph saves with the step's task.
+    """Create the envelope of a step record, which LangGraph saves as the result of the step's task.
 
     Args:
         record: Record of the step.
-        plan: ID of its plan.
+        plan: ID of the step's plan.
     """
     envelope: Envelope = {"key": record.key, "update": to_state(record, plan)}
     if record.error is not None and record.skipped is None:
@@ -65,10 +65,10 @@ def envelope_of(record: StepRecord, plan: str) -> Envelope:
 
 
 def check_envelope_key(key: str, envelope: Envelope | None) -> Envelope | None:
-    """Return the saved result of a step's task after checking its key.
+    """Return a step's saved envelope (task result) unchanged after validating its key.
 
     Raises:
-        InfrastructureError: It belongs to another step.
+        InfrastructureError: The envelope belongs to another step.
     """
     if envelope and envelope.get("key") != key:
         raise InfrastructureError(
@@ -79,9 +79,9 @@ def check_envelope_key(key: str, envelope: Envelope | None) -> Envelope | None:
 
 
 def skip_optional_failure(record: StepRecord) -> StepRecord:
-    """Return the record of a failed optional step, without which the plan continues.
+    """Convert the record of a failed optional step to a skipped step, so that the plan continues.
 
-    Failures that end the turn, and attempts that were cut short, are returned unchanged.
+    Failures that end the turn and attempts that were stopped early are returned unchanged.
     """
     error = record.error
     if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
@@ -92,8 +92,7 @@ def skip_optional_failure(record: StepRecord) -> StepRecord:
 def mark_observed(record: StepRecord, attempt: Attempt) -> StepRecord:
     """Return the record of a failure that the planner is shown instead of ending the turn.
 
-    A failure that was classified explicitly keeps its meaning, except that REPLANNING leads to a
-    new plan in both cases.
+    A failure with an explicitly declared severity other than REPLANNING is returned unchanged.
     """
     error, after = record.error, skip_optional_failure(record)
     if error is None or after is record or "effect_done" in error.metadata:
@@ -108,7 +107,7 @@ def mark_observed(record: StepRecord, attempt: Attempt) -> StepRecord:
 
 @contextmanager
 def label_scope(labels: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Open a label scope: code in the block carries the given labels and the enclosing ones.
+    """Context manager that adds data labels (provenance tags) to all data that the block produces.
 
     Args:
         labels: Labels of the data at the start of the block, with their sources.
@@ -118,18 +117,18 @@ def label_scope(labels: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """
     outer, collected = current_label_scope(), dict[str, str]()
     inherited = {**outer.inherited, **labels} if outer is not None else labels
-    with override_run_context(labels=LabelScope(inherited, collected, _default_flow)):
+    with override_run_context(labels=LabelScope(inherited, collected, _create_default_flow)):
         yield collected
 
 
-def _default_flow() -> FlowPolicy:
+def _create_default_flow() -> FlowPolicy:
     return InformationFlow().bind(Registry(infrastructure=()), lambda: running_journal().is_durable)
 
 
 def run_as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-    """Run a function as a LangGraph task, so that its result is saved and it is not repeated.
+    """Run a function as a LangGraph task, so that its result is saved and the function is not repeated.
 
-    The labels that the function collects are saved with the result and apply wherever it is used.
+    The data labels (provenance tags) that the function collects are saved with the result.
     """
     outer = current_label_scope()
     labels = outer.labels if outer is not None else {}
@@ -152,9 +151,9 @@ async def _collect_labels(task_result: Awaitable[Any]) -> Any:
 
 
 async def gather_tasks(tasks: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results of concurrent tasks.
+    """Run tasks concurrently and return their results.
 
-    An error takes precedence over interrupts, which are merged into one signal.
+    An error takes precedence over interrupts. Several interrupts are merged into one signal.
     """
     results = await asyncio.gather(*tasks, return_exceptions=True)
     signals = [item for item in results if isinstance(item, GraphBubbleUp)]
@@ -167,15 +166,13 @@ async def gather_tasks(tasks: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class ConcurrentRequests:
-    """Concurrent requests of one node run, such as the calls of a ``ToolNode``.
+    """Coordinator of concurrent capability calls in one node, such as the tool calls of a ``ToolNode``.
 
-    An interrupt of one request ends the node run and would cancel other requests during their
-    effects. An interrupt therefore waits for the other requests, and all interrupts are raised
-    together. LangGraph matches answers by the order of the interrupts, so the requests ask in the
-    order in which they started.
+    An interrupt ends the node and would cancel other calls during their effects. Interrupts are therefore
+    delayed until all calls have ended, and are raised together. LangGraph matches answers by the order of
+    the interrupts, so the calls ask in the order in which they started.
 
-    A node that catches an interrupt, for example with ``with_fallbacks``, would hide it. The next
-    request raises it again.
+    If a node catches an interrupt, for example with ``with_fallbacks``, the next call raises it again.
     """
 
     def __init__(self) -> None:
@@ -186,7 +183,7 @@ class ConcurrentRequests:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[AskScope]:
-        """Run a request in the block; it asks a person inside the yielded context manager."""
+        """Context manager for one call, which yields a context manager in which the call asks a person."""
         if self._signals and not self._running:
             raise merge_interrupts(self._signals)  # the node caught it and continued
         before, settled = [*self._settled], asyncio.Event()
@@ -205,15 +202,15 @@ class ConcurrentRequests:
             yield asking
         except GraphInterrupt as signal:
             self._signals.append(signal)
-            self._end(settled)
+            self._end_request(settled)
             await self._idle.wait()
             raise merge_interrupts(self._signals) from None
         except BaseException:
-            self._end(settled)
+            self._end_request(settled)
             raise
-        self._end(settled)
+        self._end_request(settled)
 
-    def _end(self, settled: asyncio.Event) -> None:
+    def _end_request(self, settled: asyncio.Event) -> None:
         settled.set()
         self._running -= 1
         if not self._running:
@@ -222,7 +219,7 @@ class ConcurrentRequests:
 
 @asynccontextmanager
 async def single_request() -> AsyncIterator[AskScope]:
-    """Run a request without concurrent ones; see :class:`ConcurrentRequests`."""
+    """Context manager for a call without concurrent calls (see :class:`ConcurrentRequests`)."""
     yield nullcontext
 
 

@@ -13,7 +13,7 @@ from capgraph.registry import Registry
 
 
 def resolve_models(model: Any, settings: Any) -> Any:
-    """Return the models that the caller passes, or those of the settings.
+    """Return the models from the argument or, without an argument, from the settings.
 
     The setting ``model`` is the default for roles that ``models`` does not contain.
     """
@@ -26,17 +26,18 @@ def resolve_models(model: Any, settings: Any) -> Any:
 def choose_strategies(
     registry: Registry, settings: Any, model: Any, options: OperatorOptions, clock: Clock | None
 ) -> dict[str, Any]:
-    """Return ``selector``, ``extractor``, ``planner``, ``answerer``, and ``chat_model``.
+    """Choose the strategies: ``selector``, ``extractor``, ``planner``, ``answerer``, ``chat_model``.
 
     Args:
         registry: Registered capabilities.
-        settings: All settings.
-        model: Model, description of a model, mapping from role to model, or ``None``.
+        settings: Settings of the agent.
+        model: Chat model, name of a model, mapping from role to model, or ``None``.
         options: Options of the operator; strategies in them take precedence.
         clock: Clock of the graph.
 
     Raises:
-        ConfigurationError: The configured strategy requires a model, and none is configured.
+        ConfigurationError: The configured selection strategy requires a chat model, and none is
+            configured.
     """
     from capgraph.selection import EmbeddingSelector, LexicalSelector
 

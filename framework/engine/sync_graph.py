@@ -36,27 +36,27 @@ _Make = Callable[[], AsyncIterator[Any]]
 
 
 class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
-    """Compiled graph whose synchronous methods call the asynchronous ones.
+    """Compiled graph whose synchronous methods call the asynchronous methods.
 
-    They run on a separate event loop in a separate thread, so that they also work if a loop is
-    already running, as in a notebook.
+    The synchronous methods use an event loop in a separate thread, so that they also work if an event
+    loop is already running, as in a notebook.
     """
 
     if not TYPE_CHECKING:  # the signatures are those of LangGraph
 
         def invoke(self, *args: Any, **kwargs: Any) -> Any:
-            """Run the graph and return the result; takes the arguments of ``ainvoke``."""
+            """Run the graph and return the result. The arguments are those of ``ainvoke``."""
             return run_in_new_loop(lambda: self.ainvoke(*args, **kwargs))
 
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            """Run the graph and yield its stream; takes the arguments of ``astream``."""
-            return _iterate(lambda: self.astream(*args, **kwargs))
+            """Run the graph and yield its stream. The arguments are those of ``astream``."""
+            return _iterate_in_thread(lambda: self.astream(*args, **kwargs))
 
         async def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-            """Run the graph and yield its stream; takes the arguments of LangGraph's method.
+            """Run the graph and yield its stream. The arguments are those of LangGraph's ``astream``.
 
-            Inside another graph, LangGraph collects an interrupt from the node and again from each
-            task inside it. It is raised once here.
+            Inside another graph, LangGraph would collect an interrupt from the node and again from each
+            task of the node. This method therefore raises each interrupt only once.
             """
             try:
                 async with contextlib.aclosing(super().astream(*args, **kwargs)) as parts:
@@ -66,17 +66,17 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
                 raise merge_interrupts([signal]) from None
 
     def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
-        """Return the state of a thread; takes the arguments of ``aget_state``."""
+        """Return the state of a thread. The arguments are those of ``aget_state``."""
         snapshot: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **more))
         return snapshot
 
     def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
-        """Yield the states of a thread, newest first; takes the arguments of the async method."""
+        """Yield the states of a thread, newest first. The arguments are those of the async method."""
         states = self.aget_state_history(config, **more)
-        return _iterate(lambda: states)
+        return _iterate_in_thread(lambda: states)
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Update the state of a thread; takes the arguments of ``abulk_update_state``."""
+        """Update the state of a thread. The arguments are those of ``abulk_update_state``."""
         updated: RunnableConfig = run_in_new_loop(
             lambda: self.abulk_update_state(config, supersteps)
         )
@@ -87,7 +87,7 @@ GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
 
 
 def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
-    """Compile a graph with asynchronous nodes; the options are those of LangGraph's ``compile``.
+    """Compile a graph with asynchronous nodes. The options are those of LangGraph's ``compile``.
 
     Raises:
         ConfigurationError: The saver or the store is synchronous.
@@ -100,7 +100,7 @@ def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Sy
 def single_node_graph(
     name: str, run: Any, state: Any, *, input_schema: Any = None, output_schema: Any
 ) -> StateGraph[Any, Any, Any, Any]:
-    """Return a graph with one node; the input schema defaults to the state."""
+    """Create a graph with one node. The input schema defaults to the state schema."""
     builder = StateGraph(state, input_schema=input_schema, output_schema=output_schema)
     builder.add_node(name, run, input_schema=input_schema)
     return builder.add_edge(START, name).add_edge(name, END)
@@ -109,7 +109,7 @@ def single_node_graph(
 def copy_graph_as(
     graph_class: type[GraphT], graph: CompiledStateGraph[Any, Any, Any, Any], **arguments: Any
 ) -> GraphT:
-    """Return a copy of a compiled graph as an instance of another class."""
+    """Copy a compiled graph to an instance of another class."""
     # StateGraph.compile fixes the class. LangGraph copies graphs the same way.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
     return graph_class(**arguments, **attributes)
@@ -121,11 +121,11 @@ def run_in_new_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> A
     async def one() -> AsyncIterator[Any]:
         yield await make_coroutine()
 
-    [result] = _iterate(one)
+    [result] = _iterate_in_thread(one)
     return result
 
 
-def _iterate(make: _Make) -> Iterator[Any]:
+def _iterate_in_thread(make: _Make) -> Iterator[Any]:
     run = _ThreadedRun(make)
     try:
         yield from run.parts()
@@ -137,8 +137,8 @@ def _iterate(make: _Make) -> Iterator[Any]:
 class _QuietLoop(_Loop):
     """Event loop that ignores calls from other threads after it was closed.
 
-    A SQLite thread may report a query whose reader has gone. An error would end the thread, and
-    with it the database connection for all later readers.
+    A SQLite thread may report the result of a query after its event loop was closed. An error would end
+    the thread, and thus the database connection for all later queries.
     """
 
     def call_soon_threadsafe(
@@ -167,7 +167,7 @@ class _ThreadedRun:
         self._room = asyncio.Semaphore(_MAX_BUFFERED_PARTS)
         context = contextvars.copy_context()
         self._thread = threading.Thread(
-            target=context.run, args=(self._work,), name="capgraph run", daemon=True
+            target=context.run, args=(self._run_loop,), name="capgraph run", daemon=True
         )
         self._thread.start()
 
@@ -185,17 +185,17 @@ class _ThreadedRun:
         loop.call_soon_threadsafe(task.cancel)
         self._thread.join()
 
-    def _work(self) -> None:
+    def _run_loop(self) -> None:
         try:
             with asyncio.Runner(loop_factory=_QuietLoop) as runner:
-                runner.run(self._pump())
+                runner.run(self._pump_parts())
         except BaseException as exc:  # re-raised in the caller's thread
             self._ended.set_exception(exc)
         else:
             self._ended.set_result(None)
         self._items.put(self._ended)
 
-    async def _pump(self) -> None:
+    async def _pump_parts(self) -> None:
         task: Any = asyncio.current_task()
         self._started.set_result((asyncio.get_running_loop(), task))
         async with contextlib.aclosing(cast("Any", self._make())) as parts:

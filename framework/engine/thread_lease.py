@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def share_lease(lease: Lease) -> AbstractContextManager[None]:
-    """Return a context manager in which nested runs share the caller's lease."""
+    """Context manager in which nested runs share the caller's lease."""
     return override_run_context(shared_leases=(lease,))
 
 
@@ -40,18 +40,18 @@ async def run_with_lease(
     run: Callable[[], AsyncIterator[Any]],
     retention: Retention | None = None,
 ) -> AsyncIterator[Any]:
-    """Run a graph while it holds the lease of its thread.
+    """Run a graph while it holds the thread's lease (exclusive right to run it).
 
     Args:
         persistence: Storage of the thread.
-        config: Configuration of the run, merged with that of the graph and an outer graph.
+        config: Configuration of the run, merged with that of the graph and of any outer graph.
         inputs: Input of the graph.
-        run: Starts the graph and yields its stream.
+        run: Function that starts the graph and yields its stream.
         retention: Retention rules, which are notified when a turn has ended.
 
     Raises:
         ThreadBusyError: Another run holds the lease.
-        ValidationError: The input answers a question, and none is open.
+        ValidationError: The input answers a question, but no question is open.
     """
     saver = persistence.saver
     async with hold_lease(persistence, config) as lease:
@@ -79,7 +79,7 @@ async def run_with_lease(
 
 @asynccontextmanager
 async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIterator[Lease]:
-    """Hold the lease of the thread in a configuration.
+    """Context manager that holds the lease of the thread in a configuration.
 
     Raises:
         ThreadBusyError: Another run holds the lease.

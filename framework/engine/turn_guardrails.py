@@ -38,9 +38,9 @@ async def guard_input(
         guard: Guardrail of the graph.
 
     Returns:
-        The update, the refusal of the turn if there is one, and the reasons to request a review of
-        its plan. The update contains rewritten messages and data. It removes the text of refused
-        messages, which later prompts would contain.
+        The state update, the error if the input is blocked, and the reasons to request a review of the
+        turn's plan. The update contains rewritten messages and data. It removes the text of blocked
+        messages, so that later prompts do not contain it.
     """
     refusal: PolicyError | None = None
     reasons: list[str] = []
@@ -81,7 +81,7 @@ async def guard_input(
 
 
 def replace_text(message: Any, text: str) -> Any:
-    """Return a message with another text; its images and files are kept."""
+    """Copy a message and replace its text, but keep its images and files."""
     blocks = message.content if isinstance(message.content, list) else []
     other_blocks = [b for b in blocks if isinstance(b, dict) and b.get("type") != "text"]
     content = [{"type": "text", "text": text}, *other_blocks] if other_blocks else text
@@ -89,7 +89,7 @@ def replace_text(message: Any, text: str) -> Any:
 
 
 class AnswerGuard:
-    """Guardrail around a node that ends a turn. Without guardrails, it has no effect.
+    """Wrapper that applies guardrails to a node that ends a turn. Without guardrails, it does nothing.
 
     Args:
         node: Name of the node.
@@ -107,10 +107,10 @@ class AnswerGuard:
         self._has_draft = False
 
     def withhold_events(self, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """Return a function that runs the node and withholds its events until the check."""
-        return work if self._guard is None else partial(self._run, work)
+        """Wrap the node's function so that its events are withheld until the message is checked."""
+        return work if self._guard is None else partial(self._run_withheld, work)
 
-    async def _run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run_withheld(self, work: Callable[[], Awaitable[Any]]) -> Any:
         assert self._services is not None
         # A message that a person was asked about is restored when the answer arrives.
         if draft := await self._services.journal().read(self._draft):
@@ -121,10 +121,10 @@ class AnswerGuard:
             return await work()
 
     async def guard_update(self, update: Any) -> Any:
-        """Check the message that ends the turn, and then emit the events of the node.
+        """Check the message that ends the turn, then emit the node's withheld events.
 
         Raises:
-            PolicyError: The guardrail refused the message.
+            PolicyError: The guardrail blocked the message.
         """
         if self._guard is None:
             return update
@@ -152,7 +152,7 @@ class AnswerGuard:
             texts.append(checked_text)
         if self._has_draft:  # a fork of the turn writes a new answer
             await self._save_draft({}, [])
-        self._emit(
+        self._emit_withheld(
             texts, (event for event in self._withheld_events if isinstance(event, TurnFinished))
         )
         if not texts:
@@ -176,9 +176,9 @@ class AnswerGuard:
             return str(reported.get("user_message"))
 
     def emit_replacement(self, text: str, outcome: dict[str, Any]) -> None:
-        """Emit the message that replaces a refused one."""
+        """Emit the message that replaces a blocked message."""
         if self._guard is not None:
-            self._emit([text], [TurnFinished(outcome=outcome)])
+            self._emit_withheld([text], [TurnFinished(outcome=outcome)])
 
     def _parse_answer(self, text: str) -> Any:
         """Parse a rewritten structured answer."""
@@ -193,12 +193,12 @@ class AnswerGuard:
                 fix="change the guardrail to keep the type, or to refuse the answer.",
             ) from exc
 
-    def _emit(self, texts: Iterable[str], ends: Iterable[TurnFinished]) -> None:
+    def _emit_withheld(self, texts: Iterable[str], ends: Iterable[TurnFinished]) -> None:
         for event in (*(AnswerToken(text=text) for text in texts), *ends):
             emit(event)
 
 
 def is_guardrail_refusal(failure: Mapping[str, Any]) -> bool:
-    """Return whether a guardrail caused a failure."""
+    """Return True if a guardrail caused a failure by blocking a message or data."""
     metadata = (failure.get("classification") or {}).get("metadata") or {}
     return metadata.get("code") == REFUSED_BY_GUARDS

@@ -12,12 +12,12 @@ Status = Literal["completed", "partial", "failed", "stopped", "cancelled", "wait
 
 
 def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> dict[str, Any]:
-    """Return the description of a turn's end.
+    """Describe the outcome of a turn as plain data.
 
     The keys ``status``, ``done``, and ``missing`` (context keys) are always present. Optional keys
     are:
 
-    - ``not_needed``: steps that the plan did not need;
+    - ``not_needed``: steps that were skipped because their condition was false;
     - ``reason``, ``severity``, ``origin``, and ``tried`` (number of attempts by key or node), after
       a failure;
     - ``undone``: effects that were undone;
@@ -34,11 +34,11 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     'completed'
     """
     results = state.get("execution_step_results") or {}
-    work_keys = _work_keys(TurnView(state).steps_by_key)
+    work_keys = _list_work_keys(TurnView(state).steps_by_key)
     is_plan_refused = not work_keys and bool(state.get("control_reclassification_count"))
     if is_plan_refused and (history := state.get("planning_history")):
         # The selection of other capabilities dropped the plan, whose finished steps still count.
-        work_keys = _work_keys({s["context_key"]: s for s in history[-1]["plan"]["steps"]})
+        work_keys = _list_work_keys({s["context_key"]: s for s in history[-1]["plan"]["steps"]})
     undo = state.get("control_undo") or {}
     work_keys = undo.get("wanted", work_keys)
     done = [key for key in work_keys if (results.get(key) or {}).get("success")]
@@ -68,7 +68,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:
-        outcome |= _failure_facts(state, info)
+        outcome |= _describe_failure(state, info)
     elif state.get("control_is_killed"):
         outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
     return outcome
@@ -84,7 +84,7 @@ def _thread_facts(state: Mapping[str, Any], status: Status) -> dict[str, Any]:
     }
 
 
-def _failure_facts(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_failure(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a failed turn, and its status if a limit or a stop ended it."""
     classification = info.get("classification") or {}
     metadata = classification.get("metadata") or {}
@@ -100,12 +100,12 @@ def _failure_facts(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[st
     }
 
 
-def _work_keys(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _list_work_keys(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [key for key, step in steps.items() if step.get("capability") not in TERMINAL_STEPS]
 
 
 def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a waiting turn, with the details of each wait by context key.
+    """Describe the outcome of a waiting turn, with the details of each wait by context key.
 
     >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
     {'mail': {'for': 'paid'}}

@@ -20,7 +20,7 @@ from capgraph.telemetry.audit import record_later
 
 
 def pending_waits(view: TurnView) -> dict[str, Any]:
-    """Return the wait details of a turn's steps, by context key."""
+    """Return the details of each wait for a time or an event, by the context key of the waiting step."""
     return {
         key: request["shown"]
         for key, request in view.pending_approvals.items()
@@ -29,7 +29,7 @@ def pending_waits(view: TurnView) -> dict[str, Any]:
 
 
 def resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
-    """Return the update that resumes steps or their copies; other copies continue to wait.
+    """Create the state update that resumes steps or single ``for_each`` copies.
 
     Args:
         view: Current state of the turn.
@@ -45,17 +45,17 @@ def resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
 
 
 async def ended_waits(view: TurnView, services: Services) -> set[str]:
-    """Return the keys of the steps whose wait is over."""
+    """Return the context keys of the steps whose wait for a time or an event is over."""
     journal, now = services.journal(), services.clock.now()
     waits = pending_waits(view).items()
     return {key for key, shown in waits if await is_wait_over(shown, journal, view.turn_id, now)}
 
 
 async def wake_update(view: TurnView, services: Services) -> dict[str, Any]:
-    """Return the update that resumes steps whose wait is over; empty if there are none.
+    """Create the state update that resumes steps whose wait is over, or ``{}`` if there are none.
 
-    The update is saved in a checkpoint before the steps run. A resumed run then calls the same
-    steps, even if further events arrive.
+    The update is saved in a checkpoint before the steps run, so that a resumed run calls the same steps
+    even if further events arrive.
     """
     if not (ended := await ended_waits(view, services)):
         return {}
@@ -68,7 +68,7 @@ async def wake_update(view: TurnView, services: Services) -> dict[str, Any]:
 async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
     """Record that the thread is suspended, or return the update that resumes it.
 
-    A wait that is already over resumes immediately. A later event is handled by its sender.
+    A step whose wait is already over resumes immediately. The sender of a later event resumes the thread.
     """
     persistence, thread = Persistence.for_run(get_config(), services.persistence), view.thread_id
     if persistence is not None and thread is not None:
@@ -90,7 +90,7 @@ async def clear_wait(services: Services) -> None:
 
 
 def wait_details(view: TurnView) -> list[dict[str, Any]]:
-    """Return the details of all waiting steps for an interrupt."""
+    """Return the details of all waits, for the value of an interrupt."""
     return [
         {"context_key": key, "capability": view.pending_approvals[key]["capability"], **shown}
         for key, shown in pending_waits(view).items()
@@ -98,7 +98,7 @@ def wait_details(view: TurnView) -> list[dict[str, Any]]:
 
 
 def suspend_turn(view: TurnView) -> None:
-    """Interrupt the run. Only a signal or the passage of time ends the wait, not an answer."""
+    """Interrupt the run until a signal or a time ends a wait. An answer does not end it."""
     waits = wait_details(view)
     reasons = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
     emit(TurnSuspended(waits=waits))

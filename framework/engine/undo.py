@@ -36,7 +36,7 @@ class _DoneEffect:
 
 
 async def offer_undo(view: TurnView, services: Services) -> dict[str, Any]:
-    """Return the update that offers to undo completed effects; empty if there are none.
+    """Create the state update that offers to undo completed effects, or ``{}`` if there are none.
 
     Args:
         view: State of the turn, which is about to end with a failure.
@@ -44,7 +44,7 @@ async def offer_undo(view: TurnView, services: Services) -> dict[str, Any]:
     """
     if view.state.get("control_undo") or view.failure is None:
         return {}
-    done = _undoable_effects(view, services)
+    done = _find_undoable_effects(view, services)
     if not done or not services.journal().is_durable:
         return {}
     names = ", ".join(f"{effect.done_step.key} ({effect.done_step.capability})" for effect in done)
@@ -58,7 +58,8 @@ async def offer_undo(view: TurnView, services: Services) -> dict[str, Any]:
     }
     try:
         steps = {
-            effect.done_step.key: _undo_step(effect, view, services) for effect in reversed(done)
+            effect.done_step.key: _create_undo_step(effect, view, services)
+            for effect in reversed(done)
         }
         plan = ExecutionPlan(steps=list(steps.values()))
         checked = await prepare_plan(plan, view, services, active=None, author="undo")
@@ -82,17 +83,17 @@ async def offer_undo_in_node(
     services: Services,
     run: Callable[[Attempt], Awaitable[StepRecord]],
 ) -> dict[str, Any]:
-    """Offer to undo effects in the failed node of a custom graph, and return the whole update.
+    """Offer to undo effects in a custom graph's failed node, and return the complete state update.
 
     Args:
-        failure_update: Update of the failed node.
+        failure_update: State update of the failed node.
         view: State of the graph.
         services: Services of the graph.
-        run: Runs a step.
+        run: Function that runs a step.
     """
     journal, turn = services.journal(), services.ledger(view).turn_key
     once = (view.state.get("control_undo") or {}).get("turn") == turn
-    done = [] if once or not view.turn_id else _undoable_effects(view, services, f"{turn}/")
+    done = [] if once or not view.turn_id else _find_undoable_effects(view, services, f"{turn}/")
     if not done or not journal.is_durable:
         return dict(failure_update)
     names = ", ".join(
@@ -107,7 +108,7 @@ async def offer_undo_in_node(
     }
     try:
         steps = {
-            done_effect.done_step.key: _undo_step(done_effect, view, services)
+            done_effect.done_step.key: _create_undo_step(done_effect, view, services)
             for done_effect in reversed(done)
         }
         plan = ExecutionPlan(steps=list(steps.values()))
@@ -115,7 +116,7 @@ async def offer_undo_in_node(
     except (PlanError, PolicyError, LimitError) as exc:
         return {**failure_update, "control_undo": {**entry, "problem": str(exc)}}
     # The failed step must not run again when the answer arrives.
-    await journal.write(_visit_key(), dict(failure_update))
+    await journal.write(_create_visit_key(), dict(failure_update))
     problems = [f"{info['user_message']}", f"The effects of {names} are done. This undoes them."]
     state_update = {
         "control_undo": {"open": True},
@@ -138,18 +139,18 @@ async def offer_undo_in_node(
 
 
 async def failed_visit_update(services: Services) -> dict[str, Any]:
-    """Return the stored update of a failed node that waited for an undo decision."""
+    """Load the stored state update of a failed node that waited for an undo decision."""
     if not any(spec.undo is not None for spec in services.registry.capabilities.values()):
         return {}
-    return await services.journal().read(_visit_key())
+    return await services.journal().read(_create_visit_key())
 
 
-def _visit_key() -> str:
+def _create_visit_key() -> str:
     return f"undo/{current_runtime().execution_info.task_id}"
 
 
 def finish_undo(view: TurnView) -> dict[str, Any]:
-    """Return the update that ends the undo and restores the original failure."""
+    """Create the state update that ends the undo and restores the original failure."""
     undo = view.state["control_undo"]
     info = dict(undo["failure"])
     if view.failure is not None:
@@ -161,7 +162,7 @@ def finish_undo(view: TurnView) -> dict[str, Any]:
     }
 
 
-def _undoable_effects(view: TurnView, services: Services, turn: str = "") -> list[_DoneEffect]:
+def _find_undoable_effects(view: TurnView, services: Services, turn: str = "") -> list[_DoneEffect]:
     effects = []
     for entry in [entry for name, entry in view.effects.items() if name.startswith(turn)]:
         spec = services.registry.capabilities.get(entry.get("capability") or "")
@@ -192,11 +193,11 @@ def _undoable_effects(view: TurnView, services: Services, turn: str = "") -> lis
     return effects
 
 
-def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
-    """Return the planned step that undoes an effect.
+def _create_undo_step(done: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
+    """Create the planned step that undoes an effect.
 
     Raises:
-        PlanError: Its parameters cannot be created.
+        PlanError: The parameters of the step cannot be determined.
     """
     spec = services.registry.capabilities[done.undo.name]
     name = "undo_" + done.done_step.key.replace("[", "_").rstrip("]")
@@ -206,7 +207,7 @@ def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> Planned
         number += 1
         key = f"{name}_{number}"
     try:
-        values = dict(_undo_parameters(done, spec))
+        values = dict(_create_undo_parameters(done, spec))
     except CapgraphError:
         raise
     except Exception as exc:
@@ -227,7 +228,7 @@ def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> Planned
     )
 
 
-def _undo_parameters(done: _DoneEffect, spec: CapabilitySpec) -> Mapping[str, Any]:
+def _create_undo_parameters(done: _DoneEffect, spec: CapabilitySpec) -> Mapping[str, Any]:
     if done.undo.parameters is not None:
         return done.undo.parameters(done.done_step)
     values = dict(done.done_step.parameters)
