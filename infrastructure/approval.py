@@ -32,7 +32,7 @@ from capgraph.telemetry.audit import record_later
 
 @infrastructure_node
 class ApprovalNode(BaseInfrastructureNode):
-    """Node that raises one interrupt for the plan, or one for all steps that need a decision."""
+    """Node that interrupts the run for a person's decision about the plan or its steps."""
 
     name = "approval"
     description = "Approval by a person"
@@ -41,7 +41,7 @@ class ApprovalNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, runtime: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """Ask until the answer is valid, then record the decisions.
+        """Ask a person until the answer is valid, then record the decisions.
 
         Raises:
             ConfigurationError: The graph has no checkpointer to store the question.
@@ -49,19 +49,19 @@ class ApprovalNode(BaseInfrastructureNode):
         view = services.view(state)
         store = getattr(runtime, "store", None)
         if state.get("control_is_awaiting_validation"):
-            _require_saver()
+            _raise_without_saver()
             question = plan_request(view, services.registry)
             parse_answers = answer_reader(question, view, services, store)
             problems: list[str] = []
             while True:
                 decision = parse_answers(ask_person(question, parse_answers, problems))[0][PLAN]
                 try:
-                    return await _decide_plan(decision, view, services)
+                    return await _apply_plan_decision(decision, view, services)
                 except PolicyError as exc:
                     problems = [str(exc)]
         keys = route(state, services.registry, services.limits).steps
         if pending_waits(view) and not (keys and count_available_answers()):
-            _require_saver("A step waits")
+            _raise_without_saver("A step waits")
             if resume_update := await register_wait(view, services):
                 return resume_update
             if not keys:
@@ -74,7 +74,7 @@ class ApprovalNode(BaseInfrastructureNode):
         open_keys = [key for key in keys if key not in rule_ids]
         answers: dict[str, ApprovalDecision] = {}
         if open_keys:
-            _require_saver()
+            _raise_without_saver()
             question = step_request(open_keys, view, services.registry)
             if waits := wait_details(view):
                 question["waits"] = waits
@@ -86,7 +86,7 @@ class ApprovalNode(BaseInfrastructureNode):
         return await apply_answers(answers, view, services, rule_ids)
 
 
-async def _decide_plan(
+async def _apply_plan_decision(
     answer: ApprovalDecision, view: TurnView, services: Services
 ) -> dict[str, Any]:
     digest = plan_digest(view.plan)
@@ -120,7 +120,7 @@ async def _decide_plan(
     return {**update, **cleared}
 
 
-def _require_saver(cause: str = "An approval is pending") -> None:
+def _raise_without_saver(cause: str = "An approval is pending") -> None:
     if inherited_saver(get_config()) is None:
         raise ConfigurationError(
             f"{cause}, but the graph has no checkpointer to store the turn until it resumes.",

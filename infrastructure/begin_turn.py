@@ -35,31 +35,33 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 
 @infrastructure_node(quiet=True)
 class BeginTurnNode(BaseInfrastructureNode):
-    """Node that resets the previous turn's state, except for contexts and messages."""
+    """Node that begins a turn: it resets the previous turn's state except for contexts and messages."""
 
     name = "begin_turn"
     description = "Begin a turn"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Return the reset, with an error entry if the input is invalid."""
+        """Return the state update that resets the turn, with an error entry if the input is invalid."""
         view = services.view(state)
         plan = state.get("planning_execution_plan")
         plan_id = caller_plan_id(plan, view.turn)
         kept_keys = {"planning_execution_plan"} if plan_id else set()
         schema = services.runner_config.schema
         update = schema.reset(state, schema.one_turn_caller_keys | kept_keys)
-        message = _last_message(view.messages)
+        message = _find_last_message(view.messages)
         number = view.turn_number + 1
-        fingerprint = _turn_fingerprint(message)
+        fingerprint = _compute_turn_fingerprint(message)
         earlier_turns = state.get("control_begun") or []
         opened_by = plan_id or (str(message.id or "") if message is not None else "")
         if not plan_id and any(known.startswith(f"{_hash(opened_by)}.") for known in earlier_turns):
             opened_by = (
                 f"{opened_by}.{fingerprint}"  # the message replaces an earlier one with its ID
             )
-        update["control_turn"] = _new_turn(opened_by, number)
-        update["control_turn"]["recent"] = _recent_outputs(view) or view.turn.get("recent") or []
+        update["control_turn"] = _create_turn(opened_by, number)
+        update["control_turn"]["recent"] = (
+            _list_recent_outputs(view) or view.turn.get("recent") or []
+        )
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         update["control_error_info"] = None  # the key always exists after a turn
@@ -71,14 +73,14 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
-        if services.flow is not None and (labels := _message_labels(view.messages)):
+        if services.flow is not None and (labels := _find_message_labels(view.messages)):
             update["control_labels"] = labels
         if services.requires_other_approver:
             opened = services.view({**state, **update})
             await services.ledger(opened).approvals.record_requester(opened.caller)
         if pending_waits(view):
             await clear_wait(services)  # a new message cancels a suspended turn
-        problem: CapgraphError | None = _input_error(state, services, plan_id, fingerprint)
+        problem: CapgraphError | None = _find_input_error(state, services, plan_id, fingerprint)
         update["control_turn"]["messages"] = len(view.messages)
         fingerprints = [] if fingerprint is None or fingerprint in earlier_turns else [fingerprint]
         if services.guard is not None:
@@ -93,7 +95,7 @@ class BeginTurnNode(BaseInfrastructureNode):
                 )
             # A reworded message is still the message that opened this turn.
             fingerprints += [
-                _turn_fingerprint(m) or ""
+                _compute_turn_fingerprint(m) or ""
                 for m in guarded_update.get("messages", ())
                 if m.type == "human"
             ]
@@ -111,8 +113,8 @@ class BeginTurnNode(BaseInfrastructureNode):
         return update
 
 
-def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
-    """Return the turn's ID, number, caller, and trace, and report a question that it dropped."""
+def _create_turn(turn_id: str, number: int) -> dict[str, Any]:
+    """Create the turn's state entry: ID, number, caller, and trace. Emit an event for a dropped question."""
     turn: dict[str, Any] = {"id": turn_id or str(number), "number": number}
     caller = asdict(billing_subject())
     turn["caller"] = {name: value for name, value in caller.items() if value}
@@ -124,8 +126,8 @@ def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
     return turn
 
 
-def _message_labels(messages: Sequence[AnyMessage]) -> dict[str, str]:
-    """Return the labels of messages that were written elsewhere, with their sources."""
+def _find_message_labels(messages: Sequence[AnyMessage]) -> dict[str, str]:
+    """Return the labels (provenance tags) of messages that other systems wrote, with their sources."""
     return {
         label: source
         for message in messages
@@ -133,7 +135,7 @@ def _message_labels(messages: Sequence[AnyMessage]) -> dict[str, str]:
     }
 
 
-def _recent_outputs(view: TurnView) -> list[list[str]]:
+def _list_recent_outputs(view: TurnView) -> list[list[str]]:
     """Return the type and key of each result of the previous turn."""
     records = view.results.values()
     return [[*pair] for record in records for pair in (record.get("outputs") or {}).items()]
@@ -142,7 +144,7 @@ def _recent_outputs(view: TurnView) -> list[list[str]]:
 def _expire_old_results(
     view: TurnView, update: Mapping[str, Any], services: Services
 ) -> dict[str, Any]:
-    """Return updates that delete all but the latest results of each type, with their labels."""
+    """Create state updates that delete all but the latest results of each type, with their labels."""
     if (keep := services.settings.persistence.keep_results) is None:
         return {}
     data = dict(update.get("capability_context_data") or {})
@@ -157,7 +159,7 @@ def _expire_old_results(
     return {name: value for name, value in found.items() if value}
 
 
-def _last_message(messages: Sequence[AnyMessage]) -> HumanMessage | None:
+def _find_last_message(messages: Sequence[AnyMessage]) -> HumanMessage | None:
     return next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
 
 
@@ -172,14 +174,14 @@ def _read_caller_plan(plan: Any) -> tuple[ExecutionPlan | None, PlanError | None
 def _last_text(view: TurnView, update: Mapping[str, Any]) -> str:
     """Return the text of the last message, which a guardrail may have reworded."""
     reworded = {message.id: message for message in update.get("messages", ())}
-    message = _last_message(view.messages)
+    message = _find_last_message(view.messages)
     return "" if message is None else str(reworded.get(message.id, message).text)
 
 
-def _turn_fingerprint(message: HumanMessage | None) -> str | None:
+def _compute_turn_fingerprint(message: HumanMessage | None) -> str | None:
     """Return a fingerprint of the message that opens a turn, or ``None`` without a message.
 
-    Inside an outer graph the fingerprint includes the outer task.
+    Inside an outer graph, the fingerprint includes the outer task.
     """
     if message is None:
         return None
@@ -191,10 +193,10 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _unreadable_content_error(
+def _find_unreadable_content(
     messages: Sequence[AnyMessage], services: Services
 ) -> ValidationError | None:
-    """Return an error for content that only a model can read, if no model would see it."""
+    """Return an error for content that only a model can read, if no model is configured."""
     if services.chat_model("planning") or services.chat_model("answer"):
         return None
     kinds = {f"a block of the type {block.get('type')!r}" for block in attachments(messages)}
@@ -208,7 +210,7 @@ def _unreadable_content_error(
     )
 
 
-def _input_error(
+def _find_input_error(
     state: AgentState, services: Services, caller_plan_id: str | None, fingerprint: str | None
 ) -> ValidationError | None:
     stored: Mapping[str, Any] = TurnView(state).contexts
@@ -226,7 +228,7 @@ def _input_error(
         text = last_request(messages)
     except ValidationError as exc:
         return None if caller_plan_id else exc
-    unread = _unreadable_content_error(messages, services)
+    unread = _find_unreadable_content(messages, services)
     if unread is not None:
         return unread
     limit = services.limits.max_message_chars

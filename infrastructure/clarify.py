@@ -15,7 +15,7 @@ from capgraph.telemetry import AnswerToken, emit
 
 @infrastructure_node
 class ClarifyNode(BaseInfrastructureNode):
-    """Node that asks the user for information that the task lacks."""
+    """Node that asks the user for missing information about the task."""
 
     name = "clarify"
     description = "Question to the person"

@@ -18,7 +18,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class ClassifierNode(BaseInfrastructureNode):
-    """Node that activates the selected and always-active capabilities and their requirements."""
+    """Node that selects the capabilities for the task and adds those that they require."""
 
     name = "classifier"
     description = "Capability selection"
@@ -27,7 +27,7 @@ class ClassifierNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Select capabilities. After a RECLASSIFICATION failure, exclude those that did not fit."""
+        """Select capabilities. After a RECLASSIFICATION failure, exclude those that failed."""
         streamer.status("Selecting capabilities")
         view = services.view(state)
         registry = services.registry_for(view)

@@ -18,7 +18,7 @@ from capgraph.telemetry import AnswerToken, emit
 
 @infrastructure_node
 class ErrorNode(BaseInfrastructureNode):
-    """Node that reports a failure from the state alone. It calls no model, so it cannot fail."""
+    """Node that reports a failure. It uses only the state and calls no model, so that it cannot fail."""
 
     name = "error"
     description = "Error report"
@@ -32,13 +32,13 @@ class ErrorNode(BaseInfrastructureNode):
 
 
 def failure_report(state: AgentState, services: Services) -> str:
-    """Return a report for the user: why the turn failed, and what was done.
+    """Create a report for the user: why the turn failed, and which steps finished.
 
     Codes, step keys, model names, and fixes appear only in the outcome, in events, and in logs.
     """
     info = state.get("control_error_info") or {}
-    objectives = _step_names(state)
-    lines = [_failure_reason(state, info, objectives)]
+    objectives = _find_step_names(state)
+    lines = [_describe_failure_reason(state, info, objectives)]
     origin = info.get("context_key") or info.get("capability_name") or info.get("node_name")
     attempts = (state.get("control_attempts") or {}).get(str(origin), 0)
     if attempts > 1 and not state.get("control_is_killed"):
@@ -49,7 +49,7 @@ def failure_report(state: AgentState, services: Services) -> str:
     plans = state.get("control_plans_created_count") or 0
     if plans > 1:
         lines.append(f"{plans} plans were tried.")
-    lines += _undo_lines(state, objectives)
+    lines += _describe_undone_effects(state, objectives)
     done = step_summaries(state, services.registry.context_types)
     if done:
         lines.append("What was done before:")
@@ -57,7 +57,7 @@ def failure_report(state: AgentState, services: Services) -> str:
     return "\n".join(lines)
 
 
-def _failure_reason(
+def _describe_failure_reason(
     state: AgentState, info: Mapping[str, Any], step_names: Mapping[str | None, str]
 ) -> str:
     if info:
@@ -67,16 +67,16 @@ def _failure_reason(
     return reason or f"The turn {verb}, and no reason was recorded."
 
 
-def _step_names(state: AgentState) -> dict[str | None, str]:
-    """Return a readable name for each step: its objective, or else its capability."""
+def _find_step_names(state: AgentState) -> dict[str | None, str]:
+    """Return a readable name for each step, by context key: its objective or its capability."""
     return {
         key: str(step.get("task_objective") or str(step.get("capability", key)).replace("_", " "))
         for key, step in TurnView(state).steps_by_key.items()
     }
 
 
-def _undo_lines(state: AgentState, step_names: Mapping[str | None, str]) -> list[str]:
-    """Return lines that say which effects were undone and which were not."""
+def _describe_undone_effects(state: AgentState, step_names: Mapping[str | None, str]) -> list[str]:
+    """Describe which effects were undone and which were not, one line per effect."""
     undo = state.get("control_undo") or {}
     effects = undo.get("effects") or []
     undone = describe_outcome(state).get("undone") or []

@@ -38,14 +38,14 @@ HELP = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """Input of a user, ready for the graph.
+    """Input of a user, converted to input for the graph.
 
     Attributes:
         input: Input for the graph, or ``None`` if nothing must run.
-        commands: Commands for the front end (``help``, ``clear``, ``exit``, ``status``,
+        commands: Commands for the user interface (``help``, ``clear``, ``exit``, ``status``,
             ``capabilities``).
-        is_resume: True if the input answers a pending question.
-        switches: Keys of ``agent_control`` that the input sets.
+        is_resume: True if the input answers an open question.
+        switches: Values that the input sets in ``agent_control``.
     """
 
     input: Any = None
@@ -55,7 +55,7 @@ class PreparedInput:
 
 
 def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
-    """Split a line into its message, the commands for the front end, and the switches.
+    """Split a line into its message, the commands for the user interface, and the switches.
 
     Raises:
         ValidationError: A command is unknown. The message lists the known ones.
@@ -103,8 +103,8 @@ async def prepare_input(
     pending = await pending_questions(graph, config)
     if switches and (pending or (not message and (await graph.aget_state(config)).tasks)):
         raise ValidationError(
-            "The setting cannot be changed: the thread has an unfinished turn, which would be lost.",
-            fix="Finish the turn or answer its question first.",
+            "The setting cannot be changed: the thread's unfinished turn would be lost.",
+            fix="Resume the turn or answer its question first.",
         )
     if pending and message:
         answer: Command[Any] = Command(resume=dict.fromkeys(pending, message))

@@ -60,7 +60,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class OrchestratorNode(BaseInfrastructureNode):
-    """Node that writes a checked plan, or raises an error that lists the problems."""
+    """Node that creates a valid plan with the planner, or raises an error that lists the problems."""
 
     name = "orchestrator"
     description = "Execution planning"
@@ -69,7 +69,7 @@ class OrchestratorNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Plan the task, or review the plan after a step that asks for it."""
+        """Plan the task, or review the plan after a step with ``look_again``."""
         streamer.status("Planning")
         view = services.view(state)
         looks = () if view.last_failure else due_reviews(view.steps, view.results)
@@ -77,7 +77,7 @@ class OrchestratorNode(BaseInfrastructureNode):
             return await _review_plan(view, services, looks)
         selection = view.state.get("planning_selection") or {}
         deferred = bool(selection.get("deferred"))
-        active = _usable_capabilities(
+        active = _filter_permitted(
             selection["chosen"] if deferred else view.selected_capabilities or (), view, services
         )
         if not active:
@@ -95,7 +95,7 @@ class OrchestratorNode(BaseInfrastructureNode):
         update["control_budget"]["plans"] = view.budget.get("plans", 0) + drafts.plans_made
         if draft.answer:
             update["task_custom_message"] = draft.answer
-        used_capabilities = _plan_capabilities(draft.checked.plan)
+        used_capabilities = _list_plan_capabilities(draft.checked.plan)
         if not deferred:
             return update
         emit(CapabilitiesSelected(capabilities=used_capabilities, reason=selection["reason"]))
@@ -107,19 +107,14 @@ class OrchestratorNode(BaseInfrastructureNode):
         return {"max_attempts": 4, "delay_seconds": 2.0, "backoff_factor": 2.0}
 
 
-def _usable_capabilities(
-    names: Iterable[str], view: TurnView, services: Services
-) -> tuple[str, ...]:
-    """Return the capabilities that the caller may use.
-
-    The caller who resumes a turn may differ from the one who started it.
-    """
+def _filter_permitted(names: Iterable[str], view: TurnView, services: Services) -> tuple[str, ...]:
+    """Return the capabilities that the caller may use, because another caller may have selected them."""
     hidden = services.registry.capabilities.keys() - services.registry_for(view).capabilities
     return tuple(name for name in names if name not in hidden)
 
 
-def _plan_capabilities(plan: ExecutionPlan) -> list[str]:
-    """Return the capabilities of a plan without duplicates."""
+def _list_plan_capabilities(plan: ExecutionPlan) -> list[str]:
+    """Return the names of a plan's capabilities, without duplicates."""
     names = dict.fromkeys(step["capability"] for step in plan["steps"])
     return [name for name in names if name not in TERMINAL_STEPS]
 
@@ -127,10 +122,10 @@ def _plan_capabilities(plan: ExecutionPlan) -> list[str]:
 async def _review_plan(
     view: TurnView, services: Services, reviewed_steps: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Show the planner the results and activate the plan that it writes next.
+    """Call the planner with the results so far, and accept the plan that it returns.
 
-    Without a change, or if the change is rejected, the current plan stays active. The outcome of
-    the turn records rejected changes.
+    If the planner changes nothing or its change is invalid, the current plan remains. The turn's outcome
+    contains invalid changes.
     """
     used, limit = view.budget.get("looks", 0), services.limits.max_looks
     review_update: dict[str, Any] = {
@@ -145,11 +140,13 @@ async def _review_plan(
         missing_work = [f"after {after}"] if ends_with_review(view.steps) else []
         return {
             **review_update,
-            **_missing_work_update(
+            **_create_missing_work_update(
                 note, missing_work, "the turn reached its limit of plan reviews."
             ),
         }
-    drafts = _PlanDrafter(view, services, await _review_scope(view, services), reviewed_steps)
+    drafts = _PlanDrafter(
+        view, services, await _create_review_scope(view, services), reviewed_steps
+    )
     try:
         draft = await drafts.draft_plan()
     except (PlanError, PolicyError, LimitError) as exc:
@@ -157,7 +154,7 @@ async def _review_plan(
         missing_work = drafts.rejected_steps() or [f"after {after}"]
         person_message = "" if isinstance(exc, PlanError) else readable_text(exc.person_message)
         reason = person_message or "the plan for it was refused."
-        return {**review_update, **_missing_work_update(note, missing_work, reason)}
+        return {**review_update, **_create_missing_work_update(note, missing_work, reason)}
     if draft is None:
         return review_update
     update = review_update
@@ -165,7 +162,7 @@ async def _review_plan(
         update = await accept_plan(draft.checked, view, services, previous=view.plan, plans_made=0)
         update["control_budget"] |= review_update["control_budget"]
         if view.selected_capabilities is not None:
-            names = (*view.selected_capabilities, *_plan_capabilities(draft.checked.plan))
+            names = (*view.selected_capabilities, *_list_plan_capabilities(draft.checked.plan))
             update["planning_active_capabilities"] = list(dict.fromkeys(names))
     if draft.answer:
         update["task_custom_message"] = draft.answer
@@ -173,15 +170,15 @@ async def _review_plan(
 
 
 def _is_plan_finished(view: TurnView) -> bool:
-    """Return True if no step of the active plan is left to run."""
+    """Return True if all steps of the current plan have ended."""
     work = (
         key for key, step in view.steps_by_key.items() if step["capability"] not in TERMINAL_STEPS
     )
     return all(key in view.succeeded_keys or key in view.skipped_keys for key in work)
 
 
-def _missing_work_update(note: str, steps: Iterable[str], reason: str) -> dict[str, Any]:
-    """Return the update that records work that a review requested and no active plan does."""
+def _create_missing_work_update(note: str, steps: Iterable[str], reason: str) -> dict[str, Any]:
+    """Create the state update for work that a plan review requested but that no plan contains."""
     get_streamer("framework", "orchestrator").warning(note)
     return {"planning_notes": [note], "planning_missing": dict.fromkeys(steps, reason)}
 
@@ -190,9 +187,9 @@ class _PlanScope(NamedTuple):
     """Capabilities that a plan may use.
 
     Attributes:
-        shown: Capabilities that the planner sees.
-        is_unrestricted: True if the planner sees all usable capabilities and selects among them.
-        allowed: Capabilities that the plan may use; ``None`` for the shown ones.
+        shown: Capabilities in the planner's prompt.
+        is_unrestricted: True if the prompt contains all permitted capabilities.
+        allowed: Capabilities that the plan may use. ``None`` allows only the shown capabilities.
     """
 
     shown: tuple[str, ...]
@@ -200,17 +197,17 @@ class _PlanScope(NamedTuple):
     allowed: tuple[str, ...] | None = None
 
 
-async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
-    """Return the capabilities for a review.
+async def _create_review_scope(view: TurnView, services: Services) -> _PlanScope:
+    """Choose the capabilities for a plan review.
 
-    The planner sees all of them if they fit the token budget, and otherwise the selected and most
-    similar ones. The plan may use any capability that the caller may use.
+    The prompt contains all permitted capabilities if they fit the token budget, otherwise the selected
+    and most similar ones. The plan may use any permitted capability.
     """
     registry = services.registry_for(view)
     selection = view.state.get("planning_selection") or {}
     if selection.get("deferred"):
         return _PlanScope(
-            _usable_capabilities(selection["chosen"], view, services), is_unrestricted=True
+            _filter_permitted(selection["chosen"], view, services), is_unrestricted=True
         )
     catalog_fits = getattr(getattr(services.planner, "catalog", None), "remaining_tokens", 0) >= 0
     if (
@@ -224,14 +221,14 @@ async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
         limit = services.settings.selection.shortlist
         similar = await offline.nearest_candidates(view.request_text, candidates, limit, excluded)
         names += [candidate.name for candidate in similar]
-    return _PlanScope(_usable_capabilities(dict.fromkeys(names), view, services), False, accepted)
+    return _PlanScope(_filter_permitted(dict.fromkeys(names), view, services), False, accepted)
 
 
 class _PlanDraft(NamedTuple):
     """Accepted reply of the planner.
 
     Attributes:
-        checked: Checked plan; ``None`` if the reply only contains an answer.
+        checked: Checked plan, or ``None`` if the reply only contains an answer.
         answer: Answer to the user that came with the plan.
     """
 
@@ -241,15 +238,15 @@ class _PlanDraft(NamedTuple):
 
 @dataclass
 class _PlanDrafter:
-    """Loop that asks the planner for plans until one can run.
+    """Loop that requests plans from the planner until a plan is valid.
 
     Attributes:
-        view: Current turn.
-        services: Shared dependencies.
+        view: Current state of the turn.
+        services: Services of the graph.
         scope: Capabilities that the plan may use.
         reviewed_steps: Steps whose results the planner reviews.
-        plans_made: Number of plans written.
-        rejected_plan: Last plan that had problems.
+        plans_made: Number of plans that the planner has written.
+        rejected_plan: Last plan with problems.
     """
 
     view: TurnView
@@ -260,10 +257,10 @@ class _PlanDrafter:
     rejected_plan: Any = None
 
     async def draft_plan(self) -> _PlanDraft | None:
-        """Return a plan that can run, or ``None`` to keep the reviewed plan.
+        """Request plans until one is valid. Return it, or ``None`` to keep the reviewed plan.
 
         Raises:
-            PlanError: The planner wrote no valid plan.
+            PlanError: The planner wrote no valid plan within its limit of attempts.
             PolicyError: A policy denies the plan.
         """
         view, services = self.view, self.services
@@ -319,7 +316,7 @@ class _PlanDrafter:
         capabilities: tuple[str, ...],
         labels: Mapping[str, str],
     ) -> _PlanDraft | None:
-        """Return the checked content of a reply, or ``None`` if it keeps the active plan."""
+        """Validate the planner's reply and return its plan, or ``None`` to keep the current plan."""
         plan, answer, wants_look = split_reply(reply, self.services)
         if self.reviewed_steps and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             new = new_steps(plan["steps"], self.view, request.catalog)
@@ -336,10 +333,10 @@ class _PlanDrafter:
         if wants_look:
             checked = with_final_review(checked)
         return _PlanDraft(
-            checked, answer if self.reviewed_steps else self._direct_answer(answer, checked)
+            checked, answer if self.reviewed_steps else self._find_direct_answer(answer, checked)
         )
 
-    def _direct_answer(self, answer: str, plan: CheckedPlan) -> str:
+    def _find_direct_answer(self, answer: str, plan: CheckedPlan) -> str:
         """Return the answer that came with a plan without work, if no earlier step did any work.
 
         A planner that does not read the conversation cannot answer a request that refers to it.
@@ -353,17 +350,17 @@ class _PlanDrafter:
             return ""
         if planner_traits(self.services.planner).reads_conversation or not is_refusal(answer):
             return answer
-        return _refusal_text(view, self.services)
+        return _write_refusal(view, self.services)
 
     def rejected_steps(self) -> list[str]:
-        """Return the context keys, or else the capabilities, of the rejected plan's steps."""
+        """Return the context keys of the rejected plan's steps, or their capabilities without keys."""
         steps = self.rejected_plan.get("steps") if isinstance(self.rejected_plan, dict) else None
         named = [step for step in steps or () if isinstance(step, dict)]
         keys = (str(step.get("context_key") or step.get("capability")) for step in named)
         return [key for key in dict.fromkeys(keys) if key not in self.view.succeeded_keys]
 
     async def _build_request(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the planner's request and the capabilities that its plan may use."""
+        """Create the planner's input, and return it with the capabilities that the plan may use."""
         view, services, (shown, is_all, accepted) = self.view, self.services, self.scope
         failure = view.last_failure
         unavailable = await services.runner.unavailable_capabilities()
@@ -406,7 +403,7 @@ class _PlanDrafter:
 
 
 def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanError:
-    """Return the error of a rejected plan, naming the model and a remedy if a model wrote it."""
+    """Add the name of the model and a remedy to the error of a rejected plan, if a model wrote it."""
     role = getattr(services.planner, "role", None)
     if not isinstance(role, RoleModel) or error.person_message:
         return error
@@ -427,15 +424,15 @@ def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanE
     )
 
 
-def _refusal_text(view: TurnView, services: Services) -> str:
-    """Return the answer to a request that no capability covers, in the agent's own words."""
+def _write_refusal(view: TurnView, services: Services) -> str:
+    """Write the answer to a request that no capability can fulfill."""
     abilities = list_capabilities(services, view)
     task = view.task or last_request(view.messages)
     return SummaryAnswerer().compose(AnswerRequest(task, "conversation", abilities=abilities))
 
 
 def _raise_if_unchosen(error: PlanProblemsError, could_choose_all: bool) -> None:
-    """Raise a RECLASSIFICATION error if a plan needs capabilities that were not selected.
+    """Raise a RECLASSIFICATION error if a plan uses capabilities that were not selected.
 
     Raises:
         PlanError: All problems of the plan are capabilities that were not selected.

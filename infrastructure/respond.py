@@ -64,7 +64,7 @@ class RespondNode(BaseInfrastructureNode):
 
 
 def list_capabilities(services: Services, view: TurnView) -> str:
-    """Return the capabilities that the caller may use, as a list for the user."""
+    """Format the capabilities that the caller may use as a list for the user."""
     usable = services.registry_for(view).describe()
     if usable or not services.registry.capabilities:
         return usable
@@ -77,11 +77,11 @@ async def write_answer(
     purpose: Literal["results", "conversation", "clarify"],
     question: str = "",
 ) -> str | AIMessage | BaseModel:
-    """Have the answerer write the message that ends a turn.
+    """Write the message that ends a turn with the answerer.
 
     Raises:
-        InfrastructureError: The answer is not an instance of the type of answers.
-        CapgraphError: The answer gate rejects the answer.
+        InfrastructureError: The answer is not an instance of the answer type.
+        CapgraphError: The quality of the answer is too low for its quality gate.
     """
     form = None if purpose == "clarify" else services.answer_type_of(state)
     view = services.view(state)
@@ -104,7 +104,7 @@ async def write_answer(
             question=question,
             instructions=instructions,
             response_format=form,
-            problem=_rejection_reason(view),
+            problem=_find_rejection_reason(view),
         )
     )
     gate = services.answer_gate
@@ -118,15 +118,15 @@ async def write_answer(
     if form is not None and not isinstance(written, form):
         raise InfrastructureError(
             f"The answerer returned {type(written).__name__}: the type of answers is {form.__name__}.",
-            fix="Return an instance of the request's form.",
+            fix="Return an instance of the request's response_format.",
         )
     return written
 
 
-def _rejection_reason(view: TurnView) -> str:
-    """Return why the previous answer was rejected, or an empty string.
+def _find_rejection_reason(view: TurnView) -> str:
+    """Return the reason why the previous answer was rejected, or an empty string.
 
-    Failures of a model service are not reasons.
+    Failures of a model service are ignored, because they are not about the answer's text.
     """
     failure = view.failure or {}
     details = (failure.get("classification") or {}).get("metadata") or {}
@@ -135,7 +135,7 @@ def _rejection_reason(view: TurnView) -> str:
 
 
 def without_answer_failure(state: AgentState) -> AgentState:
-    """Return the state without the failure of an earlier attempt to answer."""
+    """Remove the failure of an earlier attempt to answer from the state."""
     info = state.get("control_error_info") or {}
     if info.get("node_name") in {"respond", "clarify"}:
         return {**state, "control_has_error": False}
@@ -148,13 +148,13 @@ def final_update(
     services: Services,
     outcome_fields: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the update that ends a turn with a message.
+    """Create the state update that ends a turn with a message.
 
     Args:
-        text: Message of the turn.
+        text: Final message, or a structured answer.
         state: State at the end of the turn.
-        services: Shared dependencies.
-        outcome_fields: Outcome fields that replace those derived from the state.
+        services: Services of the graph.
+        outcome_fields: Fields of the outcome that replace those derived from the state.
     """
     outcome = {**describe_outcome(state), **(outcome_fields or {})}
     started = state.get("execution_start_time")

@@ -49,14 +49,14 @@ from capgraph.telemetry import Reclassify, Replan, emit
 
 @infrastructure_node(quiet=True)
 class RouterNode(BaseInfrastructureNode):
-    """The only node that branches. It applies ``route`` and records the decision."""
+    """Node that runs the steps of the plan and chooses the next node with ``route``."""
 
     name = "router"
     description = "Routing"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> Command[Any]:
-        """Run steps until another node must act.
+        """Run the steps of the plan until another node must run.
 
         Raises:
             FatalExecutionError: A failure was classified as FATAL.
@@ -99,7 +99,7 @@ class RouterNode(BaseInfrastructureNode):
         if decision.failures:
             await _wait_before_retry(run.view, decision, services)
         await run.record_waits(decision)
-        run.write(_hand_over_failure(decision, run.view))
+        run.write(_create_handover_update(decision, run.view))
         run.write({"control_routing_count": routing_count, "control_next_node": decision.target})
         return Command(
             update=merge_writes(run.writes, services.runner_config.schema), goto=decision.target
@@ -107,7 +107,7 @@ class RouterNode(BaseInfrastructureNode):
 
 
 class _RouterRun:
-    """State of one visit to the router, with the updates that it writes."""
+    """Execution of the router node, with the state updates that it has written so far."""
 
     def __init__(self, services: Services, state: dict[str, Any]) -> None:
         self.services = services
@@ -125,7 +125,7 @@ class _RouterRun:
         )
 
     def record_dead_end(self, decision: Route) -> None:
-        """Record the reason of a decision that ends the turn although nothing has failed."""
+        """Record the reason for a routing decision that ends the turn although nothing has failed."""
         is_explained = self.view.failure is not None or self.state.get("control_is_killed")
         if decision.target == "error" and not is_explained:
             error = PlanError(
@@ -136,7 +136,7 @@ class _RouterRun:
             self.write(failure_update([refusal_failure("router", error)]))
 
     async def apply_policies(self, decision: Route) -> bool:
-        """Apply the rules of policy engines and return True if routing must decide again."""
+        """Apply the policy engines' rules, and return True if the next node must be chosen again."""
         engines, killed = self.services.policy_engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
@@ -157,7 +157,7 @@ class _RouterRun:
         return pending_waits(self.view)
 
     async def record_waits(self, decision: Route) -> None:
-        """Record that the turn is suspended, or clear the record when it ends."""
+        """Record that the turn is suspended, or remove the record when the wait ends."""
         if decision.target == "approval" and not decision.steps and self.pending_waits:
             info = {"waits_since": self.services.clock.now()}
             outcome = {"execution_outcome": waiting_outcome(self.state, self.pending_waits)}
@@ -182,10 +182,10 @@ class _RouterRun:
             settle_dialogue(before, self.view, can_answer=self.services.can_answer_directly(before))
         )
         if done.proposed_plans:
-            await self._handle_proposal(done.proposed_plans)
+            await self._accept_proposal(done.proposed_plans)
         return done.ends_superstep
 
-    async def _handle_proposal(self, proposed: list[tuple[Any, str]]) -> None:
+    async def _accept_proposal(self, proposed: list[tuple[Any, str]]) -> None:
         authors = ", ".join(author for _, author in proposed)
         info = self.view.failure
         failure = Failure.from_state(info) if info is not None else None
@@ -205,10 +205,10 @@ class _RouterRun:
             await self.accept_plan(*proposed[0])
 
     async def accept_plan(self, plan: Any = None, author: str = "") -> None:
-        """Check a plan, then activate it or raise a failure in the state.
+        """Validate a plan and make it the current plan, or write a failure to the state.
 
         Args:
-            plan: Plan to check; the plan in the state if omitted.
+            plan: Plan to check. Defaults to the plan in the state.
             author: Author of the plan.
         """
         view = self.view
@@ -282,10 +282,10 @@ class _RouterRun:
         return await agreements.is_review_open(plan_digest(view.plan))
 
 
-def _hand_over_failure(decision: Route, view: TurnView) -> dict[str, Any]:
-    """Return the update that hands a failure to the node that handles it.
+def _create_handover_update(decision: Route, view: TurnView) -> dict[str, Any]:
+    """Create the state update that passes a failure to the node that handles it.
 
-    The update clears the error entry, so that a failure of that node does not overwrite its reason.
+    The update removes the error entry, so that a failure of that node does not replace the reason.
     """
     info = view.failure
     if info is None and decision.target == "orchestrator" and decision.steps:
@@ -331,7 +331,7 @@ async def _wait_before_retry(view: TurnView, decision: Route, services: Services
 
 
 def _seconds_since(timestamp: str | None, services: Services) -> float:
-    """Return the seconds since a failure. A restarted run waits only for the remaining time."""
+    """Return the seconds since a failure, because a restarted run waits only for the remaining delay."""
     try:
         failed = datetime.fromisoformat(timestamp or "").timestamp()
     except ValueError:

@@ -14,7 +14,7 @@ from capgraph.state import AgentState
 
 @infrastructure_node
 class TaskExtractionNode(BaseInfrastructureNode):
-    """Node that extracts the current task."""
+    """Node that extracts the task of the turn from the conversation."""
 
     name = "task_extraction"
     description = "Task extraction"
@@ -23,7 +23,7 @@ class TaskExtractionNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Extract the task of the last message in the context of the earlier ones."""
+        """Extract the task from the last message, in the context of the earlier messages."""
         streamer.status("Reading the request")
         view = services.view(state)
         is_bypassed = (

@@ -226,7 +226,7 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         """Classify an exception of ``execute``. Override it for errors of your domain.
 
         Args:
-            exc: The exception.
+            exc: Exception that ``execute`` raised.
             context: ``capability``, ``current_step_index``, ``execution_time``, ``current_state``, and
                 ``effect``.
 

@@ -93,8 +93,8 @@ def check_names(owner: str, names: Iterable[str], valid_names: Collection[str]) 
 
     Args:
         owner: Object that has the declarations, for the message, such as ``"tool_capability('search')"``.
-        names: The declared names.
-        valid_names: The accepted names.
+        names: Names of the declarations to check.
+        valid_names: Names of the accepted declarations.
 
     Raises:
         ValidationError: A name is unknown. The message suggests the nearest one.
@@ -131,7 +131,7 @@ def check_attributes(target: type[Any], base: type[Any], valid_names: Collection
     - annotated attributes of a class with an initializer.
 
     Args:
-        target: The decorated class.
+        target: Class to check.
         base: Base class, whose attributes may be overridden.
         valid_names: Names of the declarations.
 

@@ -139,7 +139,7 @@ def infrastructure_node(
     Args:
         cls: Class with ``name``, ``description``, a static ``execute``, ``classify_error``, and
             ``get_retry_policy``.
-        quiet: Whether to omit the start and the end of the node from the log.
+        quiet: True to omit the start and the end of the node from the log.
         before: Name of the node before which a custom node is inserted, such as ``"classifier"``. The
             class attribute ``before`` has the same effect.
         after: Name of the node after which a custom node is inserted, such as ``"respond"``.

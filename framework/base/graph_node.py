@@ -64,7 +64,7 @@ class GraphNode:
         """Return a copy of the node with other services.
 
         Args:
-            services: The services.
+            services: Services with which the node runs.
             **options: Further keyword arguments of the function that runs the node.
         """
         return GraphNode(self.spec, services, **options)

@@ -36,8 +36,8 @@ class BaseExample(ABC):
             examples: The examples. The sequence is not modified.
             separator: Text between two examples.
             max_examples: Maximum number of examples. 0 means none, None means all.
-            randomize: Whether to shuffle the examples.
-            add_numbering: Whether to begin each example with ``**Example n:**``.
+            randomize: True to shuffle the examples.
+            add_numbering: True to begin each example with ``**Example n:**``.
             rng: Random number generator for a reproducible order.
         """
         chosen = list(examples)
@@ -119,7 +119,7 @@ class ClassifierExample(BaseExample):
     """Example of a request and whether it needs the capability.
 
     Attributes:
-        query: The request.
+        query: Text of the request.
         result: True if the request needs the capability.
         reason: Explanation.
 

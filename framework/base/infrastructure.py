@@ -70,7 +70,7 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
         """Classify an exception of ``execute``. Override it for transient errors.
 
         Args:
-            exc: The exception.
+            exc: Exception that ``execute`` raised.
             context: ``infrastructure_node``, ``execution_time``, and ``current_state``.
 
         Returns:

@@ -36,10 +36,10 @@ class PlannedStep(TypedDict, total=False):
         for_each: List over which the step runs, ``{"of": "batch.rows", "as": "item", "on_failure":
             "stop"}``. The step runs once per element; ``{"$from": "item"}`` in its parameters refers
             to the element. With ``"collect"`` the other elements continue if one fails.
-        optional: Whether the plan continues if the step fails. The answer mentions the failure.
+        optional: True if the plan continues if the step fails. The answer mentions the failure.
         timeout: Time limit of one attempt in seconds. It replaces the capability's own one.
-        look_again: Whether the planner reviews the results after the step and may change the steps that
-            have not started. On the final ``respond`` step: whether the planner reviews all results
+        look_again: True if the planner reviews the results after the step and may change the steps that
+            have not started. On the final ``respond`` step: True if the planner reviews all results
             before the answer and may plan more steps or write the answer.
         wait_until: Earliest start: a time with a UTC offset, or a delay such as ``"2h"`` after the
             step's inputs are available.
@@ -134,7 +134,7 @@ def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike
     """Write a plan as UTF-8 JSON. The file is replaced atomically.
 
     Args:
-        plan: The plan.
+        plan: Plan to write.
         path: Path of the file. Missing directories are created.
 
     Raises:

@@ -165,7 +165,7 @@ class Declarations:
         examples: Requests that need the capability. Selection uses them together with the examples of
             the classifier guide.
         effect: ``none``, ``idempotent`` (safe to repeat with its key), or ``once``.
-        requires_approval: Whether each step needs approval. An ``ApprovalPolicy`` restricts who
+        requires_approval: True if each step needs approval. An ``ApprovalPolicy`` restricts who
             approves, how many, and for how long.
         max_parallel: Maximum number of concurrent steps. None means no limit.
         timeout_seconds: Time limit of one attempt. None means the default from the settings.
@@ -173,17 +173,17 @@ class Declarations:
         on_error: ``fail`` handles a failure by its severity. ``observe`` passes the failure as a result
             to a planner that reviews results (``planning.mode``). LangChain tools without an effect
             default to ``observe``.
-        always_active: Whether the capability is selected for every request.
+        always_active: True if the capability is selected for every request.
         effect_key: Names of the parameters that identify an effect. None means all parameters and
             inputs.
-        repeatable: Whether a new plan of the same turn may repeat the effect without approval.
+        repeatable: True if a new plan of the same turn may repeat the effect without approval.
         cost_usd: Cost of one attempt in US dollars, without its model calls.
         behaviors: Middleware and behaviors of the capability's attempts.
         permission: ``PermissionMode`` that the caller needs, or its name. None means the mode that the
             effect requires.
         gate: ``QualityGate`` that evaluates each result.
         labels: Labels of the outputs, such as ``untrusted`` or ``secret``.
-        sends_externally: Whether the inputs and parameters leave the organization.
+        sends_externally: True if the inputs and parameters leave the organization.
         undo: Capability that reverts the effect: a class, a name, or an ``Undo``.
         removes_labels: Labels that the outputs no longer have because the capability checks the data.
         queue: Queue of the workers that run the steps. None means the process of the turn. Without
@@ -271,7 +271,7 @@ class CapabilitySpec(Declarations):
         parameters: Pydantic model of a step's ``parameters``. None if there is none.
         context_types: Context classes in ``provides`` and ``requires``. They are registered with the
             capability.
-        cls: The decorated class.
+        cls: Decorated class.
     """
 
     name: str
@@ -441,7 +441,7 @@ class InfrastructureSpec:
         before: Name of the node before which a custom node is inserted.
         after: Name of the node after which a custom node is inserted.
         behaviors: Behaviors of the node: hooks, retry rules, and time limits.
-        cls: The decorated class.
+        cls: Decorated class.
     """
 
     name: str

@@ -22,7 +22,7 @@ class ValueContext(CapabilityContext):
     """Base class of context types that hold one plain value.
 
     Attributes:
-        value: The value.
+        value: Plain value, such as a number or a list.
         ITEM: Context type of the items, if the value is a list of contexts. An input of many ``ITEM``
             accepts such a value, too.
     """

@@ -303,7 +303,7 @@ async def _find_run_id(view: TurnView, services: Services) -> str:
 
 
 async def _find_run_start(services: Services, *, per_user: bool) -> RunStart | None:
-    """Return the start of the run, if budgets count per user or per turn; otherwise ``None``."""
+    """Return the start of the run if budgets apply per user or per turn, otherwise ``None``."""
     counted_by = {"user", "tenant"} if per_user else {"turn"}
     with suppress(PersistenceError):  # without checkpoints, each visit is a run
         if per_user and is_resuming():

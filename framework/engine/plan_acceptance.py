@@ -370,7 +370,7 @@ async def _create_review_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Create the update that requests a review of the plan. It is empty if no review is required."""
+    """Create the state update that requests a plan review, or ``{}`` if no review is required."""
     problems = list(checked_plan.verdict.problems)
     requires_review = services.settings.approvals.plans or view.caller_switches.get(
         "planning_mode_enabled"

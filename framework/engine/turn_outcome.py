@@ -28,7 +28,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
 
     Args:
         state: State at the end of the turn.
-        status: Overrides the status that follows from the step records.
+        status: Status of the turn. By default, it is derived from the step records.
 
     >>> describe_outcome({})["status"]
     'completed'

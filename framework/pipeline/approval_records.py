@@ -51,7 +51,7 @@ class ApprovalRecords:
         plan_id: ID of the current plan.
         owner_of: Function that returns the owner of an approval for a step's context key.
         turn_caller: Caller of the turn, or ``None`` in a custom graph, which has no turns.
-        permits: Returns whether a person's current role permits a capability, or ``None`` without
+        permits: Predicate whether a person's current role permits a capability, or ``None`` without
             permissions.
         lock: Lock that serializes the answers to parallel steps.
     """

@@ -77,7 +77,7 @@ class Claim(NamedTuple):
 
     Attributes:
         name: Name of the record.
-        record: Content of the record. It is empty for a new one.
+        record: Content of the record. Empty for a new record.
         is_new: True if no step claimed the record before.
         is_own: True if the same step claimed the record before the run was resumed.
     """
@@ -175,7 +175,7 @@ class EffectLedger:
         return self.journal.is_durable
 
     async def read_wait(self, key: str) -> dict[str, Any]:
-        """Return the wait of a step. It is empty if it does not wait."""
+        """Return the record of a step's wait, or ``{}`` if the step does not wait."""
         return await self._read(f"{self._waits_key}/{compute_digest(key)}")
 
     async def record_wait(self, key: str, record: dict[str, Any]) -> None:
@@ -457,7 +457,7 @@ class EffectLedger:
         await self._write(f"{self.turn_key}/held/{self._find_step_owner(key)}", dict(result))
 
     async def held_result(self, key: str) -> dict[str, Any]:
-        """Return the result of a step that waits for approval. It is empty if there is none."""
+        """Return a step's result that waits for approval, or ``{}`` if there is none."""
         return await self._read(f"{self.turn_key}/held/{self._find_step_owner(key)}")
 
     async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
@@ -465,7 +465,7 @@ class EffectLedger:
         await self._write(self._create_decision_name(effect, run), dict(decision))
 
     async def read_outcome(self, effect: str, run: int) -> dict[str, Any]:
-        """Return a person's decision about one run of an effect. It is empty if there is none."""
+        """Return a person's decision about an effect's unknown outcome, or ``{}`` if there is none."""
         return await self._read(self._create_decision_name(effect, run))
 
     def _create_decision_name(self, effect: str, run: int) -> str:

@@ -56,10 +56,10 @@ class Journal:
     """Durable records of one thread, by key.
 
     Args:
-        persistence: Storage of the graph's threads; ``None`` stores no records.
+        persistence: Storage of the graph's threads. ``None`` stores no records.
         thread_id: ID of the thread.
         checkpoints: Namespace and ID of each checkpoint on which the running superstep is based,
-            outermost graph first. It is empty if nothing is saved before the run ends.
+            outermost graph first. Empty if nothing is saved before the run ends.
         fence: Function that replaces :meth:`assert_lease_held` if another process holds the lease.
 
     Attributes:

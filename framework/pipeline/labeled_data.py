@@ -40,7 +40,7 @@ class LabeledStore(BaseStore):
         self.ttl_config = store.ttl_config
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Run operations in the store; see LangGraph's ``BaseStore``."""
+        """Run operations in the store. See LangGraph's ``BaseStore``."""
         operations = list(ops)
         results = self._store.batch([*operations, *self._label_writes(operations)])
         results = _remove_labels(results[: len(operations)])
@@ -49,7 +49,7 @@ class LabeledStore(BaseStore):
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Run operations in the store; see LangGraph's ``BaseStore``."""
+        """Run operations in the store. See LangGraph's ``BaseStore``."""
         operations = list(ops)
         results = await self._store.abatch([*operations, *self._label_writes(operations)])
         results = _remove_labels(results[: len(operations)])

@@ -220,7 +220,7 @@ def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = N
     Args:
         failure: Classified failure.
         limits: Limits of a run.
-        failures: Number of failed attempts; defaults to that of the failure.
+        failures: Number of failed attempts. Defaults to ``failure.attempts``.
     """
     bound = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
     used = failure.attempts if failures is None else failures
@@ -266,7 +266,7 @@ def next_attempt(
         failures: Number of failed attempts.
         limits: Limits of a run, or ``None`` for a call outside a run.
         rule: Rule that replaces the retry policy of the class.
-        max_attempts: Overrides the maximum of the rule or policy.
+        max_attempts: Maximum number of attempts, instead of that of the rule or policy.
     """
     bounds = limits or Limits(max_retry_delay_seconds=sys.float_info.max)
     policy = rule or RetryPolicy.from_dict(failure.retry_policy, bounds)

@@ -72,7 +72,7 @@ def current_runtime() -> Any:
 
 
 def current_configurable() -> Mapping[str, Any]:
-    """Return the ``configurable`` of the current run. It is empty outside a run."""
+    """Return the ``configurable`` of the current run, or an empty mapping outside a run."""
     try:
         return get_config().get("configurable") or {}
     except RuntimeError:

@@ -30,7 +30,7 @@ class RunnerConfig:
         schema: Keys of the graph's state.
 
     Attributes:
-        dispatcher: Sends steps to other workers, or ``None`` in a process without workers.
+        dispatcher: Dispatcher of steps to other workers, or ``None`` in a process without workers.
     """
 
     def __init__(

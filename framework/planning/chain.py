@@ -35,7 +35,7 @@ def chain_plan(
 ) -> ExecutionPlan:
     """Create a plan, without a model, from the selected capabilities and those that they require.
 
-    Each input is supplied by the first of these that exists:
+    The supplier of each input is the first of the following that exists:
 
     1. a selected capability that provides its type,
     2. a stored context,

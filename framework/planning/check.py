@@ -71,7 +71,7 @@ def check_plan(
         plan: Plan to validate, or any other JSON value.
         catalog: Capabilities that the plan may use, usually the registry.
         available: Stored context keys by context type, such as ``capability_context_data``.
-        active: Names of the selected capabilities; ``None`` if no selection was made.
+        active: Names of the selected capabilities. ``None`` allows all.
         max_steps: Maximum number of steps.
 
     Returns:

@@ -96,7 +96,7 @@ class UngroundedValue(NamedTuple):
 
     Attributes:
         path: Path of the value in the parameters.
-        value: The value.
+        value: Parameter value.
     """
 
     path: str

@@ -75,7 +75,7 @@ class RecipeParameter(_Part):
     """Parameter of a recipe.
 
     Attributes:
-        type: JSON type; the type of the step's own parameter by default.
+        type: JSON type. Defaults to the type of the step's parameter.
         description: Meaning of the parameter.
         default: Default value. A parameter without a default is required.
     """
@@ -153,7 +153,7 @@ class Recipe(_Part):
             catalog: Capabilities of the agent, usually its registry.
             parameters: Values that become parameters, as ``"step.name"`` or ``"step.name=new_name"``. By
                 default, every value that occurs in the request becomes a parameter.
-            description: What the recipe does; the request by default.
+            description: What the recipe does. Defaults to the request.
             version: Version of the recipe.
 
         Raises:
@@ -405,7 +405,7 @@ class Recipe(_Part):
         found = []
         for one in inner["steps"]:
             objective = one.get("task_objective") or step.get("task_objective") or self.description
-            objective = _fill_placeholders(objective, values, needs_values=False)
+            objective = _fill_placeholders(objective, values, requires_values=False)
             renamed = _rename_reads({**one, "task_objective": ""}, {*own, *self.inputs}, rename)
             renamed = _fill_parameters(renamed, values)
             key = f"{prefix}.{one['context_key']}"
@@ -598,13 +598,15 @@ def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
     return [_fill_parameters(one, values) for one in value] if isinstance(value, list) else value
 
 
-def _fill_placeholders(text: str, values: Mapping[str, Any], *, needs_values: bool = True) -> str:
+def _fill_placeholders(
+    text: str, values: Mapping[str, Any], *, requires_values: bool = True
+) -> str:
     """Replace parameter placeholders in a text with values.
 
     Args:
         text: Text with placeholders such as ``{place}``.
         values: Values by parameter name.
-        needs_values: True to raise an error for a value that is not known yet. Otherwise its context key
+        requires_values: True to raise an error for a value that is not known yet. Otherwise its context key
             is inserted.
 
     Raises:
@@ -619,7 +621,7 @@ def _fill_placeholders(text: str, values: Mapping[str, Any], *, needs_values: bo
             return match[0]
         value = values[name]
         key, _, outer = str(value[FROM] if is_reference(value) else "").partition(".")
-        if key and key != PARAMETERS and needs_values:
+        if key and key != PARAMETERS and requires_values:
             raise PlanError(
                 f"The parameter {name!r} is the reference {value[FROM]!r}: a parameter inside a text"
                 " of a recipe must be a plain value.",

@@ -54,7 +54,7 @@ def repair_plan(
         plan: Plan to repair, or any other JSON value.
         catalog: Capabilities that the plan may use, usually the registry.
         available: Stored context keys by type.
-        active: Names of the selected capabilities; ``None`` if no selection was made.
+        active: Names of the selected capabilities. ``None`` allows all.
         max_steps: Maximum number of steps.
         additions_only: True to keep every name, key, and input in the plan. Missing parts are added,
             values are converted to the declared form, and steps are sorted.

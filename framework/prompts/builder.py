@@ -17,7 +17,7 @@ class PromptBuilder:
 
     Attributes:
         role: Role of the model.
-        task: Task of the model; ``None`` if the role states it.
+        task: Task of the model, or ``None`` if the role describes the task.
         instructions: Rules for the model.
         examples: Examples, in display order.
 

@@ -405,7 +405,7 @@ class Registry:
         """Include, exclude, and replace capabilities.
 
         Args:
-            include: Names of the capabilities to keep; ``None`` keeps all.
+            include: Names of the capabilities to keep. ``None`` keeps all.
             exclude: Names of the capabilities to remove.
             override: Import reference (``"module:Class"``) of a replacement, by capability name.
 

@@ -59,7 +59,7 @@ class RoutingDecision:
     """Result of a router: the agent that handles a request.
 
     Attributes:
-        target: Name of an available agent; empty if none is available.
+        target: Name of an available agent. Empty if no agent is available.
         confidence: From 0 to 1; 0 for a fallback.
         reasoning: The reason, in one sentence.
         metadata: Further data of the router, such as scores.

@@ -165,7 +165,7 @@ class SimilarityClassifier:
         """Fit the classifier.
 
         Args:
-            rows: The training texts.
+            rows: Training texts and their target evidence.
             gram: Similarity matrix of the training texts.
             calibration: Thresholds for this kind of similarity.
         """

@@ -52,7 +52,7 @@ class TextIndex:
     """Index that computes similarities to a fixed set of texts.
 
     Args:
-        texts: The indexed texts.
+        texts: Texts to index.
         damp: True to reduce the weight of function words. Few texts share such words mostly by chance,
             but with many texts they help to distinguish requests.
 

@@ -49,6 +49,6 @@ class Agent(Protocol):
         """Execute a task.
 
         Args:
-            task: The task.
+            task: Text of the task.
             context: Value of ``Runtime.context`` for the agent's tools.
         """

@@ -87,7 +87,7 @@ class ResultGate(Protocol):
         """Evaluate a result.
 
         Args:
-            result: The result.
+            result: Result of the step.
             subject: Name of the step or answer, for messages.
 
         Raises:
@@ -159,9 +159,9 @@ class FlowPolicy(Protocol):
 
         Args:
             spec: ``CapabilitySpec`` of the step's capability.
-            step: The planned step.
+            step: Planned step.
             view: ``TurnView`` of the turn.
-            include_plan_text: Whether to include the labels of the plan's own text.
+            include_plan_text: True to include the labels of the plan's own text.
         """
 
     def check(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
@@ -169,7 +169,7 @@ class FlowPolicy(Protocol):
 
         Args:
             spec: ``CapabilitySpec`` of the step's capability.
-            step: The planned step.
+            step: Planned step.
             labels: Labels of the data, each with its source.
         """
 

@@ -51,9 +51,9 @@ class StepDispatcher(Protocol):
             on_event: Function that receives the events of the step.
             timeout_seconds: Time limit of the step. None means no limit.
             on_start: Function to call when a worker starts the step.
-            should_detach: Returns True if this process must stop waiting because another process
+            should_detach: Function that returns True if this process must stop waiting because another process
                 continues the turn.
-            should_cancel: Returns True if the step must not start anymore.
+            should_cancel: Function that returns True if the step must not start anymore.
 
         Returns:
             The result of the step. None if this process detached, or if the step was canceled
