@@ -58,10 +58,10 @@ class TurnBudget:
         """Subtract an attempt that was counted but must not use up the limit."""
         self.attempts -= 1
 
-    def allow_more_attempts(self, more: int) -> None:
+    def allow_more_attempts(self, count: int) -> None:
         """Raise the maximum number of step attempts. Without a maximum, do nothing."""
         if self.allowed_attempts:
-            self.allowed_attempts += more
+            self.allowed_attempts += count
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:

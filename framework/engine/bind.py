@@ -148,7 +148,7 @@ def bind(
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
     if answer_type is not None and isinstance(chosen["answerer"], SummaryAnswerer):
         raise ConfigurationError(
-            f"answer_type {answer_type!r} requires a chat model, and none is configured.",
+            f"answer_type {answer_type!r} requires a chat model: none is configured.",
             fix="configure a model for the role 'answer', or pass a custom answerer.",
         )
     runner_config = RunnerConfig(

@@ -438,7 +438,7 @@ async def _run_until_answered(
     is_outside_plan = not (is_planned or services.limits.max_turn_attempts)
     bound = _JUMP_FACTOR * services.limits.max_attempts if budget.allowed_attempts else 0
     tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if is_outside_plan else budget
-    door = AttemptContext(
+    context = AttemptContext(
         view=view,
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
@@ -452,15 +452,15 @@ async def _run_until_answered(
         extra_arguments=extra_arguments or {},
     )
     while True:
-        result = await services.runner.run(attempt, door)
+        result = await services.runner.run(attempt, context)
         if is_outside_plan:
             budget.jumps = tries.attempts
         if isinstance(result, StepRecord):
             return result
         if result is None:
             raise InfrastructureError(
-                f"Step {attempt.key!r} was interrupted by a shutdown, and no router can resume it.",
-                fix="run the graph again; it continues with this node.",
+                f"Step {attempt.key!r} was interrupted: the process is shutting down.",
+                fix="run the graph again. It continues with this node.",
             )
         async with ask_scope():
             answer, by = await _ask_person(result, attempt, view, services)

@@ -157,14 +157,14 @@ class ForEachRun:
         records = [self._find_record(number) for number in range(len(self._elements))]
         if None in records:
             return None
-        done = [n for n, record in enumerate(records) if record and record.get("success")]
-        if records and not done:
+        finished = [n for n, record in enumerate(records) if record and record.get("success")]
+        if records and not finished:
             return self._create_failed_record(self._create_no_results_failure(records[0] or {}))
-        missing = tuple(self.key(n) for n in range(len(records)) if n not in set(done))
+        missing = tuple(self.key(n) for n in range(len(records)) if n not in set(finished))
         result = self._create_record(
             success=True,
-            contexts=self._collect_contexts(done),
-            labels=self._collect_labels(done),
+            contexts=self._collect_contexts(finished),
+            labels=self._collect_labels(finished),
             elements=len(records),
             missing=missing,
         )
@@ -211,21 +211,21 @@ class ForEachRun:
     def _find_outputs(self, number: int) -> Mapping[str, str]:
         return self._view.results[self.key(number)].get("outputs") or {}
 
-    def _collect_contexts(self, done: list[int]) -> dict[str, dict[str, Any]]:
+    def _collect_contexts(self, finished: list[int]) -> dict[str, dict[str, Any]]:
         """Collect the copies' results in one list per context type, in list order."""
         contexts = self._view.contexts
         expected = self._attempt.step.get("expected_output")
         kinds = [expected] if expected else self._spec.provides
         lists: dict[str, list[Any]] = {kind: [] for kind in kinds}
-        for number in done:
+        for number in finished:
             for kind, key in self._find_outputs(number).items():
                 lists.setdefault(kind, []).append(contexts[kind][key])
         return {kind + LIST_SUFFIX: {self._attempt.key: items} for kind, items in lists.items()}
 
-    def _collect_labels(self, done: list[int]) -> dict[str, dict[str, str]]:
+    def _collect_labels(self, finished: list[int]) -> dict[str, dict[str, str]]:
         stored_labels = self._view.labels
         found: dict[str, dict[str, str]] = {}
-        for number in done if stored_labels else ():
+        for number in finished if stored_labels else ():
             for kind, key in self._find_outputs(number).items():
                 own_labels = stored_labels.get(kind, {}).get(key, {})
                 found.setdefault(kind + LIST_SUFFIX, {}).update(own_labels)

@@ -252,8 +252,8 @@ def refuse_message(questions: OpenQuestions) -> NoReturn:
     steps = questions.steps.items()
     names = ", ".join(f"{key} ({name})" if name else key for key, name in steps)
     raise ValidationError(
-        f"The thread has an open question{f' ({names})' if names else ''}: answer it first.",
-        fix="send Command(resume=…), or set approvals.new_message to 'drop'.",
+        f"The thread has an open question{f' ({names})' if names else ''}: it accepts no new message.",
+        fix="answer it with Command(resume=…), or set approvals.new_message to 'drop'.",
     )
 
 

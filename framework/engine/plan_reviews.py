@@ -86,16 +86,21 @@ def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> l
     return new if has_work else []
 
 
-def _is_repeated_step(step: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+def _is_repeated_step(step: Mapping[str, Any], finished_step: Mapping[str, Any]) -> bool:
     """Return True if a step of a reply repeats a finished step.
 
     Both steps make the same call, or the new step has the same key and no parameters.
     """
-    if step.get("capability") != old["capability"] or old["capability"] in TERMINAL_STEPS:
+    if (
+        step.get("capability") != finished_step["capability"]
+        or finished_step["capability"] in TERMINAL_STEPS
+    ):
         return False
-    if step.get("context_key") == old["context_key"] and not step.get("parameters"):
+    if step.get("context_key") == finished_step["context_key"] and not step.get("parameters"):
         return True
-    return _to_comparable_text(step.get("parameters")) == _to_comparable_text(old.get("parameters"))
+    return _to_comparable_text(step.get("parameters")) == _to_comparable_text(
+        finished_step.get("parameters")
+    )
 
 
 def _to_comparable_text(parameters: Any) -> str:

@@ -277,6 +277,7 @@ class Services:
             except Exception as exc:
                 raise InfrastructureError(
                     f"The system_prompt function failed: {type(exc).__name__}: {exc}.",
+                    fix="correct the function that is passed as system_prompt.",
                     severity=classify_exception(exc, "system_prompt").severity,
                 ) from exc
         if not isinstance(instructions, str | None):

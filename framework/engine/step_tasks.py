@@ -73,7 +73,7 @@ def check_envelope_key(key: str, envelope: Envelope | None) -> Envelope | None:
     if envelope and envelope.get("key") != key:
         raise InfrastructureError(
             f"The saved result for step {key!r} belongs to another step.",
-            fix="start a new thread; a graph with other steps saved this one.",
+            fix="start a new thread, because a graph with other steps saved this thread.",
         )
     return envelope
 

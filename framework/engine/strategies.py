@@ -71,7 +71,7 @@ def choose_strategies(
         )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(
-            f"selection.strategy {strategy!r} requires a chat model, and none is configured.",
+            f"selection.strategy {strategy!r} requires a chat model: none is configured.",
             fix="set 'model', or use the strategy 'auto'.",
         )
     custom: dict[str, Any] = dict(options)

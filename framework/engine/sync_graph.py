@@ -65,14 +65,14 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
             except GraphInterrupt as signal:
                 raise merge_interrupts([signal]) from None
 
-    def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
+    def get_state(self, config: RunnableConfig, **options: Any) -> StateSnapshot:
         """Return the state of a thread. The arguments are those of ``aget_state``."""
-        snapshot: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **more))
+        snapshot: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **options))
         return snapshot
 
-    def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
+    def get_state_history(self, config: RunnableConfig, **options: Any) -> Iterator[StateSnapshot]:
         """Yield the states of a thread, newest first. The arguments are those of the async method."""
-        states = self.aget_state_history(config, **more)
+        states = self.aget_state_history(config, **options)
         return _iterate_in_thread(lambda: states)
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:

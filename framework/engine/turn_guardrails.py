@@ -189,8 +189,8 @@ class AnswerGuard:
             return answer_type.model_validate(json.loads(text)).model_dump(mode="json")
         except (ValueError, PydanticValidationError) as exc:
             raise PolicyError(
-                "Invalid answer: a guardrail rewrote it, and it no longer matches its type.",
-                fix="change the guardrail to keep the type, or to refuse the answer.",
+                f"The answer is not a valid {answer_type.__name__}: a guardrail rewrote it.",
+                fix="change the guardrail so that it keeps the type or blocks the answer.",
             ) from exc
 
     def _emit_withheld(self, texts: Iterable[str], ends: Iterable[TurnFinished]) -> None:

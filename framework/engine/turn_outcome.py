@@ -104,10 +104,10 @@ def _list_work_keys(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [key for key, step in steps.items() if step.get("capability") not in TERMINAL_STEPS]
 
 
-def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:
+def waiting_outcome(state: Mapping[str, Any], pending_waits: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the outcome of a waiting turn, with the details of each wait by context key.
 
     >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
     {'mail': {'for': 'paid'}}
     """
-    return {**describe_outcome(state, "waiting"), "waiting": dict(waits)}
+    return {**describe_outcome(state, "waiting"), "waiting": dict(pending_waits)}

@@ -193,45 +193,46 @@ def _find_undoable_effects(view: TurnView, services: Services, turn: str = "") -
     return effects
 
 
-def _create_undo_step(done: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
+def _create_undo_step(effect: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
     """Create the planned step that undoes an effect.
 
     Raises:
         PlanError: The parameters of the step cannot be determined.
     """
-    spec = services.registry.capabilities[done.undo.name]
-    name = "undo_" + done.done_step.key.replace("[", "_").rstrip("]")
+    spec = services.registry.capabilities[effect.undo.name]
+    name = "undo_" + effect.done_step.key.replace("[", "_").rstrip("]")
     key, number = name, 1
     used_keys = {*view.results, *(name for entries in view.contexts.values() for name in entries)}
     while key in used_keys:
         number += 1
         key = f"{name}_{number}"
     try:
-        values = dict(_create_undo_parameters(done, spec))
+        values = dict(_create_undo_parameters(effect, spec))
     except CapgraphError:
         raise
     except Exception as exc:
         raise PlanError(
-            f"The parameters of {spec.name!r}, which undoes {done.done_step.key!r}, are not available:"
-            f" {type(exc).__name__}: {exc}."
+            f"The undo of step {effect.done_step.key!r} with {spec.name!r} has no parameters:"
+            f" {type(exc).__name__}: {exc}.",
+            fix=f"correct the function Undo.parameters of {effect.done_step.capability!r}.",
         ) from exc
     return PlannedStep(
         context_key=key,
         capability=spec.name,
-        task_objective=f"Undo {done.done_step.key} ({done.done_step.capability})",
+        task_objective=f"Undo {effect.done_step.key} ({effect.done_step.capability})",
         parameters=values,
         inputs=[
-            {need.label: done.output_keys[need.type]}
-            for need in spec.requires
-            if need.type in done.output_keys
+            {requirement.label: effect.output_keys[requirement.type]}
+            for requirement in spec.requires
+            if requirement.type in effect.output_keys
         ],
     )
 
 
-def _create_undo_parameters(done: _DoneEffect, spec: CapabilitySpec) -> Mapping[str, Any]:
-    if done.undo.parameters is not None:
-        return done.undo.parameters(done.done_step)
-    values = dict(done.done_step.parameters)
-    for data in done.done_step.outputs.values():
+def _create_undo_parameters(effect: _DoneEffect, spec: CapabilitySpec) -> Mapping[str, Any]:
+    if effect.undo.parameters is not None:
+        return effect.undo.parameters(effect.done_step)
+    values = dict(effect.done_step.parameters)
+    for data in effect.done_step.outputs.values():
         values |= data
     return {name: values[name] for name in parameter_names(spec.parameters) if name in values}

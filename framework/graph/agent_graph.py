@@ -195,19 +195,19 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         if services is not None and not is_task(config):
             await services.events.flush_briefly()
 
-    async def aget_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
+    async def aget_state(self, config: RunnableConfig, **options: Any) -> StateSnapshot:
         """Return the state of a thread. The arguments are those of LangGraph's ``aget_state``.
 
         Raises:
             ValidationError: The configuration has no thread ID.
         """
-        return await super().aget_state(self._with_thread_id(config), **more)
+        return await super().aget_state(self._with_thread_id(config), **options)
 
     def aget_state_history(
-        self, config: RunnableConfig, **more: Any
+        self, config: RunnableConfig, **options: Any
     ) -> AsyncIterator[StateSnapshot]:
         """Yield the states of a thread, newest first. See :meth:`aget_state`."""
-        return super().aget_state_history(self._with_thread_id(config), **more)
+        return super().aget_state_history(self._with_thread_id(config), **options)
 
     def _with_thread_id(self, config: RunnableConfig) -> RunnableConfig:
         own: Any = self.config or {}

@@ -38,7 +38,7 @@ def resolve_inputs(
             plan may supply the input.
     """
     named: dict[str, list[str]] = {}
-    kinds = {need.label: need.type for need in spec.requires}
+    kinds = {requirement.label: requirement.type for requirement in spec.requires}
     for entry in step.get("inputs") or []:
         for label, key in entry.items():
             named.setdefault(label, []).append(key)
@@ -48,22 +48,24 @@ def resolve_inputs(
                     value = {"value": value}
                 context_data = {**context_data, kind: {**context_data.get(kind, {}), key: value}}
     inputs: dict[str, Any] = {}
-    for need in spec.requires:
-        keys = named.pop(need.label, [])
-        if need.cardinality == "many":
-            lists = [_load_contexts(spec, need.type, key, context_data, types) for key in keys]
-            inputs[need.label] = [item for items in lists for item in items]
+    for requirement in spec.requires:
+        keys = named.pop(requirement.label, [])
+        if requirement.cardinality == "many":
+            lists = [
+                _load_contexts(spec, requirement.type, key, context_data, types) for key in keys
+            ]
+            inputs[requirement.label] = [item for items in lists for item in items]
             continue
-        values = [_load_context(spec, need.type, key, context_data, types) for key in keys]
+        values = [_load_context(spec, requirement.type, key, context_data, types) for key in keys]
         if len(values) == 1:
-            inputs[need.label] = values[0]
-        elif not values and need.cardinality == "optional":
-            inputs[need.label] = None
+            inputs[requirement.label] = values[0]
+        elif not values and requirement.cardinality == "optional":
+            inputs[requirement.label] = None
         elif values or step.get("context_key"):
             raise ValidationError(
-                f"Step {step.get('context_key')!r} has {len(values)} inputs {need.label}:"
+                f"Step {step.get('context_key')!r} has {len(values)} inputs {requirement.label}:"
                 f" {spec.name!r} requires one.",
-                fix=f"give the step exactly one input {need.label} of type {need.type}.",
+                fix=f"give the step exactly one input {requirement.label} of type {requirement.type}.",
                 severity=ErrorSeverity.REPLANNING,
             )
     for kind, keys in named.items():

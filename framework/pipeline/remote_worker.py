@@ -110,7 +110,7 @@ def _create_execution(
     view, agreed, keys = remote_turn_view(request), request["agreed"], request["state_keys"]
     name, new, mine = request["claim"] or ("", False, False)
     claimed = Claim(name, {}, is_new=new, is_own=mine) if name else None
-    door = AttemptContext(
+    context = AttemptContext(
         view=view,
         ledger=EffectLedger(journal, view, visit_id=request["visit"], existing_claim=claimed),
         plan_keys=request["plan_keys"],
@@ -121,7 +121,7 @@ def _create_execution(
     return StepExecution(
         spec,
         runner.config,
-        door,
+        context,
         key=request["attempt"]["key"],
         has_budget=request["bounded"],
         flow=runner.config.flow,

@@ -32,16 +32,18 @@ async def retry(
         call_next: Stages of a single attempt.
         rule: Rule that replaces the capability's retry policy.
     """
-    door = execution.context
+    context = execution.context
     if attempt.short_circuit is not None:
         outcome: StepResult = await call_next(execution, attempt)
         return outcome
-    failures, wait = await door.ledger.earlier_failures(attempt.key, execution.config.clock.now())
-    failures = max(failures, door.failures)
+    failures, wait = await context.ledger.earlier_failures(
+        attempt.key, execution.config.clock.now()
+    )
+    failures = max(failures, context.failures)
     while True:
         if wait is not None:
             await execution.config.clock.sleep(wait)
-        if execution.should_stop() or door.control.is_draining():
+        if execution.should_stop() or context.control.is_draining():
             return None
         if attempt.number != failures + 1:
             attempt = replace(attempt, number=failures + 1)
@@ -50,7 +52,7 @@ async def retry(
             return result
         failures += 1
         wait = await _compute_next_delay(execution, attempt, result.error, failures, rule)
-        if wait is not None and door.control.is_draining():
+        if wait is not None and context.control.is_draining():
             return None  # the journal contains the attempt and the delay
         if wait is None or execution.should_stop():
             # If another failure ended the retries, attempts may be left.
@@ -70,16 +72,16 @@ async def _compute_next_delay(
     """Return the delay before the next attempt, or ``None`` if no attempt is left."""
     if not _is_retriable(execution, error, rule):
         return None
-    limits, door = execution.config.limits, execution.context
+    limits, context = execution.config.limits, execution.context
     declared = RetryPolicy.from_dict(error.retry_policy, limits).max_attempts
     allowed = _find_max_attempts(declared if rule is None else rule.max_attempts, execution)
     upcoming = next_attempt(error, failures, limits, rule, allowed)
-    seconds_left = door.control.seconds_left()
+    seconds_left = context.control.seconds_left()
     if upcoming is None or (seconds_left is not None and upcoming.delay >= seconds_left):
         return None
     if failures >= declared and limits.max_turn_attempts is None:
-        door.budget.allow_more_attempts(1)  # the budget was computed from the declared number
-    await door.ledger.record_failure(
+        context.budget.allow_more_attempts(1)  # the budget was computed from the declared number
+    await context.ledger.record_failure(
         attempt.key, failures, upcoming.delay, execution.config.clock.now()
     )
     telemetry.emit(upcoming.event(attempt.capability, error.message, attempt.key))

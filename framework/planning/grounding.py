@@ -250,8 +250,8 @@ def _is_choice(shape: Shape | None, value: object) -> bool:
     return False
 
 
-def _is_close(one: float, other: float) -> bool:
-    return abs(one - other) <= 1e-9 * max(1.0, abs(one), abs(other))
+def _is_close(first: float, second: float) -> bool:
+    return abs(first - second) <= 1e-9 * max(1.0, abs(first), abs(second))
 
 
 def _normalize_text(text: str) -> str:

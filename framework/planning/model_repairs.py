@@ -447,6 +447,6 @@ def _is_needless_null(model: type[BaseModel], shape: Shape, name: str) -> bool:
     return False
 
 
-def _same_types(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Return True if the values have equal types. Python considers 1 and True equal."""
-    return all(type(new[key]) is type(old[key]) for key in new)
+def _same_types(values: Mapping[str, Any], other_values: Mapping[str, Any]) -> bool:
+    """Return True if the values of each key have equal types. Python considers 1 and True equal."""
+    return all(type(values[key]) is type(other_values[key]) for key in values)

@@ -251,10 +251,10 @@ def _validates_to(kind: type[BaseModel], plain: Mapping[str, Any], model: BaseMo
     )
 
 
-def _is_equal_field(name: str, one: BaseModel, other: BaseModel) -> bool:
+def _is_equal_field(name: str, first: BaseModel, second: BaseModel) -> bool:
     with suppress(ValueError, TypeError):  # comparing tables or arrays gives no single boolean
-        return bool(getattr(one, name) == getattr(other, name))
-    written = [model.model_dump(mode="json", include={name}) for model in (one, other)]
+        return bool(getattr(first, name) == getattr(second, name))
+    written = [model.model_dump(mode="json", include={name}) for model in (first, second)]
     return bool(written[0] == written[1])
 
 

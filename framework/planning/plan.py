@@ -48,7 +48,7 @@ class Plan(dict[str, Any]):
         key: str | None = None,
         parameters: Mapping[str, Any] | None = None,
         inputs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
-        **more: Any,
+        **other_fields: Any,
     ) -> Plan:
         """Append a step.
 
@@ -57,7 +57,7 @@ class Plan(dict[str, Any]):
             key: Context key of the step. By default, it is derived from the capability's name.
             parameters: Parameters of the capability.
             inputs: Mapping from context type to context key, or a list of such mappings.
-            **more: Further fields of :class:`~capgraph.base.PlannedStep`, such as ``optional``.
+            **other_fields: Further fields of :class:`~capgraph.base.PlannedStep`, such as ``optional``.
 
         Raises:
             PlanError: ``capability`` is neither a capability nor a name.
@@ -79,7 +79,7 @@ class Plan(dict[str, Any]):
             "parameters": None if parameters is None else dict(parameters),
             "inputs": None if entries is None else [dict(entry) for entry in entries],
         }
-        self["steps"].append({k: v for k, v in {**fields, **more}.items() if v is not None})
+        self["steps"].append({k: v for k, v in {**fields, **other_fields}.items() if v is not None})
         return self
 
     @validate_arguments
@@ -107,8 +107,8 @@ class Plan(dict[str, Any]):
         """Return the plan as plain data."""
         return cast("ExecutionPlan", {**self, "steps": [*self["steps"]]})
 
-    def _update_last_step(self, **more: Any) -> Plan:
+    def _update_last_step(self, **fields: Any) -> Plan:
         if not self["steps"]:
             raise PlanError("The plan has no steps.", fix="Call .step(…) first.")
-        self["steps"][-1] |= more
+        self["steps"][-1] |= fields
         return self
