@@ -300,7 +300,7 @@ def _output_problems(
     spec = registry.capabilities[step["capability"]]
     plan = PlanView(view.steps, registry, {}, None)
     required = {
-        plan.input_type_of(index, read.label).removesuffix(MANY_SUFFIX)
+        plan.type_of_input(index, read.label).removesuffix(MANY_SUFFIX)
         for index, reads in enumerate(plan.reads)
         for read in reads
         if read.key == plan_key(key)

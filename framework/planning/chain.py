@@ -86,9 +86,7 @@ def chain_plan(
     usable, chosen = suppliers.choose(stored)
     if (missing := suppliers.find_missing(chosen, usable)) is not None:
         # Follow the chain of requirements to the one that nothing can satisfy.
-        assumed = usable | {
-            input_type: [] for input_type in suppliers.unsupplied_types() - usable.keys()
-        }
+        assumed = usable | {kind: [] for kind in suppliers.unsupplied_types() - usable.keys()}
         extended = suppliers.include_producers(assumed)
         raise _unsupplied_error(
             *(suppliers.find_missing(extended, usable) or missing), catalog, values
@@ -220,11 +218,7 @@ class _Suppliers:
             The keys of the usable contexts by input type, and the names of the capabilities.
         """
         outdated_types = self.outdated_types() - self.caller_types
-        fresh = {
-            input_type: keys
-            for input_type, keys in stored.items()
-            if input_type not in outdated_types
-        }
+        fresh = {kind: keys for kind, keys in stored.items() if kind not in outdated_types}
         chosen = self.include_producers(fresh)
         if self.find_missing(chosen, fresh) is None or len(fresh) == len(stored):
             return fresh, chosen
@@ -237,7 +231,7 @@ class _Suppliers:
         Like the targets of a build, these are all results downstream of a selected capability, including
         those that depend on it through optional inputs.
         """
-        newly_provided = {input_type for name in self.names for input_type in self.outputs[name]}
+        newly_provided = {kind for name in self.names for kind in self.outputs[name]}
         readers: dict[str, list[str]] = {}
         for name, spec in self.specs.items():
             for requirement in spec.requires:
@@ -247,10 +241,8 @@ class _Suppliers:
     def unsupplied_types(self) -> set[str]:
         """Return the input types that no selected or automatically included capability satisfies."""
         producers = {name for name in self.specs if self.values.can_auto_include(name)}
-        newly_provided = {
-            input_type for name in producers | {*self.names} for input_type in self.outputs[name]
-        }
-        return {input_type for name in self.specs for input_type in self.inputs[name]} - (
+        newly_provided = {kind for name in producers | {*self.names} for kind in self.outputs[name]}
+        return {kind for name in self.specs for kind in self.inputs[name]} - (
             newly_provided - self.caller_types
         )
 
@@ -293,8 +285,8 @@ class _Suppliers:
         waiting = {name: self.inputs[name] - stored.keys() for name in cost}
         readers: dict[str, list[str]] = {}
         for name, inputs in waiting.items():
-            for input_type in inputs:
-                readers.setdefault(input_type, []).append(name)
+            for kind in inputs:
+                readers.setdefault(kind, []).append(name)
         queue = [
             (total_cost[name], rank[name], name) for name, inputs in waiting.items() if not inputs
         ]
@@ -302,13 +294,13 @@ class _Suppliers:
         best: dict[str, str] = {}
         while queue:
             cost_so_far, _, name = heapq.heappop(queue)
-            for input_type in self.outputs[name]:
+            for kind in self.outputs[name]:
                 # A stored context needs no producer, unless a selected capability provides it.
-                if input_type in best or (input_type in stored and name not in self.names):
+                if kind in best or (kind in stored and name not in self.names):
                     continue
-                best[input_type] = name
-                for reader in readers.pop(input_type, ()):
-                    waiting[reader].discard(input_type)
+                best[kind] = name
+                for reader in readers.pop(kind, ()):
+                    waiting[reader].discard(kind)
                     total_cost[reader] += cost_so_far
                     if not waiting[reader]:
                         heapq.heappush(queue, (total_cost[reader], rank[reader], reader))
@@ -320,11 +312,9 @@ class _Suppliers:
         """Return a capability that cannot run and its missing input type, or ``None`` if all can run."""
         _, waiting = self.assign_producers(dict.fromkeys(names, 0), stored)
         unsupplied_types = [
-            (name, input_type) for name, inputs in waiting.items() for input_type in sorted(inputs)
+            (name, kind) for name, inputs in waiting.items() for kind in sorted(inputs)
         ]
-        newly_provided = {
-            input_type for name, _ in unsupplied_types for input_type in self.outputs[name]
-        }
+        newly_provided = {kind for name, _ in unsupplied_types for kind in self.outputs[name]}
         # Return the root cause: an input type that none of the blocked capabilities would satisfy.
         return next(
             (pair for pair in unsupplied_types if pair[1] not in newly_provided),
@@ -360,8 +350,7 @@ class _Suppliers:
 
         while remaining:
             name = min(
-                (name for name in remaining if self.inputs[name] <= available),
-                key=count_waits,
+                (name for name in remaining if self.inputs[name] <= available), key=count_waits
             )
             remaining.remove(name)
             ordering.append(name)
@@ -391,20 +380,18 @@ def _create_plan(
     for name in order:
         spec = catalog.capabilities[name]
         inputs = [
-            {requirement.label: key}
-            for requirement in spec.requires
-            for key in _select_source_keys(
-                requirement, spec, producers, filtered_types, usable, catalog
-            )
+            {item.label: key}
+            for item in spec.requires
+            for key in _select_source_keys(item, spec, producers, filtered_types, usable, catalog)
         ]
         output = spec.provides[0] if spec.provides else None
         key = reused.get(name) or make_context_key(output or name, used_keys)
         used_keys.add(key)
         steps.append(build_step(key, name, output, task, inputs, parameters.get(name) or None))
-        for input_type in types_satisfied_by(spec):
-            producers.setdefault(input_type, []).append(key)
-            if any(required_type(read) == input_type for read in spec.requires):
-                filtered_types.add(input_type)
+        for kind in types_satisfied_by(spec):
+            producers.setdefault(kind, []).append(key)
+            if any(required_type(read) == kind for read in spec.requires):
+                filtered_types.add(kind)
     view = PlanView(list(steps), catalog, {}, None)
     steps.append(build_respond_step(view, used_keys, task))
     return ExecutionPlan(steps=steps)

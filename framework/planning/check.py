@@ -288,7 +288,7 @@ class _PlanChecker:
 
     def _check_source(self, index: int, read: StepRead) -> None:
         """Add a problem if neither an earlier step nor a stored context supplies an input."""
-        view, input_type = self.view, self.view.input_type_of(index, read.label)
+        view, input_type = self.view, self.view.type_of_input(index, read.label)
         positions = view.positions.get(read.key, ())
         position = view.source_of(index, read) if positions else None
         if position is not None and position < index:

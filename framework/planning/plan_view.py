@@ -97,7 +97,7 @@ class PlanView:
         contract = contracts_by_name.get(name) if isinstance(name, str) else None
         spec = self.catalog.capabilities.get(name) if isinstance(name, str) else None
         if contract is None and spec is not None:
-            requirements = {requirement.label: requirement for requirement in spec.requires}
+            requirements = {item.label: item for item in spec.requires}
             types = {
                 label: required_type(requirement) for label, requirement in requirements.items()
             }
@@ -125,7 +125,7 @@ class PlanView:
         known = self.positions.keys() | {key for keys in self.available.values() for key in keys}
         return [list(step_reads(step, known)) for step in self.steps]
 
-    def input_type_of(self, index: int, label: str) -> str:
+    def type_of_input(self, index: int, label: str) -> str:
         """Return the input type for an input label (type or role) of a step."""
         contract = self.contracts[index]
         if contract is None:
@@ -158,7 +158,7 @@ class PlanView:
             index: Position of the step that has the input.
             read: The input or reference.
         """
-        input_type = self.input_type_of(index, read.label)
+        input_type = self.type_of_input(index, read.label)
         fitting = [
             place
             for place in self.positions.get(read.key, ())
@@ -228,7 +228,7 @@ class PlanView:
         if not named.keys() >= set(others):
             return None
         return self.unique_supplier(
-            index, self.input_type_of(index, label), [named[other] for other in others]
+            index, self.type_of_input(index, label), [named[other] for other in others]
         )
 
     def sibling_inputs(self, index: int, label: str) -> list[str]:
@@ -251,9 +251,9 @@ class PlanView:
     def steps_by_type(self) -> dict[str, list[int]]:
         """Positions of the steps that satisfy each input type."""
         found: dict[str, list[int]] = {}
-        for place, supplied_types in enumerate(self.supplied_types):
-            for input_type in supplied_types or ():
-                found.setdefault(input_type, []).append(place)
+        for place, types in enumerate(self.supplied_types):
+            for kind in types or ():
+                found.setdefault(kind, []).append(place)
         return found
 
     @cached_property
@@ -262,8 +262,8 @@ class PlanView:
         found: dict[str, list[str]] = {}
         for name, spec in self.catalog.capabilities.items():
             if is_active(name, spec, self.active):
-                for input_type in dict.fromkeys(types_satisfied_by(spec)):
-                    found.setdefault(input_type, []).append(name)
+                for kind in dict.fromkeys(types_satisfied_by(spec)):
+                    found.setdefault(kind, []).append(name)
         return found
 
     def result_types(self, position: int) -> list[str] | None:
@@ -294,7 +294,7 @@ class PlanView:
     def accepts_element(self, index: int, label: str) -> bool:
         """Return True if an input can read an element of the step's ``for_each`` list."""
         context_class = self.context_class(
-            self.input_type_of(index, label).removesuffix(MANY_SUFFIX)
+            self.type_of_input(index, label).removesuffix(MANY_SUFFIX)
         )
         return context_class is None or self.element_shape(index).is_compatible_with(
             result_shape(context_class, "validation")

@@ -178,7 +178,7 @@ class Recipe(_Part):
         stored = {key: kind for kind, entries in view.contexts.items() for key in entries}
         for step in work_steps:
             spec = catalog.capabilities[step["capability"]]
-            kinds = {requirement.label: requirement.type for requirement in spec.requires}
+            kinds = {item.label: item.type for item in spec.requires}
 
             def rename(label: str, key: str, kinds: Mapping[str, str] = kinds) -> list[str]:
                 if key in keys or key not in stored:
@@ -301,9 +301,7 @@ class Recipe(_Part):
         model = self._create_parameters_model(catalog)
 
         def parameters_from(task: str) -> dict[str, Any]:
-            found = dict(
-                self._extract_step_parameters(task, catalog), **(self.match_request(task) or {})
-            )
+            found = dict(self._read_by_steps(task, catalog), **(self.match_request(task) or {}))
             return _convert_values(model, found)
 
         body = {
@@ -313,9 +311,7 @@ class Recipe(_Part):
             "description": self.description,
             "recipe": self,
             "__annotations__": {"recipe": ClassVar[Recipe]},
-            "provides": [
-                classes.get(kind, kind) for kind in _find_unread_outputs(self.steps, catalog)
-            ],
+            "provides": [classes.get(kind, kind) for kind in _find_unread(self.steps, catalog)],
             "requires": [
                 Requirement(kind, "one", self._input_role(key)) for key, kind in self.inputs.items()
             ],
@@ -368,7 +364,7 @@ class Recipe(_Part):
             f"{self.name}_parameters", __config__=ConfigDict(extra="forbid"), **fields
         )
 
-    def _extract_step_parameters(self, task: str, catalog: Catalog) -> dict[str, Any]:
+    def _read_by_steps(self, task: str, catalog: Catalog) -> dict[str, Any]:
         """Extract parameters from a task with the ``parameters_from`` of the steps' capabilities."""
         found = {}
         for step in self.steps:
@@ -405,7 +401,7 @@ class Recipe(_Part):
         found = []
         for one in inner["steps"]:
             objective = one.get("task_objective") or step.get("task_objective") or self.description
-            objective = _fill_placeholders(objective, values, requires_values=False)
+            objective = _fill_placeholders(objective, values, strict=False)
             renamed = _rename_reads({**one, "task_objective": ""}, {*own, *self.inputs}, rename)
             renamed = _fill_parameters(renamed, values)
             key = f"{prefix}.{one['context_key']}"
@@ -458,11 +454,7 @@ def expand_recipes(
     for step in plan["steps"]:
         spec = catalog.capabilities.get(step["capability"])
         recipe = recipe_of(spec)
-        kinds = (
-            {requirement.label: requirement.type for requirement in spec.requires}
-            if spec is not None
-            else {}
-        )
+        kinds = {item.label: item.type for item in spec.requires} if spec is not None else {}
 
         def rename(label: str, key: str, kinds: Mapping[str, str] = kinds) -> Sequence[str]:
             outputs = outputs_by_key.get(key)
@@ -479,7 +471,7 @@ def expand_recipes(
                 fix="Use fewer levels of recipes.",
             )
         inner = recipe.expand_step(renamed, catalog, depth)
-        outputs = _find_unread_outputs(inner, catalog)
+        outputs = _find_unread(inner, catalog)
         kind = step.get("expected_output")
         every = outputs.get(kind, []) if kind else [k for keys in outputs.values() for k in keys]
         outputs_by_key[step["context_key"]] = {**outputs, FROM: every}
@@ -598,15 +590,13 @@ def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
     return [_fill_parameters(one, values) for one in value] if isinstance(value, list) else value
 
 
-def _fill_placeholders(
-    text: str, values: Mapping[str, Any], *, requires_values: bool = True
-) -> str:
+def _fill_placeholders(text: str, values: Mapping[str, Any], *, strict: bool = True) -> str:
     """Replace parameter placeholders in a text with values.
 
     Args:
         text: Text with placeholders such as ``{place}``.
         values: Values by parameter name.
-        requires_values: True to raise an error for a value that is not known yet. Otherwise its context key
+        strict: True to raise an error for a value that is not known yet. Otherwise its context key
             is inserted.
 
     Raises:
@@ -621,7 +611,7 @@ def _fill_placeholders(
             return match[0]
         value = values[name]
         key, _, outer = str(value[FROM] if is_reference(value) else "").partition(".")
-        if key and key != PARAMETERS and requires_values:
+        if key and key != PARAMETERS and strict:
             raise PlanError(
                 f"The parameter {name!r} is the reference {value[FROM]!r}: a parameter inside a text"
                 " of a recipe must be a plain value.",
@@ -649,9 +639,7 @@ def _find_referenced_parameters(step: Mapping[str, Any]) -> set[str]:
     return {name for key, _, name in refers if key == PARAMETERS}
 
 
-def _find_unread_outputs(
-    steps: Sequence[Mapping[str, Any]], catalog: Catalog
-) -> dict[str, list[str]]:
+def _find_unread(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
     """Return the context keys of the results that no step reads, by context type."""
     keys = {step["context_key"] for step in steps}
     read = {one.key for step in steps for one in step_reads(step, keys)}
@@ -670,7 +658,7 @@ def _summarize_declaration(spec: CapabilitySpec) -> dict[str, Any]:
     text = json.dumps(_remove_texts(schema), sort_keys=True, default=str)
     found = {
         "parameters": hashlib.sha256(text.encode()).hexdigest()[:16] if schema else None,
-        "requires": [str(requirement) for requirement in spec.requires],
+        "requires": [str(item) for item in spec.requires],
         "provides": list(spec.provides),
         "effect": spec.effect,
         "permission": spec.permission.name if spec.permission else None,

@@ -105,7 +105,7 @@ def repair_plan(
     return RepairedPlan(result, tuple(draft.repairs), problems, tuple(draft.inserted))
 
 
-def _find_steps_with(problems: list[Problem], *kinds: str) -> list[int]:
+def _find_steps(problems: list[Problem], *kinds: str) -> list[int]:
     """Return the positions of the steps that have a problem of the given kinds."""
     return sorted({p.step for p in problems if p.code in kinds and p.step is not None})
 
@@ -114,7 +114,7 @@ def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) ->
     """Rewrite malformed inputs, such as a bare context key, as ``{type: context_key}`` objects."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs in the expected form"
     changed = False
-    for index in _find_steps_with(problems, code):
+    for index in _find_steps(problems, code):
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
@@ -198,7 +198,7 @@ def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]
     if draft.additions_only:
         return False
     dropped = []
-    for index in _find_steps_with(problems, code):
+    for index in _find_steps(problems, code):
         step = draft.steps[index]
         before = [place for place in view.positions[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
@@ -212,9 +212,7 @@ def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]
 def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Assign context keys to steps that have no valid key or the key of an earlier step."""
     changed = False
-    for index in _find_steps_with(
-        problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY
-    ):
+    for index in _find_steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
         if changed:
             view = PlanView(draft.steps, view.catalog, view.available, view.active)
         old = draft.steps[index].get("context_key")
@@ -246,7 +244,7 @@ def _match_readers(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] 
     for reader, read in [
         (n, r) for n, reads in enumerate(view.reads) for r in reads if r.key == key
     ]:
-        input_type = view.input_type_of(reader, read.label)
+        input_type = view.type_of_input(reader, read.label)
         fitting = [p for p in places if p != reader and view.step_provides(p, input_type)]
         before = [place for place in fitting if place < reader]
         choice = before if before or view.is_stored(input_type, key) else fitting
@@ -281,9 +279,9 @@ def _iter_reference_reads(draft: PlanDraft) -> Iterator[StepRead]:
 def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Set a step's expected output if other steps read only one of its outputs."""
     code, changed = codes.UNDECLARED_OUTPUT, False
-    for index in _find_steps_with(problems, code):
+    for index in _find_steps(problems, code):
         asked = {
-            view.input_type_of(reader, read.label).removesuffix(MANY_SUFFIX)
+            view.type_of_input(reader, read.label).removesuffix(MANY_SUFFIX)
             for reader, reads in enumerate(view.reads)
             for read in reads
             if read.key == view.keys[index] and reader != index
@@ -298,7 +296,7 @@ def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
 
 def _move_terminal_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Move the terminal step to the end."""
-    misplaced = _find_steps_with(problems, codes.TERMINAL_STEP_NOT_LAST)
+    misplaced = _find_steps(problems, codes.TERMINAL_STEP_NOT_LAST)
     names = [step_capability(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False

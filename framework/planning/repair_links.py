@@ -29,9 +29,7 @@ _MAX_DEPTH = 20  # of producers that need producers
 _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
-def _find_repairable_inputs(
-    draft: PlanDraft, problems: list[Problem]
-) -> list[tuple[Problem, int, str]]:
+def _find_repairable(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
     """Return the input problems that can be repaired, each with its step index and input label."""
     may_change = (codes.MISSING_INPUT,) if draft.additions_only else _OPEN
     return [
@@ -44,7 +42,7 @@ def _find_repairable_inputs(
 def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Correct or add inputs that have only one possible supplier."""
     changed = set()
-    for problem, index, label in _find_repairable_inputs(draft, problems):
+    for problem, index, label in _find_repairable(draft, problems):
         inputs = draft.steps[index].get("inputs") or []
         key = None if problem.code == codes.MISSING_INPUT else str(problem.value)
         existing = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
@@ -110,7 +108,7 @@ def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[st
         labels = _possible_labels(view, index, key)
         if len(labels) == 1:
             return labels.pop(), key, "the only matching type of this context"
-    input_type = view.input_type_of(index, label)
+    input_type = view.type_of_input(index, label)
     if is_declared or contract is None:
         places = view.possible_suppliers(index, input_type)
         names = [k for p in places if (k := view.keys[p])] + view.stored_by_type.get(input_type, [])
@@ -137,9 +135,7 @@ def _possible_labels(view: PlanView, index: int, key: str) -> set[str]:
         for place in places:
             expected = view.steps[place].get("expected_output")
             provided = {
-                input_type
-                for input_type in view.supplied_types[place] or ()
-                if not input_type.endswith(MANY_SUFFIX)
+                kind for kind in view.supplied_types[place] or () if not kind.endswith(MANY_SUFFIX)
             }
             kinds |= {expected} if expected in provided else provided
         return kinds
@@ -161,9 +157,9 @@ def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
 
     Only one input is repaired per call, because several inputs may require the same new step.
     """
-    found = _find_repairable_inputs(draft, problems)
+    found = _find_repairable(draft, problems)
     for problem, index, label in found:
-        contract, input_type = view.contracts[index], view.input_type_of(index, label)
+        contract, input_type = view.contracts[index], view.type_of_input(index, label)
         if contract is None and step_capability(draft.steps[index]) not in TERMINAL_STEPS:
             continue
         if contract is not None and (
@@ -218,26 +214,19 @@ def _add_suppliers(
     used_keys.add(key)
     inputs = []
     for other in spec.requires:
-        need_key = required_type(other)
+        kind = required_type(other)
         optional = other.cardinality == "optional"
-        source = new_steps[need_key]["context_key"] if need_key in new_steps else None
+        source = new_steps[kind]["context_key"] if kind in new_steps else None
         if source is None and (
-            view.steps_by_type.get(need_key) or (view.stored_by_type.get(need_key) and not optional)
+            view.steps_by_type.get(kind) or (view.stored_by_type.get(kind) and not optional)
         ):
-            source = view.unique_supplier(index, need_key)
+            source = view.unique_supplier(index, kind)
         elif source is None and not optional:
             if not _add_suppliers(
-                view,
-                index,
-                need_key,
-                None,
-                used_keys,
-                new_steps,
-                (*ancestors, spec.name),
-                is_allowed,
+                view, index, kind, None, used_keys, new_steps, (*ancestors, spec.name), is_allowed
             ):
                 return False
-            source = new_steps[need_key]["context_key"]
+            source = new_steps[kind]["context_key"]
         if source is not None:
             inputs.append({other.label: source})
         elif not optional:

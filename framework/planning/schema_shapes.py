@@ -43,7 +43,7 @@ class Shape:
         >>> Shape.from_model(Point, "validation").field_names
         ['x']
         """
-        return _create_model_shape(model, mode)
+        return _build_shape(model, mode)
 
     @property
     def json_type(self) -> Any:
@@ -70,16 +70,14 @@ class Shape:
         found = [{key: value for key, value in self.schema.items() if key not in _CHOICE_KEYWORDS}]
         for parts in filter(None, choices):
             inner = [
-                one.schema
-                for part in parts
-                for one in self._create_part(part).alternatives(depth + 1)
+                one.schema for part in parts for one in self._to_shape(part).alternatives(depth + 1)
             ]
             found = [_intersect(one, other) for one in found for other in inner]
             if len(found) > _MAX_ALTERNATIVES:
                 return [Shape({})]
         return [Shape(one, self.definitions) for one in found]
 
-    def _create_part(self, schema: Any) -> Shape:
+    def _to_shape(self, schema: Any) -> Shape:
         return Shape(schema if isinstance(schema, dict) else {}, self.definitions)
 
     def at_path(self, path: Path) -> Shape | None:
@@ -87,7 +85,7 @@ class Shape:
         found = self
         for part in path:
             inner = [
-                one for form in found.alternatives() if (one := form._find_child(part)) is not None
+                one for form in found.alternatives() if (one := form._step_into(part)) is not None
             ]
             if not inner:
                 return None
@@ -95,7 +93,7 @@ class Shape:
             found = inner[0] if len(inner) == 1 else Shape(choice, self.definitions)
         return found
 
-    def _find_child(self, part: int | str) -> Shape | None:
+    def _step_into(self, part: int | str) -> Shape | None:
         found: Any = {}
         if self.json_type == "array":
             if not isinstance(part, int):
@@ -162,9 +160,7 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _create_model_shape(
-    model: type[BaseModel], mode: Literal["validation", "serialization"]
-) -> Shape:
+def _build_shape(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
     # Cached: pydantic generates the schema again on every call.
     try:
         schema = model.model_json_schema(mode=mode)
