@@ -85,7 +85,7 @@ def _thread_facts(state: Mapping[str, Any], status: Status) -> dict[str, Any]:
 
 
 def _describe_failure(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a failed turn, and its status if a limit or a stop ended it."""
+    """Describe the failure of a turn, with a status if a limit or a stop ended the turn."""
     classification = info.get("classification") or {}
     metadata = classification.get("metadata") or {}
     is_stopped = metadata.get("code") in {"CG-LIMIT", "CG-STOPPED"}
