@@ -103,7 +103,7 @@ async def prepare_input(
     pending = await pending_questions(graph, config)
     if switches and (pending or (not message and (await graph.aget_state(config)).tasks)):
         raise ValidationError(
-            "The setting cannot be changed: the thread's unfinished turn would be lost.",
+            "The setting cannot be changed: the thread has an unfinished turn, which would be lost.",
             fix="Resume the turn or answer its question first.",
         )
     if pending and message:

@@ -187,7 +187,7 @@ def _check_sender(
     tenant = due.caller.tenant if due is not None else None
     if tenant is not None and sender.tenant != tenant:
         raise PolicyError(
-            f"The sender's tenant {sender.tenant!r} is not the tenant of the thread.",
+            f"The thread belongs to another tenant: the sender has the tenant {sender.tenant!r}.",
             fix="Send the signal as a user of the thread's tenant.",
         )
     permissions = getattr(getattr(graph, "services", None), "permissions", None)

@@ -89,7 +89,7 @@ def registration_error(item: Any, *, inherits: bool) -> RegistryError:
         )
     if inspect.isroutine(item):
         return RegistryError(
-            f"The function {item.__name__!r} is not decorated.",
+            f"{item.__name__!r} is a function without a decorator.",
             fix="Decorate it with @capability_node.",
         )
     return RegistryError(

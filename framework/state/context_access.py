@@ -147,8 +147,8 @@ def _check_lost_keys(context: CapabilityContext, restored: CapabilityContext, wh
         keys = _find_ambiguous_keys(getattr(context, name, None))
         if len(keys) > len(_find_ambiguous_keys(getattr(restored, name, None)) if keys else ()):
             raise ValidationError(
-                f"{where}: field {name!r} has the dictionary key {repr(keys[0])[:80]} of type"
-                f" {type(keys[0]).__name__}: JSON would convert it to text.",
+                f"{where}: field {name!r}: the dictionary key {repr(keys[0])[:80]} of type"
+                f" {type(keys[0]).__name__} would be converted to text.",
                 fix="Use text as keys, or annotate the field with a validator and a serializer:"
                 " Annotated[T, PlainValidator(...), PlainSerializer(...)].",
             )
