@@ -107,7 +107,7 @@ class BeginTurnNode(BaseInfrastructureNode):
             update["planning_execution_plan"], plan_error = _read_caller_plan(plan)
             problem = problem or plan_error
         elif problem is None:
-            update |= continue_dialogue(view, services, _last_text(view, update))
+            update |= continue_dialogue(view, services, _find_last_text(view, update))
         if problem is not None:
             update |= failure_update([refusal_failure("begin_turn", problem)])
         return update
@@ -164,14 +164,14 @@ def _find_last_message(messages: Sequence[AnyMessage]) -> HumanMessage | None:
 
 
 def _read_caller_plan(plan: Any) -> tuple[ExecutionPlan | None, PlanError | None]:
-    """Return the caller's plan, or else the error of its form."""
+    """Validate the form of a caller's plan, and return the plan or the error."""
     try:
         return check_plan_form(plan), None
     except PlanError as exc:
         return None, exc
 
 
-def _last_text(view: TurnView, update: Mapping[str, Any]) -> str:
+def _find_last_text(view: TurnView, update: Mapping[str, Any]) -> str:
     """Return the text of the last message, which a guardrail may have reworded."""
     reworded = {message.id: message for message in update.get("messages", ())}
     message = _find_last_message(view.messages)
@@ -179,7 +179,7 @@ def _last_text(view: TurnView, update: Mapping[str, Any]) -> str:
 
 
 def _compute_turn_fingerprint(message: HumanMessage | None) -> str | None:
-    """Return a fingerprint of the message that opens a turn, or ``None`` without a message.
+    """Compute a fingerprint of the message that begins a turn, or return ``None`` without a message.
 
     Inside an outer graph, the fingerprint includes the outer task.
     """

@@ -227,8 +227,8 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
         Args:
             exc: Exception that ``execute`` raised.
-            context: ``capability``, ``current_step_index``, ``execution_time``, ``current_state``, and
-                ``effect``.
+            context: Dictionary with ``capability``, ``current_step_index``, ``execution_time``,
+                ``current_state``, and ``effect``.
 
         Returns:
             The classification, or None for the default. By default, transient errors of networks and

@@ -71,7 +71,7 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
 
         Args:
             exc: Exception that ``execute`` raised.
-            context: ``infrastructure_node``, ``execution_time``, and ``current_state``.
+            context: Dictionary with ``infrastructure_node``, ``execution_time``, and ``current_state``.
 
         Returns:
             The classification, or None for the default.

@@ -34,12 +34,12 @@ _FAILED = ("failed", "stopped", "cancelled")
 
 
 class HandoffRequest(GraphBubbleUp):
-    """Signal of a tool that ends an agent's run and hands the request to another capability.
+    """Signal with which a tool ends an agent's run and hands the request over to another capability.
 
     Args:
-        to: Name of the capability; empty for the planner.
+        to: Name of the capability. Empty for the planner.
         task: Task for the capability, or the reason for the planner.
-        labels: Labels of the data that the agent has read, with their sources.
+        labels: Labels (provenance tags) of the data that the agent has read, with their sources.
     """
 
     def __init__(self, to: str, task: str, labels: Mapping[str, str]) -> None:
@@ -50,7 +50,7 @@ class HandoffRequest(GraphBubbleUp):
 
 
 def open_dialogue(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the open dialogue of a thread; empty without one.
+    """Return a thread's open dialogue (conversation with one capability), or ``{}`` if none is open.
 
     >>> open_dialogue({"control_dialogue": None})
     {}
@@ -59,10 +59,10 @@ def open_dialogue(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def continue_dialogue(view: TurnView, services: Services, text: str) -> dict[str, Any]:
-    """Return the update that passes a new message to the open dialogue, or that closes the dialogue.
+    """Create the state update that passes a new message to the open dialogue, or closes the dialogue.
 
-    The message goes to the planner if the last turn failed, if the caller may not use the
-    capability, or if the text begins with ``/leave``.
+    The dialogue is closed and the planner handles the message if the last turn failed, if the caller may
+    not use the capability, or if the text begins with ``/leave``.
 
     Args:
         view: State before the turn is reset.
@@ -75,7 +75,7 @@ def continue_dialogue(view: TurnView, services: Services, text: str) -> dict[str
     status = (view.state.get("execution_outcome") or {}).get("status")
     command, _, request = text.strip().partition(" ")
     if command.casefold() == LEAVE:
-        update = _close(name, "left")
+        update = _create_closing_update(name, "left")
         if not request:
             steps = [respond_step(text)]
             update["planning_execution_plan"] = ExecutionPlan(
@@ -84,14 +84,14 @@ def continue_dialogue(view: TurnView, services: Services, text: str) -> dict[str
             update["task_custom_message"] = f"The dialogue with {name!r} has ended."
         return update
     if status in _FAILED:
-        return _close(name, "failed")
+        return _create_closing_update(name, "failed")
     if name not in services.registry_for(view).capabilities:
-        return _close(name, "unavailable")
+        return _create_closing_update(name, "unavailable")
     step = PlannedStep(capability=name, task_objective=text)
     return {"planning_execution_plan": ExecutionPlan(steps=[step], stamp={HANDOFF_STAMP: name})}
 
 
-def _close(name: str, reason: str) -> dict[str, Any]:
+def _create_closing_update(name: str, reason: str) -> dict[str, Any]:
     emit(DialogueChanged(capability=None, previous=name, reason=reason))
     return {DIALOGUE_KEY: None}
 
@@ -107,12 +107,12 @@ def read_messages(state: Mapping[str, Any], capability: str) -> list[BaseMessage
 def dialogue_update(
     step: StepContext, conversation: Sequence[BaseMessage], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the state update of a step that keeps its dialogue open.
+    """Create the state update of a step that keeps its dialogue open.
 
     Args:
-        step: The step.
-        conversation: Messages of the dialogue. Only the latest ones are stored.
-        result: Data of the step, whose ``output`` is the reply.
+        step: Context of the step.
+        conversation: Messages of the dialogue. Only the latest messages are stored.
+        result: Result of the step, whose ``output`` is the reply.
     """
     starts = [i for i, message in enumerate(conversation) if message.type == "human"]
     oldest = len(conversation) - MAX_MESSAGES
@@ -127,14 +127,15 @@ def dialogue_update(
 
 
 def handoff_plan(view: TurnView, key: str, request: HandoffRequest) -> ExecutionPlan:
-    """Return the plan that a handoff proposes.
+    """Create the plan for a handoff from an agent to another capability or to the planner.
 
-    A handoff to a capability adds its step. A handoff to the planner marks the own step for review.
+    A handoff to a capability adds a step to the plan. A handoff to the planner marks the agent's step for
+    a plan review.
 
     Args:
         view: Current state of the turn.
-        key: Context key of the step whose agent hands over.
-        request: The handoff.
+        key: Context key of the agent's step.
+        request: Handoff that the agent requested.
     """
     finished = view.succeeded_keys | view.skipped_keys
     steps = [step for step in view.steps if step["context_key"] in finished]
@@ -148,15 +149,15 @@ def handoff_plan(view: TurnView, key: str, request: HandoffRequest) -> Execution
 
 
 def settle_dialogue(before: TurnView, after: TurnView, *, can_answer: bool) -> dict[str, Any]:
-    """Return the update after steps that may have opened, continued, or closed a dialogue.
+    """Create the state update after steps that may have opened, continued, or closed a dialogue.
 
-    A dialogue opens if its step ran alone and no step of the plan is left. Its reply is then the
-    answer, so no model writes another one.
+    A dialogue opens if its step ran alone and all steps of the plan have ended. Its reply is then the
+    answer, so that no model writes another answer.
 
     Args:
-        before: Turn before the steps ran.
-        after: Turn after the steps ran.
-        can_answer: Whether the reply may be the answer, without a planner or an answerer.
+        before: View of the turn before the steps ran.
+        after: View of the turn after the steps ran.
+        can_answer: True if the reply may be the answer, without a planner or an answerer.
     """
     dialogue = open_dialogue(after.state)
     previous = open_dialogue(before.state).get("capability")

@@ -324,7 +324,7 @@ async def accept_plan(
         # Drop records whose key belongs to a different step in the new plan.
         "execution_step_results": Overwrite(
             {
-                **_past_results(results, rerun_keys),
+                **_select_past_results(results, rerun_keys),
                 **_create_carried_results(
                     carried, plan, is_author_planner=author not in services.registry.capabilities
                 ),
@@ -431,11 +431,11 @@ def may_need_review(view: TurnView, services: Services) -> bool:
     )
 
 
-def _past_results(results: Mapping[str, Any], rerun_keys: Collection[str]) -> dict[str, Any]:
-    """Return the records that a new plan does not run again.
+def _select_past_results(results: Mapping[str, Any], rerun_keys: Collection[str]) -> dict[str, Any]:
+    """Select the state entries of earlier steps that remain beside a new plan.
 
-    An observed failure whose key the new plan uses for another step gets another key, because the
-    planner must continue to see it.
+    If the new plan reuses the key of an observed failure, the failure is stored under another key, so
+    that later planner calls still contain it.
     """
     past = {k: r for k, r in results.items() if plan_key(k) not in rerun_keys}
     for key, record in results.items():
@@ -448,7 +448,7 @@ def _past_results(results: Mapping[str, Any], rerun_keys: Collection[str]) -> di
 def _create_carried_results(
     carried: CarryOver, plan: ExecutionPlan, *, is_author_planner: bool
 ) -> dict[str, Any]:
-    """Return the results that the new plan keeps, marked if the planner has seen them.
+    """Create the state entries of the results that the new plan reuses, marked if already reviewed.
 
     An effect whose step has another key in the new plan is marked as completed earlier.
     """

@@ -30,10 +30,10 @@ def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Servi
 
 
 def ignored_value_lines(view: TurnView, services: Services) -> tuple[str, ...]:
-    """Return a line for each step that used defaults although the request names values.
+    """Describe each step that ran with defaults although the request contains other values.
 
-    Without a model, only values in certain forms are extracted. The answer must say that it does not
-    refer to the others. A capability with its own ``parameters_from`` decides which words matter.
+    Planning without a model recognizes only values in certain forms, so the answer must mention values
+    that it ignored. Capabilities with their own ``parameters_from`` are omitted.
     """
     if planner_traits(services.planner).chooses_parameters:
         return ()

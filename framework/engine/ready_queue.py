@@ -352,7 +352,7 @@ class PlanRun:
         )
 
     def _is_failure_observed(self, attempt: Attempt, failure: Failure) -> bool:
-        """Return whether the planner is shown a failure of the step as a result."""
+        """Return True if the planner reviews a failure of the step, so that the turn continues."""
         spec = self._services.registry.capabilities.get(attempt.capability)
         if spec is None or attempt.step.get("for_each"):
             return False

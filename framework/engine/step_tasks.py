@@ -90,7 +90,7 @@ def skip_optional_failure(record: StepRecord) -> StepRecord:
 
 
 def mark_observed(record: StepRecord, attempt: Attempt) -> StepRecord:
-    """Return the record of a failure that the planner is shown instead of ending the turn.
+    """Mark a failed step's record as observed, so that the planner reviews it and the turn continues.
 
     A failure with an explicitly declared severity other than REPLANNING is returned unchanged.
     """

@@ -236,7 +236,7 @@ def _dump_parameters(
             fix="Declare a serializer for the field in its Parameters model.",
         ) from exc
     raise ValidationError(
-        f"The parameters of {spec.name!r} do not survive serialization and validation unchanged.",
+        f"The parameters of {spec.name!r} change when they are serialized and validated again.",
         fix="Correct the defaults, serializers, and validators of its Parameters model.",
     )
 

@@ -13,21 +13,21 @@ Dependencies = Mapping[str, Collection[str]]
 
 
 def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
-    """Return the steps that each step waits for.
+    """Compute the steps that must end before each step of a plan can start.
 
-    A read refers to the nearest earlier step with the context key, or to a stored context if there is
-    none. In addition:
+    An input depends on the nearest earlier step with its context key. If no step has the key, the input
+    is a stored context. In addition:
 
-    - a step that replaces a stored context waits for the earlier steps that read the stored one,
-    - a step that hands over by state keys waits for the steps that :func:`with_plan_order` recorded,
-    - the terminal step waits for all others,
-    - in a sequential plan, every step waits for all steps before it.
+    - A step that replaces a stored context depends on the earlier steps that read the old value.
+    - A step that reads state keys depends on the steps that :func:`with_plan_order` recorded.
+    - The terminal step depends on all other steps.
+    - In a sequential plan, every step depends on all earlier steps.
 
     Args:
-        plan: A valid plan.
+        plan: Valid plan.
 
     Returns:
-        For each step's key, in plan order, the keys that it waits for. There are no cycles.
+        The context keys of the dependencies, by the key of each step in plan order. There are no cycles.
 
     Raises:
         PlanError: Two steps have the same context key.
@@ -61,15 +61,15 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
 
 
 def with_plan_order(plan: ExecutionPlan, catalog: Catalog) -> ExecutionPlan:
-    """Return the plan with the order of the steps that hand over by state keys.
+    """Record in a plan's stamp the order of steps that exchange data through state keys.
 
-    A capability with a static ``execute(state)`` and no inputs may read any key that an earlier step
-    wrote. Its step waits for all steps before it in the plan. The stamp stores these steps under
-    ``after``. It omits the steps that another step of the same kind already waits for.
+    A capability with a static ``execute(state)`` and no inputs may read any state key that an earlier
+    step wrote, so its step must run after all earlier steps. The stamp's field ``after`` contains these
+    steps, except those on which another such step already depends.
 
     Args:
-        plan: A valid plan, in the order of its author.
-        catalog: The capabilities.
+        plan: Valid plan, in the order of its author.
+        catalog: Available capabilities.
     """
     after: dict[str, list[str]] = {}
     before: list[str] = []
@@ -87,7 +87,7 @@ def with_plan_order(plan: ExecutionPlan, catalog: Catalog) -> ExecutionPlan:
 
 
 def recorded_order(plan: object) -> dict[str, list[str]]:
-    """Return the steps that :func:`with_plan_order` recorded, by the key of the step that waits."""
+    """Return the dependencies that :func:`with_plan_order` recorded, by the dependent step's key."""
     after = plan_stamp(plan).get("after")
     entries = after.items() if isinstance(after, Mapping) else ()
     return {key: keys for key, keys in entries if isinstance(keys, list)}
@@ -103,10 +103,10 @@ def ready_steps(
     """Return the keys of the steps that can start now, in plan order.
 
     Args:
-        plan: A valid plan.
-        done: Keys of the finished steps.
-        started: Keys of the steps that are running or have failed.
-        known_dependencies: The result of :func:`dependencies` for this plan; computed by default.
+        plan: Valid plan.
+        done: Context keys of the finished steps.
+        started: Context keys of the steps that are running or have failed.
+        known_dependencies: Result of :func:`dependencies` for this plan. Computed by default.
 
     >>> ready_steps({"steps": [
     ...     {"context_key": "a", "capability": "fetch"},
@@ -124,13 +124,13 @@ def ready_steps(
 
 
 def by_depth(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with its steps sorted by depth. The meaning of the plan does not change.
+    """Sort the steps of a plan by depth, without a change of their dependencies.
 
-    A step's depth is the length of the longest dependency chain that leads to it. Steps that can run
-    early come first, so that a scan of the plan in order finds them soon.
+    A step's depth is the length of the longest dependency chain that leads to it. Steps that can start
+    early come first, so that a search in plan order finds them soon.
 
     Args:
-        plan: A valid plan.
+        plan: Valid plan.
 
     >>> plan = {"steps": [
     ...     {"context_key": "a", "capability": "x"},
