@@ -79,6 +79,13 @@ async def write_answer(
 ) -> str | AIMessage | BaseModel:
     """Write the message that ends a turn with the answerer.
 
+    Args:
+        state: State of the graph.
+        services: Services of the graph.
+        purpose: ``results`` to report results, ``conversation`` to reply without results, or ``clarify`` to
+            ask a question.
+        question: Question to ask, for ``clarify``.
+
     Raises:
         InfrastructureError: The answer is not an instance of the answer type.
         CapgraphError: The quality of the answer is too low for its quality gate.

@@ -103,6 +103,10 @@ def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
 def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits for a replacement plan. They never exceed the limits of the current plan.
 
+    Args:
+        current: Plan that is replaced.
+        replacement: New plan.
+
     >>> tighten_limits({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
     {'deadline': 5, 'budget': {'steps': 3, 'tokens': 8}}
     """

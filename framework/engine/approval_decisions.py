@@ -200,7 +200,15 @@ def answers_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Create the state update for rejections and for answers that are text."""
+    """Create the state update for rejections and for answers that are text.
+
+    Args:
+        answers: Decisions by context key.
+        rejected: Reasons of rejections, by context key.
+        capabilities: Names of the rejected steps' capabilities, by context key.
+        view: Current state of the turn.
+        services: Services of the graph.
+    """
     update: dict[str, Any] = {}
     if rejected:
         update |= _create_rejection_update(rejected, capabilities, view, services)

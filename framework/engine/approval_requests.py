@@ -79,6 +79,10 @@ async def ask_in_task(
 
     The separate task keeps the answers apart from answers to the calling code's interrupts, so that the
     question can be asked in the middle of other work.
+
+    Args:
+        question: Question to ask.
+        read_answer: Function that parses an answer.
     """
     # A copy of the thread has copies of its tasks, whose answers do not apply there.
     question_id = compute_digest([current_configurable().get("thread_id"), question])
@@ -119,7 +123,14 @@ async def save_standing_rules(
     view: TurnView,
     store: BaseStore | None,
 ) -> None:
-    """Save a standing rule (automatic approval) for each answer that requests one."""
+    """Save a standing rule (automatic approval) for each answer that requests one.
+
+    Args:
+        answers: Decisions by context key.
+        question: Question that was answered.
+        view: Current state of the turn.
+        store: LangGraph store for the rules, or ``None``.
+    """
     capabilities = {step["context_key"]: step["capability"] for step in question["steps"]}
     for key, answer in answers.items():
         if answer.remember is None or store is None:

@@ -71,6 +71,11 @@ async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) 
     supplies them in one small model call. A plan that remains incomplete is returned unchanged, so that
     the planner receives all its problems.
 
+    Args:
+        plan: Plan in the planner's reply.
+        request: Input of the planner.
+        services: Services of the graph.
+
     Raises:
         ModelError: The model call failed.
     """
@@ -130,6 +135,11 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
 
     Only the first plan of a turn is checked, and only once. Effects with invented values require a
     person's approval anyway.
+
+    Args:
+        plan: Plan in the planner's reply.
+        request: Input of the planner.
+        services: Services of the graph.
     """
     is_first = not (request.failure or request.previous or request.finished or request.problems)
     steps = plan.get("steps") if isinstance(plan, dict) else None
@@ -182,6 +192,11 @@ async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Se
 
     If the selector without a model does not select the effect's capability, one small model call
     confirms the effect. An unrequested effect indicates that the model misunderstood the whole request.
+
+    Args:
+        plan: Plan in the planner's reply.
+        request: Input of the planner.
+        services: Services of the graph.
 
     Raises:
         ModelError: The model call failed.

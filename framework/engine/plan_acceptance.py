@@ -389,7 +389,14 @@ async def _create_review_update(
 async def request_plan_review(
     plan: ExecutionPlan, digest: str, problems: list[str], ledger: EffectLedger
 ) -> dict[str, Any]:
-    """Record that a person must review the plan, and create the state update."""
+    """Record that a person must review the plan, and create the state update.
+
+    Args:
+        plan: Plan to review.
+        digest: Digest of the plan.
+        problems: Reasons for the review.
+        ledger: Ledger of the turn's effects and approvals.
+    """
     await ledger.approvals.request_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,

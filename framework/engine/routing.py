@@ -176,6 +176,10 @@ def due_reviews(
     These are steps with ``look_again`` and steps with an observed failure. If the final step has
     ``look_again``, all steps that the planner has not reviewed are due when every step has finished.
 
+    Args:
+        steps: Steps of the plan.
+        results: State entries of the finished steps, by context key.
+
     >>> steps = [{"context_key": "a"}, {"context_key": "z", "capability": "respond", "look_again": True}]
     >>> due_reviews(steps, {}), due_reviews(steps, {"a": {"success": True}})
     ((), ('a',))

@@ -100,7 +100,15 @@ def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Sy
 def single_node_graph(
     name: str, run: Any, state: Any, *, input_schema: Any = None, output_schema: Any
 ) -> StateGraph[Any, Any, Any, Any]:
-    """Create a graph with one node. The input schema defaults to the state schema."""
+    """Create a graph with one node. The input schema defaults to the state schema.
+
+    Args:
+        name: Name of the node.
+        run: Function of the node.
+        state: State schema.
+        input_schema: Input schema. Defaults to the state schema.
+        output_schema: Output schema.
+    """
     builder = StateGraph(state, input_schema=input_schema, output_schema=output_schema)
     builder.add_node(name, run, input_schema=input_schema)
     return builder.add_edge(START, name).add_edge(name, END)

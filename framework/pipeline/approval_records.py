@@ -93,7 +93,14 @@ class ApprovalRecords:
     async def approve(
         self, digest: str, key: str, approver: Caller | None = None, now: float = 0
     ) -> None:
-        """Record the approval of a digest by a person or a standing rule."""
+        """Record the approval of a digest by a person or a standing rule.
+
+        Args:
+            digest: Digest of the preview.
+            key: Context key of the step.
+            approver: Person who approved, or ``None`` for a standing rule.
+            now: Current time of the graph's clock.
+        """
         await self.record_approval(digest, key, _ANYBODY, approver or Caller(), now)
 
     async def is_approved(self, digest: str, key: str, plan_keys: Sequence[str]) -> bool:

@@ -294,6 +294,11 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
 async def check_step_policies(policies: Any, step: PlannedStep, view: Any) -> Verdict:
     """Evaluate all policies for a step.
 
+    Args:
+        policies: Step policies to evaluate.
+        step: Planned step.
+        view: Current state of the turn.
+
     Returns:
         A verdict ``allow``, or ``ask`` with the reasons of the policies that require approval.
 
@@ -309,6 +314,10 @@ async def check_step_policies(policies: Any, step: PlannedStep, view: Any) -> Ve
 
 def combine_verdicts(verdicts: list[Verdict], subject: str) -> Verdict:
     """Combine verdicts: ``deny`` overrides ``ask``, and ``ask`` overrides ``allow``.
+
+    Args:
+        verdicts: Verdicts of the policies.
+        subject: Description of the plan or step, for error messages.
 
     Raises:
         PolicyError: A policy denies, or returned something other than a verdict.

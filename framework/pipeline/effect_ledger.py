@@ -267,7 +267,14 @@ class EffectLedger:
     def has_earlier_effect(
         self, spec: CapabilitySpec, plan_id: str, name: str, claimed_records: set[str]
     ) -> bool:
-        """Return True if the capability had a different effect in an earlier plan of the turn."""
+        """Return True if the capability had a different effect in an earlier plan of the turn.
+
+        Args:
+            spec: Declarations of the capability.
+            plan_id: ID of the current plan.
+            name: Name of the step's effect record.
+            claimed_records: Names of records that other steps of the plan have claimed.
+        """
         return any(
             entry.get("capability") == spec.name
             and entry.get("plan") != plan_id
@@ -461,7 +468,13 @@ class EffectLedger:
         return await self._read(f"{self.turn_key}/held/{self._find_step_owner(key)}")
 
     async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
-        """Store a person's decision about an effect whose outcome is unknown."""
+        """Store a person's decision about an effect whose outcome is unknown.
+
+        Args:
+            effect: Name of the effect record.
+            run: Number of the effect's execution.
+            decision: Decision as plain data.
+        """
         await self._write(self._create_decision_name(effect, run), dict(decision))
 
     async def read_outcome(self, effect: str, run: int) -> dict[str, Any]:
@@ -493,7 +506,14 @@ class EffectLedger:
         return entry["failures"], min(max(0.0, entry["until"] - now), entry["delay"])
 
     async def record_failure(self, key: str, failures: int, delay: float, now: float) -> None:
-        """Record a failed attempt and the time of the next one."""
+        """Record a failed attempt and the time of the next one.
+
+        Args:
+            key: Context key of the step.
+            failures: Number of failed attempts so far.
+            delay: Delay before the next attempt, in seconds.
+            now: Current time of the graph's clock.
+        """
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
             self._retry_waits = {**(self._retry_waits or {}), key: entry}

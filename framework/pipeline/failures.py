@@ -107,7 +107,12 @@ def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
 
 
 def refusal_failure(node: str, error: CapgraphError) -> Failure:
-    """Create the failure of a node that rejects the caller's input."""
+    """Create the failure of a node that rejects the caller's input.
+
+    Args:
+        node: Name of the node.
+        error: Error about the caller's input.
+    """
     record_refusal(error)
     return Failure(
         severity=ErrorSeverity.CRITICAL,

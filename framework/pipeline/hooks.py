@@ -96,6 +96,11 @@ async def call_with_hooks(
 ) -> Any:
     """Run behaviors' hooks around a call whose result is not a step record, such as a model call.
 
+    Args:
+        behaviors: Behaviors with hooks, outermost first.
+        context: Description of the call for the hooks.
+        call: Function that makes the call.
+
     Raises:
         Exception: Error of the call or a hook, unless a hook returns a replacement.
     """

@@ -78,6 +78,15 @@ def normalize_result(
     - A LangGraph ``Command`` writes state keys of the application. The text of its messages becomes the
       output of the step.
 
+    Args:
+        result: Value that the capability returned.
+        stored: Outputs that the capability passed to ``store``.
+        spec: Declarations of the capability.
+        step: Planned step.
+        key: Context key of the step.
+        types: Registered context classes by name.
+        state_keys: Names of the graph's state keys.
+
     Raises:
         CapabilityError: The result has an unsupported type, or a key is unknown or owned by the
             graph.

@@ -241,7 +241,13 @@ def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException 
 
 
 def apply_retry_rule(failure: Failure, rule: RetryRule | None, error: Exception) -> Failure:
-    """Apply a retry rule to a node's failure: set its severity and its retry policy."""
+    """Apply a retry rule to a node's failure: set its severity and its retry policy.
+
+    Args:
+        failure: Classified failure of the node.
+        rule: Retry rule, or ``None`` to leave the failure unchanged.
+        error: Exception of the node.
+    """
     if rule is None or failure.severity is ErrorSeverity.FATAL:
         return failure
     severity = failure.severity
@@ -344,6 +350,14 @@ def retry_delay_seconds(
 
     A ``Retry-After`` value from the server is the lower limit. The setting ``max_retry_delay_seconds``
     is the upper limit. Jitter spreads the retries of clients that failed at the same time.
+
+    Args:
+        policy: Retry policy or rule.
+        failures: Number of failed attempts.
+        limits: Limits of a run.
+        retry_after: Delay that the server requested, in seconds.
+        jitter: Maximum random change of the delay, as a fraction.
+        rng: Random number generator for reproducible delays.
 
     >>> retry_delay_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
     2.0

@@ -128,6 +128,10 @@ def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT
 
     All writes to a key with a reducer are kept in order. Of the writes to any other key, only the last
     is kept. An ``Overwrite`` discards earlier writes to its key.
+
+    Args:
+        writes: Pairs of a state key and a value, in order.
+        schema: Keys of the graph's state.
     """
     single: dict[str, Any] = {}
     many: Writes = []

@@ -111,7 +111,16 @@ class PlanDraft:
     def record(
         self, code: str, step: int | None, path: Path, before: object, after: object, reason: str
     ) -> None:
-        """Add a change to ``repairs``."""
+        """Add a change to ``repairs``.
+
+        Args:
+            code: Code of the repaired problem.
+            step: Index of the changed step, or ``None`` for the plan itself.
+            path: Path of the changed value.
+            before: Previous value.
+            after: New value.
+            reason: Explanation why the new value is the only correct value.
+        """
         key = None if step is None else self.steps[step].get("context_key")
         self.repairs.append(
             Repair(
@@ -125,7 +134,15 @@ class PlanDraft:
         )
 
     def replace_value(self, code: str, step: int, path: Path, value: object, reason: str) -> bool:
-        """Replace one value of a step and record the change. Return False if nothing changed."""
+        """Replace one value of a step and record the change. Return False if nothing changed.
+
+        Args:
+            code: Code of the repaired problem.
+            step: Index of the step.
+            path: Path of the value in the step.
+            value: New value.
+            reason: Explanation why the new value is the only correct value.
+        """
         before: Any = self.steps[step]
         for part in path:
             before = before.get(part) if isinstance(before, dict) else before[part]

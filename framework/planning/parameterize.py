@@ -99,7 +99,14 @@ def substitute_parameters(
     path: _ValuePath,
     values: Mapping[str, Any],
 ) -> Any:
-    """Replace values with references to the recipe's parameters."""
+    """Replace values with references to the recipe's parameters.
+
+    Args:
+        value: Part of the plan, as plain data.
+        parameter_by_path: Parameter name for each path of a parameter value.
+        path: Path of ``value`` in the plan.
+        values: Parameter values by name.
+    """
     if path in parameter_by_path:
         return {FROM: f"{PARAMETERS}.{parameter_by_path[path]}"}
     if isinstance(value, dict) and not is_reference(value):
@@ -136,6 +143,10 @@ def request_pattern(request: str, values: Mapping[str, Any]) -> str:
     """Create a regular expression for requests with the same wording and other values.
 
     A matched value is not a list, and has at most two words or as many words as the original value.
+
+    Args:
+        request: Example request.
+        values: Parameter values in the request, by name.
 
     >>> pattern = request_pattern("Fly from Oslo", {"place": "Oslo"})
     >>> re.fullmatch(pattern, "Fly from New York").groupdict()

@@ -37,6 +37,11 @@ def scalar_text(value: object) -> str | None:
 def make_context_key(text: str, used_keys: Collection[str], fallback: str = "step") -> str:
     """Create an unused context key from a text.
 
+    Args:
+        text: Text from which the key is derived.
+        used_keys: Context keys that are not available.
+        fallback: Key to use if the text contains no valid characters.
+
     >>> make_context_key("Daily highs!", {"daily_highs"})
     'daily_highs_2'
     """

@@ -301,7 +301,12 @@ class PlanView:
         )
 
     def unused_element_name(self, index: int, label: str) -> str | None:
-        """Return the name of an unused ``for_each`` element that an input can read, or ``None``."""
+        """Return the name of an unused ``for_each`` element that an input can read, or ``None``.
+
+        Args:
+            index: Position of the step.
+            label: Label of the input.
+        """
         step = self.steps[index]
         alias, known = (
             element_name(step),

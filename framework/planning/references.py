@@ -62,6 +62,10 @@ def _iter_nested_references(value: object, path: Path) -> Iterator[tuple[Path, s
 def reference_key(text: str, known_keys: Container[str]) -> str:
     """Return the context key at the start of a reference. Context keys may contain dots.
 
+    Args:
+        text: Reference, such as ``"stats.maximum"``.
+        known_keys: Context keys of the plan and of stored results.
+
     >>> reference_key("seattle.daily.maximum", {"seattle.daily"})
     'seattle.daily'
     >>> reference_key("stats.maximum", {})

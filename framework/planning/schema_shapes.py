@@ -110,7 +110,12 @@ class Shape:
         return Shape(found if isinstance(found, dict) else {}, self.definitions)
 
     def is_compatible_with(self, target: Shape, depth: int = 0) -> bool:
-        """Return True if a value of this shape may be valid for the target. Only types are compared."""
+        """Return True if a value of this shape may be valid for the target. Only types are compared.
+
+        Args:
+            target: Shape that the value must match.
+            depth: Current depth of the comparison, which is limited.
+        """
         return depth > _MAX_DEPTH or any(
             one._is_one_compatible(other, depth + 1)
             for one in self.alternatives()
@@ -173,7 +178,12 @@ def result_shape(
     context_class: type[CapabilityContext],
     mode: Literal["validation", "serialization"] = "serialization",
 ) -> Shape:
-    """Return the shape of a result as references read it, without the wrapper of a plain value."""
+    """Return the shape of a result as references read it, without the wrapper of a plain value.
+
+    Args:
+        context_class: Class of the result's context type.
+        mode: ``serialization`` for stored results, ``validation`` for inputs.
+    """
     whole = Shape.from_model(context_class, mode)
     return (
         (whole.at_path(("value",)) or whole) if issubclass(context_class, ValueContext) else whole

@@ -20,7 +20,16 @@ def build_step(
     inputs: list[dict[str, str]],
     parameters: dict[str, Any] | None = None,
 ) -> PlannedStep:
-    """Create a planned step with all required fields."""
+    """Create a planned step with all required fields.
+
+    Args:
+        key: Context key of the step.
+        capability: Name of the capability.
+        output_type: Context type of the expected output, or ``None``.
+        objective: Objective of the step.
+        inputs: Mappings from context type to context key.
+        parameters: Parameters of the capability.
+    """
     return PlannedStep(
         context_key=key,
         capability=capability,

@@ -48,6 +48,10 @@ def as_request(task: str) -> str:
 def sanitize_text(text: str, limit: int) -> str:
     """Remove control characters, escape delimiters, and truncate long text with a note.
 
+    Args:
+        text: Text to sanitize.
+        limit: Maximum number of characters.
+
     >>> sanitize_text("abcdef", 3)
     'abc … (3 more characters)'
     """

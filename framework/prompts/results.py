@@ -25,6 +25,10 @@ def preview_json(value: Any, limit: int) -> str:
 
     An object keeps its keys. A list keeps its first elements, and the IDs of the others if they fit.
 
+    Args:
+        value: Plain data.
+        limit: Approximate maximum number of characters.
+
     >>> preview_json([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
     '[{"id":"a1","stars":3},"… 2 more: b2, c3"]'
     >>> preview_json("x" * 100, 50)

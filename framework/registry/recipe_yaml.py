@@ -50,7 +50,12 @@ def _known_keys(path: tuple[Any, ...]) -> Iterable[str]:
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
-    """Write a recipe to a YAML file atomically."""
+    """Write a recipe to a YAML file atomically.
+
+    Args:
+        recipe: Recipe to write.
+        path: Path of the file.
+    """
     text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=100)
     write_atomic(Path(path), text)
 

@@ -219,7 +219,14 @@ def _check_serializable(data: Any, where: str, value: Any = None) -> Any:
 
 
 def summarize_context(kind: str, key: str, data: Any, types: ContextTypes) -> str:
-    """Return the summary of stored context data: ``get_summary`` of its class, or the data as short text."""
+    """Return the summary of stored context data: ``get_summary`` of its class, or the data as short text.
+
+    Args:
+        kind: Name of the context type.
+        key: Context key.
+        data: Stored data.
+        types: Registered context classes by name.
+    """
     # Data without a class is only read, so it is not copied.
     is_typed = kind in types or kind.endswith(LIST_SUFFIX)
     value = load_context(kind, key, data, types) if is_typed else data

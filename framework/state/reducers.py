@@ -30,6 +30,10 @@ def merge_context_data(
     ``None`` removes an entry. Only the two changed levels are copied, so the cost depends on the
     number of entries of the changed types and not on the size of the data.
 
+    Args:
+        current: Current context data.
+        updates: Updates in the order of their writes.
+
     >>> merge_context_data({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
     {'A': {'x': 1, 'y': 2}, 'B': {'z': 3}}
     >>> merge_context_data({"A": {"x": 1, "y": 2}}, [{"A": {"x": None}}])
@@ -54,6 +58,10 @@ def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> 
     A message with a known ID replaces the earlier message, and ``RemoveMessage`` removes a message. A
     message without an ID receives an ID that depends only on its position and content, because each
     replay of the stored writes must produce the same state.
+
+    Args:
+        current: Current messages.
+        updates: Updates in the order of their writes. Each is a message or a list of messages.
 
     Raises:
         ValidationError: ``RemoveMessage`` has the ID of an unknown message.

@@ -56,7 +56,12 @@ class RetryRule(Protocol):
         """Maximum number of attempts, the first one included."""
 
     def applies(self, error: BaseException | None, failure: Failure) -> bool:
-        """Return True if the failure should be retried."""
+        """Return True if the failure should be retried.
+
+        Args:
+            error: Exception of the attempt, or None if it is unknown.
+            failure: Classification of the exception.
+        """
 
     def delay(self, failures: int) -> float:
         """Return the delay before the next attempt, in seconds.
@@ -114,10 +119,20 @@ class Behavior(Protocol):
         """Run before the step starts."""
 
     def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Run after the step and optionally replace its result."""
+        """Run after the step and optionally replace its result.
+
+        Args:
+            context: Description of the step.
+            result: Result of the step.
+        """
 
     def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Run when the step fails and optionally return a result instead."""
+        """Run when the step fails and optionally return a result instead.
+
+        Args:
+            context: Description of the step.
+            error: Exception that the step raised.
+        """
 
 
 @runtime_checkable

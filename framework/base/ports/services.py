@@ -93,6 +93,10 @@ class SqlExecutor(Protocol):
     ) -> tuple[int, list[tuple[Any, ...]]]:
         """Run one statement in its own transaction.
 
+        Args:
+            statement: SQL statement with placeholders.
+            values: Values for the placeholders ``?``.
+
         Returns:
             The number of affected rows and the returned rows.
 
@@ -105,6 +109,10 @@ class SqlExecutor(Protocol):
         self, statement: str, values: tuple[Any, ...] = ()
     ) -> tuple[int, list[tuple[Any, ...]]] | None:
         """Run one statement on a separate connection, from a thread without an event loop.
+
+        Args:
+            statement: SQL statement with placeholders.
+            values: Values for the placeholders ``?``.
 
         Returns:
             The number of affected rows and the returned rows. None if the database is in memory, so
