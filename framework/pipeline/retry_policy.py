@@ -356,7 +356,7 @@ def retry_delay_seconds(
         failures: Number of failed attempts.
         limits: Limits of a run.
         retry_after: Delay that the server requested, in seconds.
-        jitter: Maximum random change of the delay, as a fraction.
+        jitter: Maximum random increase of the delay, as a fraction of it.
         rng: Random number generator for reproducible delays.
 
     >>> retry_delay_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
