@@ -198,6 +198,11 @@ def _agent_capability(
         behaviors = (_ErrorRecorder(), *hooks)
         timeout_seconds = (limits.run_timeout_seconds if limits else None) or 86_400.0
 
+        @staticmethod
+        def get_retry_policy() -> dict[str, Any]:
+            """Return one attempt: a run calls tools, so only ``RetryBehavior`` repeats it."""
+            return {"max_attempts": 1}
+
         async def execute(self) -> Any:
             run, job = _current_run(), current_execution()
             assert job is not None

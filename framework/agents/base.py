@@ -28,7 +28,7 @@ from capgraph.base.task_schemas import TaskInput, TaskOutput
 from capgraph.configs.run_context import override_run_context
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compile_graph, single_node_graph
-from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.step_execution import propagate_labels
@@ -125,12 +125,7 @@ class BaseAgent:
             "Pass model, a LangChain chat model.",
         ),
         "temperature": "Set the temperature of the chat model.",
-        **dict.fromkeys(
-            ("logger", "metrics", "performance_monitor"),
-            "Pass behaviors=[AuditBehavior(logger=…, metrics=…)], or add a sink of"
-            " capgraph.telemetry.",
-        ),
-        "tracer": "Export spans with capgraph.telemetry, or pass LangChain callbacks.",
+        **OBSERVER_ARGUMENTS,
     }
     """Arguments of other frameworks' agents, each with the fix that its error names."""
     model: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import itertools
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -106,12 +107,19 @@ def _keyword_names(function: Any) -> list[str]:
 def _initializer_keywords(kind: type[Any]) -> list[str]:
     """Return the keyword arguments of the initializers of a class and its bases."""
     initializers = (vars(cls).get("__init__") for cls in kind.__mro__)
-    return [
-        name
-        for initializer in initializers
-        if inspect.isfunction(initializer)
-        for name in _keyword_names(initializer)
-    ]
+    names = [_keyword_names(one) for one in initializers if inspect.isfunction(one)]
+    return list(dict.fromkeys(itertools.chain(*names)))
+
+
+OBSERVER_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("logger", "metrics", "performance_monitor"),
+        "Pass AuditBehavior(logger=…, metrics=…) to an agent as a behavior, or add a sink of"
+        " capgraph.telemetry.",
+    ),
+    "tracer": "Export spans with capgraph.telemetry, or pass LangChain callbacks.",
+}
+"""Arguments of other frameworks for observability, each with the fix that its error names."""
 
 
 def _refuse_replaced(kind: type[Any], names: Iterable[str]) -> None:

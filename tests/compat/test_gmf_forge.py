@@ -30,15 +30,19 @@ from capgraph.behaviors import (
     AuditBehavior,
     BaseBehavior,
     BehaviorContext,
+    CircuitBreakerBehavior,
     HumanApprovalRequired,
     HumanInLoopBehavior,
     PendingApproval,
+    RetryBehavior,
 )
 from capgraph.configs.errors import UnknownOptionError
+from capgraph.selection import LLMRouter
 from capgraph.stores import BaseStateStore, CheckpointManager, InMemoryStateStore
 from capgraph.testing import ScriptedModel
 from capgraph.workflows import (
     BaseWorkflow,
+    DAGWorkflow,
     EventDrivenWorkflow,
     NodeResult,
     WorkflowEvent,
@@ -204,6 +208,8 @@ async def test_audit_passes_values_to_a_logger_with_keyword_arguments() -> None:
         ),
         (SupervisorOrchestrator, "supervisor_gateway"),
         (SwarmOrchestrator, "coordinator_gateway"),
+        *((kind, "logger") for kind in (DAGWorkflow, CircuitBreakerBehavior, RetryBehavior)),
+        *((LLMRouter, name) for name in ("llm_gateway", "tracer")),
     ],
 )
 def test_replaced_argument_names_its_replacement(agent_type: Any, argument: str) -> None:
@@ -221,6 +227,22 @@ def test_subclass_may_have_a_replaced_argument_of_its_own() -> None:
             self.temperature = temperature
 
     assert Warm(temperature=0.7).temperature == 0.7
+
+
+@pytest.mark.row("G8", "G10")
+@pytest.mark.parametrize("max_retries", [None, 0, 2])
+async def test_only_a_retry_behavior_repeats_a_run(max_retries: int | None) -> None:
+    runs: list[str] = []
+
+    class Flaky(Echo):
+        async def execute(self, task: str, context: Any = None) -> AgentResult:
+            runs.append(task)
+            raise ConnectionError("out of reach")
+
+    retries = [] if max_retries is None else [RetryBehavior(max_retries, base_delay=0.001)]
+    with pytest.raises(ConnectionError):
+        await Flaky(behaviors=[BaseBehavior(), *retries]).execute("go")
+    assert len(runs) == 1 + (max_retries or 0)
 
 
 @pytest.mark.row("G18", "G19")

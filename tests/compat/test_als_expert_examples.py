@@ -1,4 +1,4 @@
-"""The documented examples run as they are written; only their data sources are supplied here."""
+"""Code examples of the ALS Expert document, with their imports renamed. Only the data sources are supplied here."""
 
 from __future__ import annotations
 
