@@ -318,7 +318,7 @@ async def test_a_person_approves_the_arguments_that_hooks_leave_and_cannot_edit_
             read = lambda: context.args["path"]  # noqa: E731
             return {"text": await session.arun_tool("read", read, hook_ctx=context)}
 
-    builder: Any = StateGraph(dict[str, Any])  # type: ignore[type-var]
+    builder: Any = StateGraph(dict[str, Any])
     builder.add_node("work", work).set_entry_point("work")
     graph = builder.compile(checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "1"}}
@@ -326,7 +326,9 @@ async def test_a_person_approves_the_arguments_that_hooks_leave_and_cannot_edit_
     (step,) = question.value["steps"]
     assert step["parameters"] == {"path": "the odd file"}
     edit = {"decision": "edit", "parameters": {"path": "another"}}
-    resume = Command(resume={step["context_key"]: edit if is_edited else {"decision": "approve"}})
+    resume: Command[Any] = Command(
+        resume={step["context_key"]: edit if is_edited else {"decision": "approve"}}
+    )
     if is_edited:
         with pytest.raises(GuardrailViolationError):
             await graph.ainvoke(resume, config)
