@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capgraph.configs.errors import ConfigurationError
 from capgraph.engine.configured_objects import model_behaviors
@@ -11,8 +11,11 @@ from capgraph.engine.services import OperatorOptions
 from capgraph.helpers.clock import Clock
 from capgraph.registry import Registry
 
+if TYPE_CHECKING:
+    from capgraph.configs.settings import Settings
 
-def resolve_models(model: Any, settings: Any) -> Any:
+
+def resolve_models(model: Any, settings: Settings) -> Any:
     """Return the models from the argument or, without an argument, from the settings.
 
     The setting ``model`` is the default for roles that ``models`` does not contain.
@@ -24,7 +27,11 @@ def resolve_models(model: Any, settings: Any) -> Any:
 
 
 def choose_strategies(
-    registry: Registry, settings: Any, model: Any, options: OperatorOptions, clock: Clock | None
+    registry: Registry,
+    settings: Settings,
+    model: Any,
+    options: OperatorOptions,
+    clock: Clock | None,
 ) -> dict[str, Any]:
     """Choose the strategies: ``selector``, ``extractor``, ``planner``, ``answerer``, ``chat_model``.
 

@@ -22,6 +22,7 @@ from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_secrets
 from capgraph.configs.streaming import capture_events
 
 if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.types import Interrupt
 
@@ -91,7 +92,9 @@ class TurnRunner:
         config: Configuration with the thread ID and the caller.
     """
 
-    def __init__(self, graph: CompiledStateGraph[Any, Any, Any, Any], config: Any) -> None:
+    def __init__(
+        self, graph: CompiledStateGraph[Any, Any, Any, Any], config: RunnableConfig
+    ) -> None:
         from langgraph.runtime import RunControl
 
         self.graph: Any = graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capgraph.approvals import PLAN, STEP
 from capgraph.approvals.grounding import (
@@ -31,6 +31,10 @@ from capgraph.pipeline.finalize import failed_record
 from capgraph.pipeline.step_execution import StepApproval, StepExecution, StepResult
 from capgraph.planning import fingerprints
 from capgraph.telemetry.audit import digest, record_later
+
+if TYPE_CHECKING:
+    from capgraph.configs.settings import Settings
+    from capgraph.state import TurnView
 
 _DEFAULT_REASON = "A policy requires approval."
 
@@ -87,7 +91,7 @@ async def authorize_caller(
 
 
 def may_need_authorization(
-    spec: CapabilitySpec, settings: Any, policies: Sequence[StepPolicy]
+    spec: CapabilitySpec, settings: Settings, policies: Sequence[StepPolicy]
 ) -> bool:
     """Return True if steps of a capability may be denied or may require approval."""
     declared = spec.requires_approval or settings.approvals.steps == "all"
@@ -280,7 +284,7 @@ def approval_digest(capability: str, preview: Mapping[str, Any]) -> str:
     )
 
 
-def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Any) -> bool:
+def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Settings) -> bool:
     """Return True if a person must approve a step of a capability before it runs."""
     approvals = settings.approvals
     if approvals.steps == "none":
@@ -291,7 +295,9 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
     return bool(spec.requires_approval or approvals.steps == "all")
 
 
-async def check_step_policies(policies: Any, step: PlannedStep, view: Any) -> Verdict:
+async def check_step_policies(
+    policies: Sequence[StepPolicy], step: PlannedStep, view: TurnView
+) -> Verdict:
     """Evaluate all policies for a step.
 
     Args:

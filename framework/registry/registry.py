@@ -434,7 +434,7 @@ class Registry:
     @classmethod
     def from_settings(
         cls,
-        settings: Any,
+        settings: Settings,
         problems: list[CapgraphError] | None = None,
         adapted: Iterable[Any] | None = None,
     ) -> Registry:
