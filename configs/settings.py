@@ -382,6 +382,34 @@ class WebhookSettings(SettingsModel):
     content: bool = False
 
 
+class CredentialsSettings(SettingsModel):
+    """Exchange of a signed JWT with a user's ID for the user's access token (RFC 8693).
+
+    Attributes:
+        token_url: URL of the token endpoint.
+        client_id: Client ID of the agent.
+        client_secret: Client secret; None for a public client.
+        issuer: Issuer of the JWT.
+        signing_key: Private key that signs the JWT, as PEM text.
+        algorithm: Algorithm of the signature.
+        key_id: ID of the key.
+        audience: Service for which the token is meant.
+        resource: URL of that service.
+        scope: Requested scopes, separated by spaces.
+    """
+
+    token_url: str
+    client_id: str
+    client_secret: SecretStr | None = None
+    issuer: str
+    signing_key: SecretStr
+    algorithm: str = "ES256"
+    key_id: str | None = None
+    audience: str | None = None
+    resource: str | None = None
+    scope: str | None = None
+
+
 class McpSettings(SettingsModel):
     """An MCP server whose tools become capabilities. Declarations may be mappings by tool name.
 
@@ -390,6 +418,8 @@ class McpSettings(SettingsModel):
         env: Environment variables of the program, besides a few of this process.
         url: URL of a server over streamable HTTP.
         headers: Headers of each request, such as ``Authorization``.
+        credentials: Access tokens of the users for whom the tools act, or a ``Credentials`` object
+            as ``"module:attribute"``. The tools are listed with ``headers`` instead.
         prefix: Prefix of the capabilities' names.
         allow: Tools to use. None means all.
         effects: Effect by tool name, instead of that in the tool's annotations.
@@ -424,6 +454,7 @@ class McpSettings(SettingsModel):
     env: dict[str, str] | None = None
     url: str | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict)
+    credentials: CredentialsSettings | str | None = None
     prefix: str = ""
     allow: list[str] | None = None
     effects: dict[str, Literal["none", "idempotent", "once"]] = Field(default_factory=dict)
@@ -459,6 +490,8 @@ class McpSettings(SettingsModel):
             raise ValueError("exactly one of 'command' and 'url' is required")
         if self.url is None and self.headers:
             raise ValueError("'headers' requires 'url'; use 'env' for a server over stdio")
+        if self.url is None and self.credentials is not None:
+            raise ValueError("'credentials' requires 'url'")
         if self.command is None and self.env is not None:
             raise ValueError("'env' requires 'command'; use 'headers' for a server with a URL")
         if {"approve", "requires_approval"} <= self.model_fields_set:

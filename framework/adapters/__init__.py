@@ -7,6 +7,9 @@ from capgraph.configs.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from capgraph.adapters.a2a import agent_card as agent_card
     from capgraph.adapters.as_tools import as_tool as as_tool
+    from capgraph.adapters.credentials import Credentials as Credentials
+    from capgraph.adapters.credentials import TokenExchange as TokenExchange
+    from capgraph.adapters.credentials import signed_subject as signed_subject
     from capgraph.adapters.graphs import agent_capability as agent_capability
     from capgraph.adapters.graphs import graph_capability as graph_capability
     from capgraph.adapters.mcp import McpCapabilities as McpCapabilities
@@ -30,6 +33,7 @@ _get, __dir__ = lazy_exports(
     {
         "capgraph.adapters.a2a": ("agent_card",),
         "capgraph.adapters.as_tools": ("as_tool",),
+        "capgraph.adapters.credentials": ("Credentials", "TokenExchange", "signed_subject"),
         "capgraph.adapters.settings_registry": ("open_registry",),
         "capgraph.adapters.graphs": ("agent_capability", "graph_capability"),
         "capgraph.adapters.mcp": ("McpCapabilities", "mcp_capabilities"),

@@ -30,6 +30,7 @@ from google.protobuf.json_format import MessageToDict
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
+from capgraph.adapters.credentials import Credentials, current_user
 from capgraph.adapters.external_text import (
     remote_failure,
     sanitize_text,
@@ -125,9 +126,14 @@ class A2AAgent:
     Parameters = _Message
 
     def __init__(
-        self, agent: str | AgentCard, headers: dict[str, str], origins: Collection[str] = ()
+        self,
+        agent: str | AgentCard,
+        headers: dict[str, str],
+        origins: Collection[str] = (),
+        credentials: Credentials | None = None,
     ) -> None:
         self._agent, self._headers, self._origins = agent, headers, origins
+        self._credentials = credentials
         self._tls: ssl.SSLContext | None = None
         label = agent if isinstance(agent, str) else agent.name
         self._subject = f"The A2A agent {sanitize_text(label, 200)}"
@@ -188,7 +194,11 @@ class A2AAgent:
         """
         if self._tls is None:  # reads certificate files, so not on the event loop
             self._tls = await run_in_thread(ssl.create_default_context)
-        async with _http_client(self._headers, self._tls) as http:
+        headers = self._headers
+        if self._credentials is not None:
+            token = await self._credentials.get_token(current_user(self._subject))
+            headers = {**headers, "Authorization": f"Bearer {token}"}
+        async with _http_client(headers, self._tls) as http:
             card = self._agent
             if isinstance(card, str):
                 card = self._agent = await _fetch_card(card, http, self._origins)

@@ -45,23 +45,23 @@ async def elicit_answers(
     Returns:
         The client's responses by form name, or the result with which the call must end.
     """
-    requests = elicitation_requests(questions)
+    forms = elicitation_forms(questions)
     request = context.request_context
     if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
-        return InputRequiredResult(input_requests={**requests}, request_state=state)
+        requests = {name: ElicitRequest(params=form) for name, form in forms.items()}
+        return InputRequiredResult(input_requests=requests, request_state=state)
     ask, request_id = request.session.elicit_form, request.request_id
-    forms = {name: one.params for name, one in requests.items()}
     return {n: await ask(f.message, f.requested_schema, request_id) for n, f in forms.items()}
 
 
-def elicitation_requests(questions: Mapping[str, Any]) -> dict[str, ElicitRequest]:
-    """Return the elicitation requests of questions, by form name.
+def elicitation_forms(questions: Mapping[str, Any]) -> dict[str, ElicitRequestFormParams]:
+    """Return the forms of questions, by form name.
 
     Args:
         questions: Questions by name. An approval of several steps has one form for each step.
     """
     return {
-        name: ElicitRequest(params=form)
+        name: form
         for question_name, value in questions.items()
         for name, form in _build_forms(question_name, value)
     }

@@ -11,7 +11,8 @@ import asyncio
 import contextvars
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field, ValidationError
 
+from capgraph.adapters.credentials import Credentials, current_user
 from capgraph.adapters.external_text import (
     capability_name,
     is_http_url,
@@ -54,7 +56,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from capgraph.base.errors import ValidationError as DeclarationError
-from capgraph.base.ports import Attempt, CallNext, PermissionMode
+from capgraph.base.ports import Attempt, Caller, CallNext, PermissionMode
 from capgraph.base.spec import Effect
 from capgraph.base.step_context import StepContext
 from capgraph.base.value_context import ValueContext
@@ -71,6 +73,10 @@ IDEMPOTENCY_META_KEY = "capgraph/idempotency-key"
 _UNKNOWN_OUTCOME_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
 """Error codes after which the tool may have run or not, such as a gateway's."""
 _ASKED_MARKER = "asked"
+_MAX_CONNECTIONS = 200
+"""Maximum number of open connections to a server with a connection for each user."""
+_MAX_MASKED_TOKENS = 4
+"""Number of a user's latest tokens that are masked in texts from the server."""
 _current_call: contextvars.ContextVar[_ToolCall | None] = contextvars.ContextVar(
     "capgraph_mcp", default=None
 )
@@ -146,6 +152,7 @@ async def mcp_capabilities(
     sends_externally: bool = True,
     headers: Mapping[str, str] | None = None,
     auth: Any = None,
+    credentials: Credentials | None = None,
     mode: str = "auto",
     **declarations: Any,
 ) -> McpCapabilities:
@@ -168,6 +175,9 @@ async def mcp_capabilities(
         sends_externally: True if the tools' arguments leave the organization.
         headers: HTTP headers for each request to a URL, such as ``Authorization``.
         auth: ``httpx2.Auth`` of each request to a URL, such as ``mcp.client.auth.OAuthClientProvider``.
+        credentials: Access tokens of the users for whom the tools act. Each user has a connection
+            of their own, whose requests carry the user's token. The tools are listed with
+            ``headers`` and ``auth`` instead.
         mode: Protocol mode of ``mcp.Client``. Use ``legacy`` for a server whose tools elicit input
             while they run, which the newest protocol does not support.
         **declarations: Declarations of :class:`~capgraph.base.spec.Declarations`, ``max_attempts``,
@@ -198,7 +208,15 @@ async def mcp_capabilities(
             f"auth is {auth!r:.80}: expected httpx2.Auth and the URL of a server.",
             fix="Pass auth=OAuthClientProvider(…) with a URL, or remove it.",
         )
-    hub = _Server(server, timeout_seconds, headers or {}, auth, mode)
+    if credentials is not None and not (
+        is_http_url(server) and isinstance(credentials, Credentials)
+    ):
+        raise ConfigurationError(
+            f"credentials is {type(credentials).__name__}: expected Credentials and the URL of a"
+            " server.",
+            fix="Pass credentials=TokenExchange(…) with a URL, or remove it.",
+        )
+    hub = _Server(server, timeout_seconds, headers or {}, auth, mode, credentials)
     declared = {
         **declarations,
         "permission": permission,
@@ -416,10 +434,11 @@ class _ToolClient:
                 reached. Only the last one is retried.
             ConnectionError: The connection was lost after the call was sent.
         """
-        connection = await self.server.get_connection()
+        user = await self.server.authorize()
+        connection = await self.server.get_connection(user)
         call = connection.suspended_calls.pop(step.idempotency_key, None)
         if call is None:
-            tools = connection.tools or await self.server.list_tools()
+            tools = connection.tools or await self.server.list_tools(user)
             step_run = enclosing_execution()
             is_approved = step_run is not None and step_run.approval is not None
             change = "" if is_approved else self.describe_change(tools)
@@ -448,9 +467,11 @@ class _ToolClient:
         finally:
             connection.calls.remove(call)
         if result.is_error:
-            reason = sanitize_text(_text_of_result(result), 4_000) or "no reason was given"
+            reason = connection.mask(sanitize_text(_text_of_result(result), 4_000))
+            reason = reason or "no reason was given"
             raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {reason}")
-        return _read_result(result, call.tool)
+        output: dict[str, Any] = connection.mask(_read_result(result, call.tool))
+        return output
 
     def _must_not_repeat(self, connection: _Connection) -> bool:
         """Return True if a call that its process lost must not be made again."""
@@ -464,6 +485,7 @@ class _ToolClient:
 
         async def notify(progress: float, total: float | None, message: str | None) -> None:
             text = sanitize_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
+            text = call.connection.mask(text)
             step_context.run(step.notify, text, progress / total if total else None)
 
         context = contextvars.Context()
@@ -587,7 +609,12 @@ def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
 class _Connection:
     """Open connection, owned by its own task so that it survives the step that opened it."""
 
-    def __init__(self, open_client: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
+    def __init__(
+        self,
+        open_client: Callable[[AsyncExitStack], Awaitable[Client]],
+        auth: _UserAuth | None = None,
+    ) -> None:
+        self._auth = auth
         loop = asyncio.get_running_loop()
         self.tools: dict[str, Tool] = {}
         self.calls: list[_ToolCall] = []
@@ -621,6 +648,17 @@ class _Connection:
         if not self.ready.is_set():
             self.task.cancel()
 
+    def mask(self, value: Any) -> Any:
+        """Return a value from the server without the tokens that it received."""
+        if isinstance(value, Mapping):
+            return {self.mask(name): self.mask(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.mask(item) for item in value]
+        if isinstance(value, str) and self._auth is not None:
+            for token in self._auth.tokens:
+                value = value.replace(token, "***")
+        return value
+
     async def _on_elicitation(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
@@ -634,19 +672,68 @@ class _Connection:
         else:
             payload["url"] = sanitize_text(params.url, 2_000)
         answer: asyncio.Future[ElicitResult] = asyncio.get_running_loop().create_future()
-        call.questions.put_nowait((payload, answer))
+        call.questions.put_nowait((self.mask(payload), answer))
         return await answer
 
 
+class _UserAuth(httpx2.Auth):
+    """Authentication of each request with a user's token.
+
+    Attributes:
+        tokens: The latest tokens.
+    """
+
+    def __init__(self, credentials: Credentials, user: Caller) -> None:
+        self._credentials, self._user = credentials, user
+        self.tokens: deque[str] = deque(maxlen=_MAX_MASKED_TOKENS)
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send a request with a token, and once more with a new token if the server rejects it."""
+        token = await self._credentials.get_token(self._user)
+        response = yield self._with_token(request, token)
+        if response.status_code == httpx2.codes.UNAUTHORIZED:
+            token = await self._credentials.get_token(self._user, rejected=token)
+            yield self._with_token(request, token)
+
+    def _with_token(self, request: httpx2.Request, token: str) -> httpx2.Request:
+        if token not in self.tokens:
+            self.tokens.append(token)
+        request.headers["Authorization"] = f"Bearer {token}"
+        return request
+
+
 class _Server:
-    """MCP server with one connection for each event loop."""
+    """MCP server with one connection for each event loop and, with credentials, each user."""
 
     def __init__(
-        self, target: Any, timeout: float, headers: Mapping[str, str], auth: Any, mode: str
+        self,
+        target: Any,
+        timeout: float,
+        headers: Mapping[str, str],
+        auth: Any,
+        mode: str,
+        credentials: Credentials | None,
     ) -> None:
         self._target, self._timeout, self._mode = target, timeout, mode
-        self._headers, self._auth = headers, auth
-        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
+        self._headers, self._auth, self._credentials = headers, auth, credentials
+        self._connections: dict[
+            tuple[asyncio.AbstractEventLoop, str | None, str | None], _Connection
+        ] = {}
+
+    async def authorize(self) -> Caller | None:
+        """Return the user for whom the running step acts; ``None`` without credentials.
+
+        Raises:
+            CapabilityError: The run has no authenticated user, or the user has no token.
+        """
+        if self._credentials is None:
+            return None
+        user = current_user(f"{str(self)[0].upper()}{str(self)[1:]}")
+        # Requested here, because an error inside of the transport would lose its severity.
+        await self._credentials.get_token(user)
+        return user
 
     def __str__(self) -> str:
         if isinstance(self._target, str):
@@ -655,19 +742,25 @@ class _Server:
         label = getattr(self._target, "command", None) or getattr(self._target, "name", "")
         return f"the MCP server {PurePath(str(label)).name}".strip()
 
-    async def get_connection(self) -> _Connection:
-        """Return the connection of this event loop, and open one if needed.
+    async def get_connection(self, user: Caller | None = None) -> _Connection:
+        """Return the connection of this event loop and of a user, and open one if needed.
 
         Raises:
             CapabilityError: The server cannot be reached. Nothing was sent, so the step may be
                 retried.
         """
-        loop = asyncio.get_running_loop()
-        connection = self._connections.get(loop)
+        tenant, user_id = (None, None) if user is None else (user.tenant, user.user_id)
+        key = (asyncio.get_running_loop(), tenant, user_id)
+        connection = self._connections.pop(key, None)
         if connection is None or connection.closing.is_set() or connection.task.done():
-            for closed_loop in [key for key in self._connections if key.is_closed()]:
-                self._connections.pop(closed_loop, None)
-            connection = self._connections[loop] = _Connection(self._create_client)
+            self._close_unused()
+            auth = self._auth
+            if self._credentials is not None and user is not None:
+                auth = _UserAuth(self._credentials, user)
+            connection = _Connection(
+                partial(self._create_client, auth), auth if user is not None else None
+            )
+        self._connections[key] = connection  # the last one is the one used last
         try:
             async with asyncio.timeout(self._timeout):
                 await connection.ready.wait()
@@ -681,13 +774,29 @@ class _Server:
             ) from connection.error
         return connection
 
-    async def list_tools(self) -> dict[str, Tool]:
+    def _close_unused(self) -> None:
+        """Forget connections of closed event loops, and close those used longest ago."""
+        for key in [key for key in self._connections if key[0].is_closed()]:
+            self._connections.pop(key, None)
+        loop = asyncio.get_running_loop()
+        unused = [
+            key
+            for key, connection in self._connections.items()
+            if key[0] is loop
+            and connection.ready.is_set()
+            and not connection.calls
+            and not connection.suspended_calls
+        ]
+        for key in unused[: max(0, len(self._connections) - _MAX_CONNECTIONS + 1)]:
+            self._connections.pop(key).close()
+
+    async def list_tools(self, user: Caller | None = None) -> dict[str, Tool]:
         """Return the server's current tools, cached as long as the server allows.
 
         Raises:
             CapabilityError: The server does not list its tools.
         """
-        connection = await self.get_connection()
+        connection = await self.get_connection(user)
         tools: dict[str, Tool] = {}
         cursor: str | None = None
         try:
@@ -709,18 +818,20 @@ class _Server:
         return tools
 
     async def aclose(self) -> None:
-        """Close the connection of this event loop."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        if connection is not None:
-            connection.close()
-            await asyncio.wait({connection.task})
+        """Close the connections of this event loop."""
+        loop = asyncio.get_running_loop()
+        keys = [key for key in self._connections if key[0] is loop]
+        if connections := [self._connections.pop(key) for key in keys]:
+            for connection in connections:
+                connection.close()
+            await asyncio.wait({connection.task for connection in connections})
 
-    async def _create_client(self, stack: AsyncExitStack) -> Client:
+    async def _create_client(self, auth: Any, stack: AsyncExitStack) -> Client:
         target = self._target
         if isinstance(target, str):
             # Created in a thread, because certificates are read from files.
             limits = httpx2.Timeout(self._timeout, read=None)  # calls have their own time limit
-            options = {"headers": dict(self._headers), "auth": self._auth, "timeout": limits}
+            options = {"headers": dict(self._headers), "auth": auth, "timeout": limits}
             make = partial(httpx2.AsyncClient, **options)
             http = await stack.enter_async_context(await run_in_thread(make))
             target = streamable_http_client(target, http_client=http)

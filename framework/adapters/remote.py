@@ -17,6 +17,7 @@ from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
+from capgraph.adapters.credentials import Credentials
 from capgraph.adapters.external_text import (
     capability_name,
     is_http_url,
@@ -47,6 +48,7 @@ def remote_capability(
     provides: ContextType | None = None,
     effect: Effect = "idempotent",
     headers: Mapping[str, str] | None = None,
+    credentials: Credentials | None = None,
     origins: Collection[str] = (),
     **options: Any,
 ) -> type[BaseCapability]:
@@ -65,6 +67,7 @@ def remote_capability(
         effect: Effect of the remote work. ``idempotent`` is safe, because a step that restarts
             attaches to the work that it started.
         headers: HTTP headers for each request to an A2A agent, such as ``Authorization``.
+        credentials: Access tokens of the users for whom an A2A agent acts.
         origins: Origins that an A2A agent's card may name in addition to the URL's own.
         **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
             such as ``requires``, ``permission``, and ``timeout_seconds``.
@@ -93,7 +96,7 @@ def remote_capability(
             )
         from capgraph.adapters.a2a import A2AAgent
 
-        worker = A2AAgent(agent, dict(headers or {}), origins)
+        worker = A2AAgent(agent, dict(headers or {}), origins, credentials)
         default_name = urlsplit(agent).hostname or agent if isinstance(agent, str) else agent.name
         default_text = f"Has the A2A agent {default_name} do a task."
         if not isinstance(agent, str):

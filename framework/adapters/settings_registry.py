@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from capgraph.adapters.credentials import TokenExchange, signed_subject
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.capability import BaseCapability
 from capgraph.base.declarations import YAML_FORMS, accepted_names, check_names
@@ -21,12 +22,13 @@ from capgraph.registry import Registry
 
 if TYPE_CHECKING:
     from capgraph.adapters.mcp import McpCapabilities
-    from capgraph.configs.settings import McpSettings, Settings
+    from capgraph.configs.settings import CredentialsSettings, McpSettings, Settings
 
 _REFERENCE_KEYS = frozenset(
     {"classify_error", "input", "output", "parameters_from", "provides", "requires", "undo"}
 )
 """Keys whose values may be ``"module:attribute"`` references."""
+_TRANSPORT_FIELDS = {"command", "url", "env", "headers", "credentials"}
 _POLICY_FIELDS = tuple(field.name for field in fields(ApprovalPolicy))
 
 
@@ -181,18 +183,44 @@ async def _open_server(
 
     from capgraph.adapters.mcp import mcp_capabilities
 
-    written = server.model_dump(exclude_unset=True, exclude={"command", "url", "env", "headers"})
+    written = server.model_dump(exclude_unset=True, exclude=_TRANSPORT_FIELDS)
     # Importing references reads files, so it runs in a thread.
     options = await asyncio.to_thread(_server_options, written, location)
     if server.headers:
         options["headers"] = {
             name: value.get_secret_value() for name, value in server.headers.items()
         }
+    if server.credentials is not None:
+        options["credentials"] = await asyncio.to_thread(
+            _build_credentials, server.credentials, f"{location}.credentials"
+        )
     target: Any = server.url
     if server.command is not None:
         program, *arguments = server.command
         target = StdioServerParameters(command=program, args=arguments, env=server.env)
     return await stack.enter_async_context(await mcp_capabilities(target, **options))
+
+
+def _build_credentials(settings: CredentialsSettings | str, location: str) -> Any:
+    if isinstance(settings, str):
+        return _import_reference(settings, location)
+    subject_token = signed_subject(
+        settings.signing_key.get_secret_value(),
+        issuer=settings.issuer,
+        audience=settings.token_url,
+        algorithm=settings.algorithm,
+        key_id=settings.key_id,
+    )
+    secret = settings.client_secret
+    return TokenExchange(
+        settings.token_url,
+        client_id=settings.client_id,
+        client_secret=secret.get_secret_value() if secret is not None else None,
+        subject_token=subject_token,
+        audience=settings.audience,
+        resource=settings.resource,
+        scope=settings.scope,
+    )
 
 
 def _omitted_tool_problems(capabilities: McpCapabilities, location: str) -> list[CapgraphError]:

@@ -30,7 +30,18 @@ _ENTRY_KEYS: dict[Form, tuple[str, ...]] = {
     "tool": ("import",),
     "graph": ("import", "input", "output"),
     "agent": ("import", "keeps_dialogue"),
-    "mcp": ("command", "env", "url", "headers", "prefix", "allow", "approve", "pins", "mode"),
+    "mcp": (
+        "command",
+        "env",
+        "url",
+        "headers",
+        "credentials",
+        "prefix",
+        "allow",
+        "approve",
+        "pins",
+        "mode",
+    ),
 }
 """Keys of a YAML entry that name the adapted object. They are not declarations."""
 

@@ -23,12 +23,13 @@ from mcp_types import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
+    ElicitRequest,
     ElicitResult,
     RequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from capgraph.adapters.elicitation import elicitation_requests, read_answer, supports_elicitation
+from capgraph.adapters.elicitation import elicitation_forms, read_answer, supports_elicitation
 from capgraph.base.errors import CapgraphError
 from capgraph.base.ports import Caller
 from capgraph.configs.settings import ServeSettings
@@ -146,12 +147,14 @@ class McpTasks:
             assert call.request is not None
             message = self._results.describe_wait(run, questions[0], call.request)
             return {"status": "working", "statusMessage": message}
-        requests = elicitation_requests({one["question_id"]: one for one in questions})
+        forms = elicitation_forms({one["question_id"]: one for one in questions})
         return {
             "status": "input_required",
             "inputRequests": {
-                name: request.model_dump(by_alias=True, mode="json", exclude_none=True)
-                for name, request in requests.items()
+                name: ElicitRequest(params=form).model_dump(
+                    by_alias=True, mode="json", exclude_none=True
+                )
+                for name, form in forms.items()
             },
         }
 
@@ -254,7 +257,7 @@ def _responses_to(
     Raises:
         MCPError: The question has several forms, and some of them have no response.
     """
-    names = [*elicitation_requests({question["question_id"]: question})]
+    names = [*elicitation_forms({question["question_id"]: question})]
     found = {
         name: ElicitResult.model_validate(responses[name]) for name in names if name in responses
     }

@@ -1,0 +1,223 @@
+"""Access tokens of the users for whom remote tools and agents act.
+
+A token is sent to its server and nowhere else. It is not part of the state, so a run that another
+process resumes requests a new token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from capgraph.adapters.external_text import is_http_url, sanitize_text
+from capgraph.base.errors import (
+    CapabilityError,
+    ConfigurationError,
+    ErrorSeverity,
+    require_extra,
+)
+from capgraph.base.ports import Caller
+from capgraph.configs.bounded_dict import BoundedDict
+from capgraph.helpers.threads import run_in_thread
+from capgraph.pipeline.run_config import current_caller
+
+SubjectToken = Callable[[Caller], str | Awaitable[str]]
+"""Function that returns the token that identifies a user to the authorization server."""
+_GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
+_TYPE_PREFIX = "urn:ietf:params:oauth:token-type:"
+_TIMEOUT_SECONDS = 15.0
+_SUBJECT_SECONDS = 60
+"""Lifetime of a signed subject token."""
+_DEFAULT_SECONDS = 300.0
+"""Lifetime of an access token whose response does not contain ``expires_in``."""
+_RENEWAL_SECONDS = 30.0
+"""Seconds before its expiry at which a token is renewed."""
+_MAX_USERS = 10_000
+"""Maximum number of users whose token is cached. The oldest entry is evicted first."""
+
+
+@runtime_checkable
+class Credentials(Protocol):
+    """Protocol for access tokens; pass your own to ``mcp_capabilities`` or ``remote_capability``."""
+
+    async def get_token(self, caller: Caller, *, rejected: str | None = None) -> str:
+        """Return an access token of a user.
+
+        Args:
+            caller: The authenticated user.
+            rejected: Token that the server rejected, which must not be returned again.
+
+        Raises:
+            CapabilityError: The user has no token.
+        """
+
+
+def current_user(subject: str) -> Caller:
+    """Return the authenticated user for whom the running step acts.
+
+    Args:
+        subject: Part of the error that names the server, such as ``The MCP server x``.
+
+    Raises:
+        CapabilityError: The run has no authenticated user.
+    """
+    caller = current_caller()
+    if not (caller.authenticated and caller.user_id):
+        raise CapabilityError(
+            f"{subject} requires the credentials of a user, but the run has no authenticated user.",
+            fix="Serve the agent with a login.",
+            severity=ErrorSeverity.CRITICAL,
+        )
+    return caller
+
+
+def signed_subject(
+    key: str, *, issuer: str, audience: str, algorithm: str = "ES256", key_id: str | None = None
+) -> SubjectToken:
+    """Return a function that signs a JWT with the user's ID as its subject.
+
+    The authorization server must trust the key. Nothing has to be stored for each user, so runs in
+    the background and on workers have credentials, too.
+
+    Args:
+        key: Private key as PEM text.
+        issuer: Issuer (``iss``) of the JWT.
+        audience: Audience (``aud``) of the JWT, such as the URL of the token endpoint.
+        algorithm: Algorithm of the signature.
+        key_id: ID of the key, for the header ``kid``.
+
+    Raises:
+        ConfigurationError: The key does not fit the algorithm.
+        MissingExtraError: PyJWT is not installed.
+    """
+    require_extra("jwt", "mcp")
+
+    def sign(caller: Caller) -> str:
+        import jwt
+
+        now = int(time.time())
+        claims: dict[str, Any] = {
+            "iss": issuer,
+            "sub": caller.user_id,
+            "aud": audience,
+            "iat": now,
+            "exp": now + _SUBJECT_SECONDS,
+            "jti": uuid.uuid4().hex,
+        }
+        if caller.tenant is not None:
+            claims["tenant"] = caller.tenant
+        return jwt.encode(claims, key, algorithm, {"kid": key_id} if key_id else None)
+
+    try:
+        sign(Caller("check"))
+    except Exception as exc:  # from the key's format, the algorithm's name, or the library
+        # The text of the exception may contain the key.
+        raise ConfigurationError(
+            f"The signing key is not valid for the algorithm {algorithm!r} ({type(exc).__name__}).",
+            fix="Pass a private key as PEM text, and its algorithm.",
+        ) from None
+    return sign
+
+
+class TokenExchange:
+    """Credentials that an authorization server exchanges for a user's token (RFC 8693).
+
+    Tokens are cached in memory until shortly before they expire.
+
+    Args:
+        token_url: URL of the token endpoint.
+        client_id: Client ID of the agent.
+        subject_token: Function that returns a user's own token; see :func:`signed_subject`.
+        client_secret: Client secret; None for a public client.
+        subject_type: Type of the user's own token: ``jwt``, ``access_token``, or ``id_token``.
+        audience: Service for which the token is meant.
+        resource: URL of that service.
+        scope: Requested scopes, separated by spaces.
+
+    Raises:
+        ConfigurationError: The URL is not an HTTP URL.
+
+    >>> TokenExchange("https://login.example/token", client_id="agent", subject_token=lambda caller: "")
+    TokenExchange('https://login.example/token')
+    """
+
+    def __init__(
+        self,
+        token_url: str,
+        *,
+        client_id: str,
+        subject_token: SubjectToken,
+        client_secret: str | None = None,
+        subject_type: str = "jwt",
+        audience: str | None = None,
+        resource: str | None = None,
+        scope: str | None = None,
+    ) -> None:
+        if not is_http_url(token_url):
+            raise ConfigurationError(
+                f"token_url is {token_url!r:.200}: expected an HTTP URL.",
+                fix="Pass the URL of the token endpoint.",
+            )
+        self._url, self._client_id, self._client_secret = token_url, client_id, client_secret
+        self._subject_token = subject_token
+        optional = {"audience": audience, "resource": resource, "scope": scope}
+        self._form = {
+            "grant_type": _GRANT,
+            "subject_token_type": f"{_TYPE_PREFIX}{subject_type}",
+            "requested_token_type": f"{_TYPE_PREFIX}access_token",
+            **{name: value for name, value in optional.items() if value is not None},
+            **({} if client_secret else {"client_id": client_id}),
+        }
+        self._tokens: BoundedDict[tuple[str | None, str | None], tuple[str, float]] = BoundedDict(
+            _MAX_USERS
+        )
+
+    def __repr__(self) -> str:
+        return f"TokenExchange({self._url!r})"
+
+    async def get_token(self, caller: Caller, *, rejected: str | None = None) -> str:
+        """Return an access token of a user; see :meth:`Credentials.get_token`."""
+        user = (caller.tenant, caller.user_id)
+        token, expires_at = self._tokens.get(user, ("", 0.0))
+        if time.monotonic() < expires_at and token != rejected:
+            return token
+        response = await self._exchange(caller)
+        token = str(response["access_token"])
+        seconds = float(response.get("expires_in") or _DEFAULT_SECONDS)
+        self._tokens[user] = token, time.monotonic() + max(0.0, seconds - _RENEWAL_SECONDS)
+        return token
+
+    async def _exchange(self, caller: Caller) -> dict[str, Any]:
+        import httpx
+
+        subject = self._subject_token(caller)
+        if inspect.isawaitable(subject):
+            subject = await subject
+        secret = self._client_secret
+        auth = httpx.BasicAuth(self._client_id, secret) if secret else None
+        # Created in a thread, because certificates are read from files.
+        make = partial(httpx.AsyncClient, timeout=_TIMEOUT_SECONDS, auth=auth)
+        try:
+            async with await run_in_thread(make) as http:
+                form = {**self._form, "subject_token": subject}
+                reply = await http.post(self._url, data=form)
+                content = reply.json()
+        except (httpx.HTTPError, ValueError) as exc:
+            raise CapabilityError(
+                f"The token endpoint {self._url} did not return a token ({type(exc).__name__}).",
+                fix="Check that it is running.",
+                severity=ErrorSeverity.RETRIABLE,
+            ) from None  # the cause may contain the request, with the user's token
+        if reply.is_success and isinstance(content, dict) and content.get("access_token"):
+            return content
+        error = content.get("error") if isinstance(content, dict) else None
+        reason = sanitize_text(str(error or f"HTTP status {reply.status_code}"), 200)
+        raise CapabilityError(
+            f"The token endpoint {self._url} refused a token for the user: {reason}.",
+            fix="Allow the client to exchange tokens, and give the user access.",
+            severity=ErrorSeverity.CRITICAL,
+        )
