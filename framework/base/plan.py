@@ -70,7 +70,8 @@ class ExecutionPlan(TypedDict, total=False):
         steps: Steps in order. An input may refer only to the result of an earlier step.
         deadline: Maximum duration of all steps in seconds. Waiting for approvals does not count.
         budget: Limits for the rest of the turn, with the names of ``Budget`` arguments.
-        stamp: Origin of the plan. The graph sets it; plans of callers have none.
+        stamp: Origin of the plan, and the order of steps that share state keys. The graph sets it; plans
+            of callers have none.
     """
 
     steps: list[PlannedStep]

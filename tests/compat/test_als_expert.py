@@ -182,6 +182,26 @@ async def test_a_step_runs_again_after_a_new_plan_put_another_step_before_it() -
     assert carry_over(first, second, done).rerun == ("process", "report")
 
 
+@pytest.mark.row("B47")
+async def test_a_new_order_does_not_repeat_an_effect(agent: Any, step: Any) -> None:
+    ran: list[str] = []
+
+    def make(name: str, **options: Any) -> Any:
+        async def execute(state: Mapping[str, Any]) -> dict[str, Any]:
+            ran.append(name)
+            if ran == ["order", "ship"]:
+                raise CapabilityError("wrong address", severity=ErrorSeverity.REPLANNING)
+            return {}
+
+        return capability(name, execute=staticmethod(execute), **options)
+
+    kinds = [make("order", effect="once"), make("ship"), make("look_up")]
+    plans = [[step(name, name) for name in ("order", "ship")]]
+    plans += [[step(name, name) for name in ("look_up", "order", "ship")]]
+    outcome = (await agent(*kinds, plans=plans).ask())["execution_outcome"]
+    assert (outcome["status"], ran) == ("completed", ["order", "ship", "look_up", "ship"])
+
+
 @pytest.mark.row("B44")
 @pytest.mark.parametrize(
     ("reader", "options", "warns"),
