@@ -43,7 +43,7 @@ class _Subtask(BaseModel):
 
 
 class Subtasks(BaseModel):
-    """Who is to do what."""
+    """Subtasks, each with the member that works on it."""
 
     subtasks: list[_Subtask]
 

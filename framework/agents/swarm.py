@@ -30,7 +30,7 @@ _MAX_UNKNOWN_MEMBERS = 2
 
 
 class _Next(BaseModel):
-    """What a coordinator says."""
+    """Decision of a coordinator: the next task, or the answer."""
 
     done: bool = Field(False, description="Whether the task is done.")
     answer: str = Field("", description="The answer, when it is done.")
