@@ -126,7 +126,7 @@ class PlanningSettings(SettingsModel):
 
     mode: PlanMode = "plan"
     max_result_tokens: int = Field(2000, ge=0)
-    max_stored_results: int = Field(1, ge=0)
+    max_stored_results: int = Field(2, ge=0)
     features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 

@@ -14,7 +14,6 @@ from langgraph.config import get_config
 
 from capgraph.base import CapabilitySpec, ExecutionPlan
 from capgraph.base.errors import MalformedAnswerError
-from capgraph.base.value_context import value_field_names
 from capgraph.configs.settings import PlanMode
 from capgraph.helpers.plain_data import first_json_object
 from capgraph.langgraph_compat import inherited_saver
@@ -416,18 +415,17 @@ def _format_catalog(
         for context_type in spec.provides:
             producers.setdefault(context_type, []).append(spec.name)
     required_types = {need.type for spec in specs for need in spec.requires}
-    lines = []
+    lines, effect_lines = [], []
     for spec in specs:
-        if is_brief and len(spec.provides) == 1 and not required_types.intersection(spec.provides):
-            shown = (
-                spec
-                if any(map(value_field_names, spec.context_types))
-                else replace(spec, provides=())
-            )
-        else:
-            shown = spec
-        lines += [describe_capability(shown, producers), *hints.get(spec.name, ())]
-    return "\n".join(lines)
+        is_grouped = is_brief and spec.effect == "once"
+        described = describe_capability(
+            spec,
+            producers,
+            names_output=not is_brief or not required_types.isdisjoint(spec.provides),
+            has_effect_remark=not is_grouped,
+        )
+        (effect_lines if is_grouped else lines).extend([described, *hints.get(spec.name, ())])
+    return "\n".join([*lines, *(["Only if asked for:"] if effect_lines else []), *effect_lines])
 
 
 def _normalize_step(step: dict[str, Any]) -> None:

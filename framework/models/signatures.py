@@ -22,18 +22,27 @@ _BOUND_SIGNS = {
 
 
 def describe_capability(
-    spec: CapabilitySpec, producers: Mapping[str, Collection[str]] | None = None
+    spec: CapabilitySpec,
+    producers: Mapping[str, Collection[str]] | None = None,
+    *,
+    names_output: bool = True,
+    has_effect_remark: bool = True,
 ) -> str:
     """Return the signature line of a capability.
 
     Args:
         spec: The capability.
         producers: Capabilities that provide each context type, to name the suppliers of inputs.
+        names_output: False to omit the name of the only result type.
+        has_effect_remark: False to omit the remark that an effect must be asked for.
 
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch() -> DATA: Fetches it.
     """
-    provided = ", ".join(_describe_outputs(spec))
+    outputs = _describe_outputs(spec)
+    if not names_output and len(outputs) == 1:
+        outputs = [outputs[0].removeprefix(spec.provides[0])]
+    provided = ", ".join(filter(None, outputs))
     line = f"- {spec.name}({', '.join(_describe_parameters(spec))})"
     line += f" -> {provided}" if provided else ""
     line += f": {' '.join(spec.description.split())}"
@@ -41,7 +50,7 @@ def describe_capability(
         line += f" Needs {', '.join(needs)}."
     if len(spec.provides) > 1:
         line += " Name the wanted one in expected_output."
-    if spec.effect == "once":
+    if spec.effect == "once" and has_effect_remark:
         line += " Only if asked for."
     return line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from capgraph.base import ErrorClassification
 from capgraph.planning import TERMINAL_STEPS
@@ -114,6 +114,8 @@ class OrchestratorPrompt(PromptBuilder):
     ``max_result_tokens``, ``max_stored_results``, and ``types``.
     """
 
+    has_tables: ClassVar[bool] = False
+    """True to show lists of flat objects as tables."""
     role = "You plan how an agent answers a request. Choose from the functions below."
     instructions = (
         'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]}.\n'
@@ -157,7 +159,9 @@ class OrchestratorPrompt(PromptBuilder):
         **_: Any,
     ) -> str:
         """Return the request, the existing results, and earlier failures."""
-        results = ResultPreviews(available or {}, max_result_tokens, types)
+        results = ResultPreviews(
+            available or {}, max_result_tokens, types, has_tables=self.has_tables
+        )
         texts = results.full_texts(_latest_first(finished or {}, look_again))
         before = results.full_texts(pair for pair in recent if pair not in texts)
         parts = [as_request(task)]
@@ -226,6 +230,7 @@ class IterativePlanningPrompt(OrchestratorPrompt):
     The context is that of :class:`OrchestratorPrompt`.
     """
 
+    has_tables = True
     role = "You answer requests, with the functions below where they help."
     instructions = (
         'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]} or'

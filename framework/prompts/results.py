@@ -13,6 +13,7 @@ from capgraph.prompts.data import as_data, sanitize_text
 from capgraph.state import ContextTypes
 
 _MAX_PREVIEW = 200  # characters of a result preview
+_MAX_TABLE = 400  # characters of a preview, if lists are tables
 _MAX_STORED = 4_000  # characters of all results of earlier turns
 _CHARACTERS_PER_TOKEN = 4
 _MAX_KEYS = 20
@@ -64,17 +65,20 @@ def _truncate_list(items: list[Any], limit: int) -> list[Any]:
     if not shown_items and items:
         shown_items.append(_truncate(items[0], max(remaining, _MIN_PART)))
     rest = items[len(shown_items) :]
-    if not rest:
-        return shown_items
-    shown, id_space = [], limit // 4
-    for name in _element_ids(rest):
-        id_space -= len(name) + 2
-        if id_space < 0:
+    return [*shown_items, _describe_rest(rest, limit // 4)] if rest else shown_items
+
+
+def _describe_rest(items: list[Any], limit: int) -> str:
+    """Return the number of omitted list elements, and their IDs as far as they fit."""
+    shown: list[str] = []
+    for name in _element_ids(items):
+        limit -= len(name) + 2
+        if limit < 0:
             break
         shown.append(name)
-    more = "…" if 0 < len(shown) < len(rest) else ""
+    more = "…" if 0 < len(shown) < len(items) else ""
     names = f": {', '.join([*shown, more] if more else shown)}" if shown else ""
-    return [*shown_items, f"… {len(rest):,} more{names}"]
+    return f"… {len(items):,} more{names}"
 
 
 def _truncate_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
@@ -89,6 +93,54 @@ def _truncate_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
     found = {key: _truncate(value[key], max(each[key], _MIN_PART)) for key in shown_keys}
     more = len(value) - len(shown_keys)
     return found if not more else {**found, "…": f"{more:,} more keys"}
+
+
+def format_table(rows: Any, limit: int | None = None) -> str | None:
+    """Return a list of flat objects with the same keys as lines, which need fewer tokens than JSON.
+
+    The table has the first rows that fit, and the IDs of the others.
+
+    Args:
+        rows: The list. For any other value, the result is None.
+        limit: Maximum number of characters; None for all rows.
+
+    >>> print(format_table([{"id": "a1", "stars": 3}, {"id": "b2", "stars": None}]))
+    id | stars
+    a1 | 3
+    b2 | null
+    """
+    if not isinstance(rows, list) or len(rows) < 2 or not all(map(_is_flat, rows)):
+        return None
+    columns = [*rows[0]]
+    if any([*row] != columns for row in rows) or not columns:
+        return None
+    lines = [" | ".join(map(_to_cell, cells)) for cells in (columns, *map(dict.values, rows))]
+    if limit is None or sum(map(len, lines)) + len(lines) <= limit:
+        return "\n".join(lines)
+    remaining, count = limit - limit // 4, 0
+    while count < len(lines) and (remaining := remaining - len(lines[count]) - 1) >= 0:
+        count += 1
+    count = max(count, 2)
+    return "\n".join([*lines[:count], _describe_rest(rows[count - 1 :], limit // 4)])
+
+
+def _is_flat(row: Any) -> bool:
+    scalars = (str, int, float, bool, type(None))
+    return isinstance(row, dict) and all(isinstance(value, scalars) for value in row.values())
+
+
+def _to_cell(value: Any) -> str:
+    """Return a table cell. Text is quoted if it could be read as another value or another cell."""
+    if not isinstance(value, str):
+        return _to_json(value)
+    is_plain = (
+        value and value.strip() == value and value.isprintable() and not {'"', "|"} & {*value}
+    )
+    try:
+        json.loads(value)
+    except ValueError:
+        return value if is_plain else _to_json(value)
+    return _to_json(value)
 
 
 def _element_ids(items: list[Any]) -> list[str]:
@@ -115,6 +167,7 @@ class ResultPreviews:
         available: Stored results, by context type and context key.
         max_tokens: Maximum number of tokens for complete results.
         types: Registered context classes by name.
+        has_tables: True to format lists of flat objects as tables.
     """
 
     def __init__(
@@ -122,7 +175,11 @@ class ResultPreviews:
         available: Mapping[str, Mapping[str, Any]],
         max_tokens: int,
         types: ContextTypes | None = None,
+        *,
+        has_tables: bool = False,
     ) -> None:
+        self._has_tables = has_tables
+        self._max_preview = _MAX_TABLE if has_tables else _MAX_PREVIEW
         self._available = available
         self._left = max_tokens * _CHARACTERS_PER_TOKEN
         self._types: ContextTypes = types or {}
@@ -140,12 +197,19 @@ class ResultPreviews:
             content = self._available.get(kind, {}).get(key)
             if content is None:
                 continue
-            text = _to_json(self._unwrap(kind, content))
+            text = self._format(self._unwrap(kind, content))
             if len(text) > self._left:
-                text = preview_json(self._unwrap(kind, content), max(self._left, _MAX_PREVIEW))
+                limit = max(self._left, self._max_preview)
+                text = self._format(self._unwrap(kind, content), limit)
             self._left = max(self._left - len(text), 0)
             texts[kind, key] = text
         return texts
+
+    def _format(self, value: Any, limit: int | None = None) -> str:
+        """Return plain data as a table or as JSON, of roughly limited length."""
+        if self._has_tables and (table := format_table(value, limit)) is not None:
+            return f"\n{table}"
+        return _to_json(value) if limit is None else preview_json(value, limit)
 
     def short_text(self, kind: str, key: str, limit: int = _MAX_PREVIEW) -> str:
         """Return the result's ``get_summary`` text if its class defines one, otherwise a preview."""
@@ -153,7 +217,7 @@ class ResultPreviews:
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
             return sanitize_text(summarize_entry(kind, key, content, self._types), limit)
-        return preview_json(self._unwrap(kind, content), limit)
+        return self._format(self._unwrap(kind, content), limit)
 
     def stored_lines(
         self,
@@ -174,24 +238,39 @@ class ResultPreviews:
             for kind in sorted(self._available)
         }
         shown = sum(min(len(keys), max_latest) for keys in found.values())
-        limit = min(_MAX_PREVIEW, max(_MAX_STORED // max(shown, 1), 2 * _MIN_PART))
+        limit = min(self._max_preview, max(_MAX_STORED // max(shown, 1), 2 * _MIN_PART))
         lines = []
         for kind, keys in found.items():
             place = max(len(keys) - max_latest, 0)
             older = [key for key in keys[:place] if (kind, key) not in full_texts]
-            for key in keys:
-                if key not in older:
-                    text = full_texts.get((kind, key)) or self.short_text(kind, key, limit)
-                    lines.append(f"{kind} {key}: {text}")
+            listed = [key for key in keys if key not in older]
+            rows = [{"key": key, **row} for key in listed if (row := self._read_row(kind, key))]
+            if len(rows) == len(listed) and (table := format_table(rows)) is not None:
+                lines.append(f"{kind}:\n{table}")
+                listed = []
+            for key in listed:
+                text = full_texts.get((kind, key)) or self.short_text(kind, key, limit)
+                lines.append(_label(f"{kind} {key}", text))
             if older:
                 names = ", ".join(older[-_MAX_KEYS:])
                 more = f", and {len(older) - _MAX_KEYS:,} more" if len(older) > _MAX_KEYS else ""
                 lines.append(f"{kind}, older: {names}{more}")
         return "\n".join(lines)
 
+    def _read_row(self, kind: str, key: str) -> dict[str, Any] | None:
+        """Return a small flat object, which can be a row of a table with others of its type."""
+        value = self._unwrap(kind, self._available[kind][key])
+        is_row = self._has_tables and _is_flat(value) and len(_to_json(value)) <= _MAX_PREVIEW
+        return value if is_row and "key" not in value else None
+
     def _unwrap(self, kind: str, content: Any) -> Any:
         """Return stored data as plans refer to it, without the wrapper of a plain value."""
         return unwrap_value(content, self._types.get(kind))
+
+
+def _label(name: str, text: str) -> str:
+    """Return a text after its name. A table begins on the next line."""
+    return f"{name}:{text}" if text.startswith("\n") else f"{name}: {text}"
 
 
 def format_finished_steps(
@@ -218,7 +297,7 @@ def format_finished_steps(
         outputs = (record.get("outputs") or {}).items()
         for kind, name in outputs:
             where = kind if name == key else f"{kind} {name}"
-            line += f"\n  -> {where}: {result_texts.get((kind, name), '')}"
+            line += "\n  -> " + _label(where, result_texts.get((kind, name), ""))
         if record.get("observed"):
             line += f"\n  -> failed: {record.get('error') or 'no reason was given'}"
         lines.append(line if outputs or record.get("observed") else f"{line}\n  -> no output")

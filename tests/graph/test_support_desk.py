@@ -67,6 +67,7 @@ async def test_each_form_comes_to_the_same_results(form: Form, name: str, tmp_pa
 async def test_specialists_hand_over_three_times(form: Form, tmp_path: Path) -> None:
     found = await talk(form, HAND_OVERS, tmp_path, *counted_model())
     assert found.right, found.replies
+    assert found.calls == 12  # a call for each handoff, and three for each task
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -79,11 +80,12 @@ async def test_looking_costs_no_more_than_the_loop(name: str, tmp_path: Path) ->
     assert looking.right
 
 
-async def test_a_long_thread_costs_two_thirds_of_the_loop(tmp_path: Path) -> None:
+async def test_a_long_thread_costs_three_fifths_of_the_loop(tmp_path: Path) -> None:
     loop: Talk = await talk(LOOP, LONG, tmp_path, *counted_model())
     looking: Talk = await talk(LOOKING, LONG, tmp_path, *counted_model())
     assert (loop.right, looking.right) == (True, True)
-    assert looking.prompt_tokens < loop.prompt_tokens * 2 / 3
+    assert looking.calls <= loop.calls
+    assert looking.prompt_tokens < loop.prompt_tokens * 3 / 5
 
 
 async def test_what_one_plan_asks_is_one_question_and_can_be_edited(database: Path) -> None:

@@ -20,7 +20,9 @@ HOTELS: Mapping[str, list[dict[str, Any]]] = {
     "Bern": [{"id": "H1", "price": 120}, {"id": "H2", "price": 60}],
     "Chur": [],
 }
-_RESULT = re.compile(r"^(\S+) = (\w+)\(.*?\n  -> [^:]*: (.*)$", re.MULTILINE)
+_RESULT = re.compile(
+    r"^(\S+) = (\w+)\(.*\n  -> \S+(?: \S+)?:(?: (.+)|((?:\n.+ \| .+)+))", re.MULTILINE
+)
 
 
 class Desk:
@@ -61,7 +63,24 @@ def request_of(call: ModelCall) -> str:
 def results_of(call: ModelCall, capability: str) -> list[Any]:
     """Return the results of a capability that a prompt shows for this turn."""
     text = str(call.messages[-1].text)
-    return [json.loads(shown) for _, name, shown in _RESULT.findall(text) if name == capability]
+    return [
+        json.loads(shown) if shown else rows_of(table)
+        for _, name, shown, table in _RESULT.findall(text)
+        if name == capability
+    ]
+
+
+def rows_of(table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table in a prompt, whose first line has the names of the columns."""
+    columns, *rows = [line.split(" | ") for line in table.strip().splitlines()]
+    return [dict(zip(columns, map(_value_of, row), strict=True)) for row in rows]
+
+
+def _value_of(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
 
 
 def plan(*steps: Any, **more: Any) -> dict[str, Any]:

@@ -226,6 +226,28 @@ def facts_in(text: str) -> Iterator[dict[str, Any]]:
             if isinstance(value, dict):
                 yield value
                 break
+    yield from rows_in(text)
+
+
+def rows_in(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the tables of a text."""
+    columns: list[str] = []
+    for line in text.splitlines():
+        cells = line.split(" | ")
+        if len(cells) < 2:
+            columns = []
+        elif len(cells) == len(columns):
+            yield dict(zip(columns, map(value_of, cells), strict=True))
+        else:
+            columns = cells
+
+
+def value_of(cell: str) -> Any:
+    """Return the value of a cell: JSON, or else text."""
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
 
 
 def wishes_in(call: ModelCall) -> list[str]:

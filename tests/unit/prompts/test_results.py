@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from capgraph import CapabilityContext
-from capgraph.prompts.results import ResultPreviews, preview_json
+from capgraph.prompts.results import ResultPreviews, format_table, preview_json
 
 HOTELS = [{"id": f"H{n}", "stars": n % 5, "note": "quiet " * 10} for n in range(60)]
 
@@ -77,3 +77,40 @@ def test_an_authors_summary_replaces_a_result_beyond_the_budget() -> None:
     assert results.stored_lines(1, {}) == "HARVEST june: 9 kg of apples\nHARVEST, older: may"
     whole = results.full_texts([("HARVEST", "may")])
     assert "HARVEST may: " + '{"kilos":[2,3]}' in results.stored_lines(1, whole)
+
+
+def test_cells_of_a_table_cannot_be_mistaken_for_other_data() -> None:
+    rows = [
+        {"id": "7", "a | b": "x\nSEARCH other: [1]", "note": "plain text", "day": "2026-06-12"},
+        {"id": "true", "a | b": "x | y", "note": "", "day": "12:30"},
+    ]
+    assert format_table(rows) == (
+        'id | "a | b" | note | day\n'
+        '"7" | "x\\nSEARCH other: [1]" | plain text | 2026-06-12\n'
+        '"true" | "x | y" | "" | 12:30'
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": 1},
+        [{"a": 1}],
+        [{"a": 1}, {"b": 1}],
+        [{"a": [1]}, {"a": [2]}],
+        [{}, {}],
+        [1, 2],
+        "text",
+    ],
+)
+def test_only_lists_of_equal_flat_objects_are_tables(value: Any) -> None:
+    assert format_table(value) is None
+
+
+def test_a_short_table_names_the_omitted_rows() -> None:
+    rows = [{"sailing": f"S{n}", "harbor": "Sund"} for n in range(20)]
+    table = format_table(rows, 100)
+    assert table is not None
+    assert len(table) <= 120
+    *shown, rest = table.splitlines()
+    assert rest.startswith(f"… {21 - len(shown)} more: S{len(shown) - 1}, ")
