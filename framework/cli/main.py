@@ -27,6 +27,12 @@ from capgraph.configs.errors import CapgraphError
 
 _GC_THRESHOLD = 50_000  # objects
 _SUMMARY_CHARACTERS = 62
+_NOT_FINALIZED = frozenset({"temporalio", "_duckdb"})
+"""Modules with which the interpreter is not finalized at exit.
+
+Threads of the Temporal SDK that acquire the GIL during finalization abort the process. DuckDB reports
+objects that daemon threads still hold as leaks.
+"""
 COMMAND_GROUPS = {
     "Run": ("ask", "chat", "run", "serve", "dev", "worker", "schedule", "signal", "stop"),
     "Build": ("new", "capabilities", "graph", "check", "settings", "recipe", "eval"),
@@ -121,8 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print_error(exc)
         # An unavailable service is a failure, not a usage error.
         code = ExitCode.FAILED if getattr(exc, "is_unavailable", False) else ExitCode.USAGE
-    if arguments is None and "temporalio" in sys.modules and isinstance(code, int):
-        # Threads of the Temporal SDK that acquire the GIL during finalization abort the process.
+    if arguments is None and isinstance(code, int) and not _NOT_FINALIZED.isdisjoint(sys.modules):
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -35,6 +35,30 @@ def test_exit_with_temporal_threads_does_not_abort(arguments: list[str], code: i
     assert done.stdout.splitlines()[-1] == "at the end"
 
 
+_HELD = """
+import threading
+import duckdb
+from capgraph.cli.main import main
+
+has_started = threading.Event()
+
+def hold():
+    types = duckdb.connect().sql("SELECT 1 AS a").types
+    has_started.set()
+    threading.Event().wait()
+
+threading.Thread(target=hold, daemon=True).start()
+has_started.wait()
+main()
+"""
+
+
+def test_exit_with_duckdb_objects_in_a_thread_prints_nothing() -> None:
+    command = [sys.executable, "-c", _HELD, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_embedding_process_continues_after_the_command() -> None:
     code = "import temporalio, sys\nfrom capgraph.cli.main import main\n"
     code += "try:\n    main(['--version'])\nexcept SystemExit:\n    print('goes on')\n"
