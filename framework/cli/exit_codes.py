@@ -30,6 +30,6 @@ class ExitCode(IntEnum):
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 answered, 1 failed, 2 usage or configuration, 3 partial answer,"
-    " 4 waiting for a person, 5 stopped by a limit, 130 interrupted (Ctrl-C),"
+    " 4 waiting for a person or an event, 5 stopped by a limit, 130 interrupted (Ctrl-C),"
     " 143 drained (SIGTERM)."
 )

@@ -102,8 +102,11 @@ class Uploads:
         self.settings = settings
         self._registry = registry
         self._root = Path(settings.folder).expanduser().resolve()
-        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._locks: dict[str, asyncio.Lock] = {}
+
+    def create_folder(self) -> None:
+        """Create the storage folder, which only its owner may read."""
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def check_isolation(self, data_folders: Sequence[str]) -> None:
         """Check that users cannot read each other's uploads.

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,12 @@ from capgraph.cli.agent import (
     database_url,
     open_database,
     read_registry,
+)
+from capgraph.cli.commands.serve import (
+    REQUIRED_MODULES,
+    AuthOption,
+    HostOption,
+    server_settings,
 )
 from capgraph.cli.exit_codes import ExitCode
 from capgraph.cli.options import SharedOptions, with_shared_options
@@ -48,14 +55,19 @@ def check(
             "--models", help="Show how the model of each role produces structured output, and why."
         ),
     ] = False,
+    host: HostOption = "127.0.0.1",
+    auth: AuthOption = None,
 ) -> None:
     """Check configuration, registry, extras, models, and database.
 
     Nothing is executed. With --db, also report waiting threads, plans, and approvals that the
-    current
-    code cannot resume.
+    current code cannot resume. With --host or --auth, also check the server with these options.
     """
-    results = list(iter_findings(shared, ask_models=ask_models, show_methods=show_methods))
+    results = list(
+        iter_findings(
+            shared, ask_models=ask_models, show_methods=show_methods, host=host, auth=auth
+        )
+    )
     if shared.as_json:
         typer.echo(json.dumps([asdict(finding) for finding in results], indent=2))
     else:
@@ -65,7 +77,12 @@ def check(
 
 
 def iter_findings(
-    shared: SharedOptions, *, ask_models: bool, show_methods: bool = False
+    shared: SharedOptions,
+    *,
+    ask_models: bool,
+    show_methods: bool = False,
+    host: str = "127.0.0.1",
+    auth: Path | None = None,
 ) -> Iterator[Finding]:
     """Check everything that the options select.
 
@@ -74,6 +91,8 @@ def iter_findings(
         ask_models: True to send a test request to each model, which costs a few tokens.
         show_methods: True to show how each model produces structured output. Servers for which this
             is unknown are probed again.
+        host: Address of the server to check.
+        auth: Token file of the server to check.
     """
     from capgraph.engine.strategies import resolve_models
     from capgraph.graph.diagnostics import Finding
@@ -92,8 +111,14 @@ def iter_findings(
         yield Finding.from_error("database", exc)
     configured = resolve_models(shared.model, settings)
     registry = yield from check_registry(settings, offline=not configured, url=url)
-    if registry is not None and "serve" in settings.model_fields_set:
-        yield from check_server(settings, registry)
+    is_served = "serve" in settings.model_fields_set or auth is not None or host != "127.0.0.1"
+    if registry is not None and is_served:
+        try:
+            served = server_settings(shared, host, auth)
+        except CapgraphError as exc:
+            yield Finding.from_error("serve", exc)
+        else:
+            yield from check_server(served, registry, host=host, auth=auth)
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask_models=ask_models))
     if show_methods and configured:
@@ -141,18 +166,21 @@ def check_registry(
     return None if problems else registry
 
 
-def check_server(settings: Settings, registry: Registry) -> Iterator[Finding]:
+def check_server(
+    settings: Settings, registry: Registry, *, host: str = "127.0.0.1", auth: Path | None = None
+) -> Iterator[Finding]:
     """Create the server without starting it, and report why it refuses the settings."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     from capgraph.graph import build_graph
     from capgraph.graph.diagnostics import Finding
 
-    offline = settings.model_copy(update={"model": None, "models": {}})
     try:
         from capgraph.serve.app import create_app
 
-        create_app(build_graph(registry, checkpointer=InMemorySaver(), settings=offline))
+        offline = settings.model_copy(update={"model": None, "models": {}})
+        graph = build_graph(registry, checkpointer=InMemorySaver(), settings=offline)
+        create_app(graph, auth=auth, host=host)
     except ImportError:
         return  # the check of the extras names the missing one
     except CapgraphError as exc:
@@ -183,7 +211,6 @@ def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterat
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     """Check optional packages that are imported late. Loading reports the others."""
     from capgraph.base.errors import MissingExtraError, require_extra
-    from capgraph.cli.commands.serve import REQUIRED_MODULES
     from capgraph.graph.diagnostics import Finding
 
     extras: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,18 @@ from capgraph.cli.options import SharedOptions, with_shared_options
 from capgraph.cli.terminal import is_interactive, one_line, print_text
 from capgraph.configs.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from capgraph.configs.settings import Settings
+
 app: typer.Typer = typer.Typer()
+HostOption = Annotated[
+    str,
+    typer.Option("--host", help="Address to listen on; other than loopback requires --auth."),
+]
+AuthOption = Annotated[
+    Path | None,
+    typer.Option("--auth", help="Token file ('capgraph token'); without it, log in by link."),
+]
 REQUIRED_MODULES = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
 """Modules of the extra ``serve``."""
 _SERVED = {
@@ -34,20 +45,14 @@ _SERVED = {
 @with_shared_options("config", "model", "db", "engine", "temporal")
 def serve(
     shared: SharedOptions,
-    host: Annotated[
-        str,
-        typer.Option("--host", help="Address to listen on; other than loopback requires --auth."),
-    ] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
             "--port", min=0, max=65_535, help="Port; 0 for a free one (default: 8123 if free)."
         ),
     ] = None,
-    auth: Annotated[
-        Path | None,
-        typer.Option("--auth", help="Token file ('capgraph token'); without it, log in by link."),
-    ] = None,
+    auth: AuthOption = None,
     thread: Annotated[
         str | None,
         typer.Option("--thread", "-t", help="Thread that the one-time link opens."),
@@ -66,11 +71,31 @@ def serve(
 
     for module in REQUIRED_MODULES:
         require_extra(module, "serve")
-    from capgraph.serve.security import is_loopback
-
     level = logging.getLogger("capgraph").getEffectiveLevel()
     # People read a terminal; log collectors read JSON lines.
     configure_logging(min(level, logging.INFO), json_lines=not is_interactive())
+    settings = server_settings(shared, host, auth)
+    if is_interactive():
+        typer.echo(f"Starting {one_line(settings.name)} …", err=True)
+    has_started = asyncio.run(
+        _serve(shared, settings, worker_count, thread, not no_open, host, port, auth=auth)
+    )
+    raise typer.Exit(ExitCode.ANSWERED if has_started else ExitCode.FAILED)
+
+
+def server_settings(shared: SharedOptions, host: str, auth: Path | None) -> Settings:
+    """Return the settings of the server, with the stricter defaults of a server of several users.
+
+    Args:
+        shared: Shared options.
+        host: Address to listen on.
+        auth: Token file; ``None`` without one.
+
+    Raises:
+        ConfigurationError: The address requires a login, or the token file does not exist.
+    """
+    from capgraph.serve.security import is_loopback
+
     settings = shared.settings()
     if auth is not None or settings.serve.authenticates_users:
         settings = shared.settings(is_shared=True)
@@ -84,12 +109,7 @@ def serve(
             f"The token file {str(auth)!r} does not exist.",
             fix=f"Create it: capgraph token NAME --auth {auth}",
         )
-    if is_interactive():
-        typer.echo(f"Starting {one_line(settings.name)} …", err=True)
-    has_started = asyncio.run(
-        _serve(shared, settings, worker_count, thread, not no_open, host, port, auth=auth)
-    )
-    raise typer.Exit(ExitCode.ANSWERED if has_started else ExitCode.FAILED)
+    return settings
 
 
 async def _serve(

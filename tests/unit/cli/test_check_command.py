@@ -1,6 +1,7 @@
 """What ``capgraph check`` looks at."""
 
 import asyncio
+import json
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from capgraph.configs.settings import Settings
 from capgraph.graph.diagnostics import collect_settings_findings
 from capgraph.registry import Registry
 from capgraph.testing import ScriptedModel
+from tests.support.commands import project, typed
 
 
 def test_late_imported_extras_are_checked():
@@ -63,6 +65,29 @@ def test_check_refuses_what_the_server_refuses(serve, level, tmp_path, monkeypat
     registry = Registry.from_settings(Settings(modules=["capgraph.capabilities.contexts"]))
     [finding] = checks.check_server(settings, registry)
     assert (finding.area, finding.level) == ("serve", level)
+
+
+UPLOADS = """
+modules: [capgraph.capabilities.contexts, capgraph.capabilities.query_data]
+provided_types: [DATA_SOURCE]
+serve: {uploads: {folder: brought}}
+"""
+
+
+def test_check_creates_no_upload_folder(tmp_path, monkeypatch, capsys):
+    with project(tmp_path, monkeypatch, {"agent.yml": UPLOADS}):
+        code, out, _ = typed(capsys)("check", "--config", "agent.yml", "--json")
+        assert ("serve", "ok") in {(one["area"], one["level"]) for one in json.loads(out)}
+        assert code == 0
+        assert not (tmp_path / "brought").exists()
+
+
+@pytest.mark.parametrize("options", [["--auth", "missing.json"], ["--host", "0.0.0.0"]])
+def test_check_refuses_the_options_that_the_server_refuses(options, tmp_path, monkeypatch, capsys):
+    with project(tmp_path, monkeypatch, {"agent.yml": UPLOADS}):
+        code, out, _ = typed(capsys)("check", "--config", "agent.yml", "--json", *options)
+        assert ("serve", "error") in {(one["area"], one["level"]) for one in json.loads(out)}
+        assert code == 2
 
 
 class SilentModel(ScriptedModel):
