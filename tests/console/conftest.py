@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.console_server import Served, missing
+from tests.support.console_server import Served, missing, new_context
 
 BROWSER = Path("/usr/bin/chromium")
 FLAGS = [
@@ -48,8 +48,7 @@ def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 def context(browser: Any, served: Served) -> Iterator[Any]:
-    found = browser.new_context(viewport={"width": 1360, "height": 820})
-    found.set_default_timeout(90_000)  # a busy machine is slow
+    found = new_context(browser, viewport={"width": 1360, "height": 820})
     yield served.logged_in(found)
     found.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.console_server import Served, axe
+from tests.support.console_server import Served, axe, expect, new_context
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
@@ -43,14 +43,12 @@ def ask(page: Any, text: str) -> None:
 
 
 def test_attached_file_and_artifacts_are_shown(page: Any) -> None:
-    from playwright.sync_api import expect
-
     page.get_by_test_id("attach").wait_for()
     page.get_by_test_id("file-input").set_input_files([brought("load.csv"), brought("no.exe")])
     uploads = page.get_by_test_id("upload")
     uploads.and_(page.locator("[data-status=done]")).get_by_text("load.csv").wait_for()
     failed = uploads.and_(page.locator("[data-status=failed]"))
-    assert "not accepted" in failed.get_by_role("alert").inner_text()
+    expect(failed.get_by_role("alert")).to_contain_text("not accepted")
     failed.get_by_role("button", name="Remove no.exe").click()
     ask(page, "Plot the average load by month")
     page.get_by_text("Attached: load.csv").wait_for()
@@ -61,7 +59,7 @@ def test_attached_file_and_artifacts_are_shown(page: Any) -> None:
     rows.get_by_text("1–10 of 12").wait_for()
     rows.get_by_role("button", name="Next rows").click()
     rows.get_by_text("11–12 of 12").wait_for()
-    assert rows.get_by_role("row").count() == 3
+    expect(rows.get_by_role("row")).to_have_count(3)
     for kind, start in {"table": b"month,", "plot": b"\x89PNG"}.items():
         with page.expect_download() as download:
             page.get_by_test_id(kind).get_by_test_id("download").click()
@@ -103,7 +101,7 @@ def test_file_is_attached_by_drag_and_drop(page: Any) -> None:
 
 @pytest.mark.parametrize("width", [360, 1360])
 def test_nothing_is_cut(browser: Any, served: Served, width: int) -> None:
-    context = served.logged_in(browser.new_context(viewport={"width": width, "height": 800}))
+    context = served.logged_in(new_context(browser, viewport={"width": width, "height": 800}))
     page = context.new_page()
     page.goto(served.url)
     page.get_by_test_id("file-input").set_input_files([brought(f"{'long' * 20}.csv")])
@@ -112,21 +110,22 @@ def test_nothing_is_cut(browser: Any, served: Served, width: int) -> None:
     ask(page, "Plot the average load by month")
     page.get_by_test_id("plot").wait_for()
     page.get_by_test_id("table").get_by_text("1–10 of 12").wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert (
-        page.evaluate("(n => n.scrollWidth - n.clientWidth)(document.querySelector('.log'))") <= 1
+    page.wait_for_function(
+        "(n => n.scrollWidth - n.clientWidth <= 1)(document.querySelector('.log'))"
     )
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     context.close()
 
 
 def test_axe_reports_no_serious_violation(browser: Any, served: Served) -> None:
     rules = axe()
-    context = served.logged_in(browser.new_context(bypass_csp=True))
+    context = served.logged_in(new_context(browser, bypass_csp=True))
     page = context.new_page()
     page.goto(served.url)
     page.get_by_test_id("attach").wait_for()
     page.get_by_test_id("file-input").set_input_files([brought("load.csv"), brought("no.exe")])
     page.locator("[data-testid=upload][data-status=done]").wait_for()
+    page.locator("[data-testid=upload][data-status=failed]").wait_for()
     page.add_script_tag(path=rules)
     found = page.evaluate("() => axe.run()")["violations"]
     ask(page, "Plot the average load by month")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.console_server import Served, open_view
+from tests.support.console_server import Served, expect, open_view, settle
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
@@ -75,10 +76,9 @@ def test_failed_element_is_named_and_retried_alone(
     thread = opened(page, served, STATIONS, READINGS)
     for _ in range(2):
         failure = card(page, "partial").get_by_test_id("not-done")
-        failure.get_by_text("S007", exact=False).first.wait_for()
-        assert "gives no signal" in failure.inner_text()
-        node = page.locator('[data-testid=step][data-key="readings"]')
-        assert node.get_attribute("data-partial") is not None
+        expect(failure).to_contain_text(re.compile("S007.*gives no signal", re.DOTALL))
+        node = page.locator('[data-testid=step][data-key="readings"][data-partial]')
+        expect(node).to_be_attached()
         page.locator("[data-testid=message][data-outcome=partial]").wait_for()
         page.reload()
     repaired.touch()
@@ -93,7 +93,7 @@ def test_failed_step_is_retried_with_the_results_of_the_others(
 ) -> None:
     thread = opened(page, served, {**MODEL, "parameters": {"seconds": 0.1}}, MEAN)
     failed = card(page, "failed")
-    assert "too few readings" in failed.get_by_test_id("not-done").inner_text()
+    expect(failed.get_by_test_id("not-done")).to_contain_text("too few readings")
     page.locator("[data-testid=message][data-outcome=failed]").wait_for()
     repaired.touch()
     failed.get_by_test_id("retry-step").click()
@@ -126,22 +126,25 @@ def test_stopped_turn_names_its_steps(page: Any, served: Served) -> None:
     for _ in range(2):
         stopped = card(page, "stopped")
         stopped.get_by_text("1 of 3 done").wait_for()
-        assert "Not started: late" in stopped.inner_text().replace("\n", " ")
+        expect(stopped).to_contain_text("Not started: late")
         page.reload()
         page.get_by_test_id("stop").wait_for(state="hidden")
 
 
-def test_running_turn_shows_progress_and_retries(page: Any, served: Served) -> None:
-    opened(page, served, RATES, {**MODEL, "parameters": {"seconds": 6}})
+def test_running_turn_shows_progress_and_retries(page: Any, served: Served, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    rates = {**RATES, "parameters": {"gate": str(gate)}}
+    opened(page, served, rates, {**MODEL, "parameters": {"seconds": 1, "gate": str(gate)}})
     line = page.locator("[data-testid=turn-step][data-key=rates]")
     line.get_by_text("retrying 3 of 4").wait_for()
     model = page.locator("[data-testid=turn-step][data-key=model]")
     model.get_by_text("epoch 4 of 10").wait_for()
-    assert model.get_by_role("progressbar").evaluate("bar => bar.value") >= 0.4
+    expect(model.get_by_role("progressbar")).to_have_js_property("value", 0.4)
+    gate.touch()
     ended = card(page, "completed")
-    assert ended.get_by_test_id("turn-step").first.is_hidden()
+    expect(ended.get_by_test_id("turn-step").first).to_be_hidden()
     ended.get_by_text("Steps", exact=True).click()
-    assert ended.get_by_test_id("turn-step").count() == 2
+    expect(ended.get_by_test_id("turn-step")).to_have_count(2)
 
 
 def test_decision_leaves_a_record(page: Any, served: Served) -> None:
@@ -151,9 +154,29 @@ def test_decision_leaves_a_record(page: Any, served: Served) -> None:
     question.get_by_test_id("approve").click()
     for _ in range(2):
         record = card(page, "completed").get_by_test_id("decisions")
-        record.get_by_text("quantity 3 → 4").wait_for()
-        assert "local approved with changes" in record.inner_text()
+        expect(record).to_contain_text("local approved with changes, quantity 3 → 4")
         page.reload()
+
+
+def test_decision_made_before_the_events_arrive_shows_its_changes(
+    page: Any, served: Served
+) -> None:
+    opened(page, served, ORDER)
+    page.get_by_test_id("question").wait_for()
+    runs: set[str] = set()
+
+    def hold_first_run(route: Any) -> None:
+        runs.add(route.request.url)
+        if len(runs) > 1:
+            route.continue_()
+
+    page.route("**/api/runs/*/events", hold_first_run)
+    page.reload()
+    question = page.get_by_test_id("question")
+    question.get_by_label("Quantity").first.fill("4")
+    question.get_by_test_id("approve").click()
+    record = card(page, "completed").get_by_test_id("decisions")
+    expect(record).to_contain_text("quantity 3 → 4")
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 390])
@@ -164,13 +187,12 @@ def test_activity_tables_fit_their_view(page: Any, served: Served, width: int) -
     card(page, "completed")
     open_view(page, "Activity")
     page.get_by_test_id("activity").get_by_text("order_sensors").first.wait_for()
-    for summary in page.get_by_test_id("activity").locator("summary").all():
-        summary.click()
-    cut = page.evaluate(
-        "() => [...document.querySelectorAll('[data-testid=activity] .scroll')]"
-        ".filter(one => one.scrollWidth > one.clientWidth).map(one => one.ariaLabel)"
+    expect(page.get_by_test_id("activity").locator(".scroll")).not_to_have_count(0)
+    page.wait_for_function(
+        "() => { document.querySelectorAll('[data-testid=activity] details').forEach((one) => { one.open = true; });"
+        " return [...document.querySelectorAll('[data-testid=activity] .scroll')]"
+        ".every((one) => one.scrollWidth <= one.clientWidth); }"
     )
-    assert cut == []
 
 
 def test_menu_closes_on_an_outside_click(page: Any, served: Served) -> None:
@@ -192,11 +214,13 @@ def test_message_cancels_an_open_request_only_after_a_confirmation(
         page.get_by_test_id("message-input").fill("List the stations of the network")
         page.get_by_test_id("send").click()
         page.get_by_test_id("confirm-send").get_by_text("Order new sensors.").wait_for()
-        assert page.get_by_test_id("question").is_visible()
+        expect(page.get_by_test_id("question")).to_be_visible()
         page.get_by_role("button", name=name).click()
         page.get_by_test_id("confirm-send").wait_for(state="hidden")
     page.get_by_test_id("question").wait_for(state="detached")
-    assert page.get_by_test_id("message").nth(1).inner_text().count("List the stations") == 1
+    message = page.get_by_test_id("message").nth(1)
+    expect(message).to_contain_text("List the stations")
+    assert message.inner_text().count("List the stations") == 1
 
 
 def test_used_login_link_opens_the_console_for_a_logged_in_user(page: Any, served: Served) -> None:
@@ -208,30 +232,29 @@ def test_new_thread_shows_the_agent_and_clickable_examples(page: Any, served: Se
     page.get_by_role("heading", name="stations", exact=True).wait_for()
     page.get_by_text("Reads weather stations").wait_for()
     examples = page.get_by_test_id("examples").get_by_role("button")
-    assert "What does a sensor cost?" in examples.all_inner_texts()
+    expect(examples.filter(has_text="What does a sensor cost?")).to_be_visible()
     examples.filter(has_text="Fetch the exchange rates").click()
     page.get_by_test_id("answer").get_by_role("button", name="17.25").wait_for()
-    assert page.get_by_test_id("answer").get_by_role("button", name="017", exact=True).count() == 0
+    part_of_name = page.get_by_test_id("answer").get_by_role("button", name="017", exact=True)
+    expect(part_of_name).to_have_count(0)
 
 
 def test_approval_form_edits_dates_lists_and_rows(page: Any, served: Served) -> None:
     thread = opened(page, served, ORDER)
     question = page.get_by_test_id("question")
     question.get_by_label("Deliver on").fill("2026-12-24")
-    assert question.get_by_label("Pickup at").get_attribute("type") == "datetime-local"
+    expect(question.get_by_label("Pickup at")).to_have_attribute("type", "datetime-local")
     question.get_by_label("Tags").fill("north")
     question.get_by_label("Tags").press("Enter")
     question.get_by_role("button", name="Remove urgent").click()
-    assert question.get_by_test_id("chip").all_inner_texts() == ["roof×", "north×"]
+    expect(question.get_by_test_id("chip")).to_have_text(["roof×", "north×"])
     question.get_by_role("button", name="Add a row").click()
     question.get_by_test_id("row").nth(2).get_by_label("Part").fill("mast")
     question.get_by_role("button", name="Remove row 2").click()
     question.locator(".field[data-changed]").filter(has_text="was 2026-12-01").wait_for()
     question.get_by_label("Quantity").first.fill("900")
     question.get_by_test_id("approve").click()
-    problem = question.get_by_test_id("problem")
-    problem.wait_for()
-    assert problem.inner_text() == "At most 100."
+    expect(question.get_by_test_id("problem")).to_have_text("At most 100.")
     question.get_by_label("Quantity").first.fill("4")
     question.get_by_test_id("approve").click()
     card(page, "completed")
@@ -263,8 +286,9 @@ def test_threads_keep_their_title_and_are_found_by_any_message(page: Any, served
     page.get_by_test_id("threads").get_by_text("Today").wait_for()
     current = page.locator("[data-testid=thread][aria-current=page]")
     current.get_by_text("Fetch the exchange rates of Zanzibar").wait_for()
-    page.get_by_label("Search messages").fill("stations network")
-    page.wait_for_timeout(600)
+    with page.expect_response("**/api/threads?*query=stations*"):
+        page.get_by_label("Search messages").fill("stations network")
+    settle(page)
     current.wait_for()
     page.get_by_label("Search messages").fill("zanzibar unheard")
     current.wait_for(state="detached")
@@ -276,11 +300,58 @@ def test_no_tab_is_cut(page: Any, served: Served, width: int) -> None:
     page.get_by_test_id("message-input").wait_for()
     for name in ("Plan", "Timeline", "Inbox", "Activity", "Usage", "History", "Agent"):
         open_view(page, name)
-        assert page.evaluate(
+        page.wait_for_function(
             "() => [...document.querySelectorAll('.tabs')]"
             ".every(one => one.scrollWidth <= one.clientWidth)"
         )
-        assert page.locator(".tabbar [aria-selected=true]").get_attribute("data-part")
+
+
+def test_menu_of_tabs_stays_open_while_a_view_loads(page: Any, served: Served) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    held: list[Any] = []
+    page.route("**/console/timeline.js", lambda route: held.append(route))
+    open_view(page, "Timeline")
+    page.locator("details.more > summary").click()
+    agent = page.get_by_role("tab", name="Agent")
+    expect(agent).to_be_visible()
+    held[0].continue_()
+    expect(page.get_by_test_id("timeline")).to_be_attached()
+    settle(page)
+    agent.click(timeout=5_000)
+    expect(page.get_by_role("heading", name="Agent", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_arrow_keys_reach_each_tab(page: Any, served: Served, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    tabs = page.locator(".tabs [role=tab]:visible")
+    expect(page.locator(".tabs [role=tab][data-part=inbox]")).to_be_visible()
+    tabs.first.focus()
+    for number in range(1, tabs.count()):
+        page.keyboard.press("ArrowRight")
+        expect(tabs.nth(number)).to_be_focused()
+        expect(tabs.nth(number)).to_have_attribute("aria-selected", "true")
+
+
+def test_count_of_requests_cuts_no_tab(page: Any, served: Served) -> None:
+    page.set_viewport_size({"width": 900, "height": 844})
+    expect(page.locator(".tabs [role=tab][data-part=inbox]")).to_be_visible()
+    page.evaluate(
+        "() => { const tabs = document.querySelector('.tabs'); const main = document.querySelector('main');"
+        " for (let share = 30; share < 70; share += 0.1) {"
+        "   main.style.setProperty('--side', `${share}%`); dispatchEvent(new Event('resize'));"
+        "   const inbox = document.querySelector('.tabs [data-part=inbox]');"
+        "   const last = [...tabs.children].filter((one) => !one.hidden).at(-1);"
+        "   if (inbox && tabs.getBoundingClientRect().right - last.getBoundingClientRect().right < 2) return share; }"
+        " return null; }"
+    )
+    thread = served.run_plan({"steps": [ORDER]})
+    expect(page.locator(".tabbar .count")).to_be_visible()
+    page.wait_for_function(
+        "() => (one => one.scrollWidth <= one.clientWidth)(document.querySelector('.tabs'))"
+    )
+    for question in served.call(f"/api/questions?thread_id={thread}")["items"]:
+        served.call(f"/api/questions/{question['question_id']}", {"answer": "reject"})
 
 
 def test_step_detail_has_tabs_cells_and_runs_again(page: Any, served: Served) -> None:
@@ -289,8 +360,8 @@ def test_step_detail_has_tabs_cells_and_runs_again(page: Any, served: Served) ->
     page.locator('[data-testid=step][data-key="readings"]').click()
     detail = page.get_by_test_id("plan").get_by_label("Step readings")
     cells = detail.get_by_test_id("element")
-    assert cells.count() == 12
-    assert cells.first.get_attribute("aria-label") == "S007, failed"
+    expect(cells).to_have_count(12)
+    expect(cells.first).to_have_attribute("aria-label", "S007, failed")
     detail.get_by_text("gives no signal").first.wait_for()
     detail.get_by_role("tab", name="Input").click()
     detail.get_by_text("of: stations.codes").wait_for()
@@ -299,7 +370,7 @@ def test_step_detail_has_tabs_cells_and_runs_again(page: Any, served: Served) ->
     page.locator('[data-testid=step][data-key="rates"]').click()
     detail = page.get_by_test_id("plan").get_by_label("Step rates")
     detail.get_by_role("tab", name="Attempts").click()
-    assert detail.get_by_role("listitem").count() == 3
+    expect(detail.get_by_role("listitem")).to_have_count(3)
     page.locator('[data-testid=step][data-key="stations"]').click()
     detail = page.get_by_test_id("plan").get_by_label("Step stations")
     detail.get_by_test_id("rerun").click()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -43,6 +44,12 @@ class Small(CapabilityContext):
 
     def get_summary(self) -> str:
         return f"{self.value:g}"
+
+
+async def wait_for_file(path: str) -> None:
+    """Return at once without a path, or when the file exists."""
+    while path and not await asyncio.to_thread(Path(path).exists):
+        await asyncio.sleep(0.05)
 
 
 @capability_node
@@ -115,6 +122,7 @@ class OpenValve(BaseCapability):
 class Work(BaseModel):
     seconds: float = Field(0.0, ge=0, le=60)
     size: int = Field(0, ge=0)
+    gate: str = Field("", description="File to wait for")
 
 
 @capability_node
@@ -129,4 +137,5 @@ class Crunch(BaseCapability):
 
     async def execute(self) -> Any:
         await asyncio.sleep(self.parameters.seconds)
+        await wait_for_file(self.parameters.gate)
         return Small(value=1.0)

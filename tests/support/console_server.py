@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
 import pytest
+
+PATIENCE_MS = 90_000
+"""Time limit of each browser assertion, because the tests share a busy machine."""
 
 REQUIRED = os.environ.get("BROWSER_TESTS") == "required"
 """Set by the continuous integration: there, what is missing is a failure."""
@@ -43,12 +47,62 @@ def axe() -> str:
     return str(Path(found.origin).with_name("axe.min.js"))
 
 
+def expect(target: Any) -> Any:
+    """Return Playwright's assertions about a page or a locator, which wait until they hold."""
+    from playwright.sync_api import expect as assertions
+
+    assertions.set_options(timeout=PATIENCE_MS)
+    return assertions(target)
+
+
+def new_context(browser: Any, **options: Any) -> Any:
+    """Return a browser context whose actions wait for a slow machine."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    return context
+
+
+def settle(page: Any) -> None:
+    """Wait until the open view is loaded, its animations have ended, and it is drawn."""
+    page.wait_for_function(
+        "() => document.querySelector(`#part-${document.body.dataset.part}:not([hidden])`)"
+    )
+    page.evaluate(
+        "async () => { await Promise.allSettled(document.getAnimations()"
+        ".filter((one) => one.effect.getComputedTiming().endTime < Infinity).map((one) => one.finished));"
+        " for (let n = 0; n < 2; n += 1) await new Promise((done) => requestAnimationFrame(done)); }"
+    )
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a condition outside the browser holds."""
+    for _ in range(PATIENCE_MS // 50):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("the condition does not hold")
+
+
+def tab_of(page: Any, name: str) -> Any:
+    """Return the tab of a view, which may be hidden."""
+    part = "conversation" if name == "Chat" else name.lower()
+    return page.locator(f".tabbar [role=tab][data-part={part}]")
+
+
 def open_view(page: Any, name: str) -> None:
     """Open a view by its tab, which may be in the menu of tabs that do not fit."""
-    tab = page.get_by_role("tab", name=name)
-    if not tab.is_visible():
-        page.locator("details.more > summary").click()
-    tab.click()
+    from playwright.sync_api import TimeoutError as Late
+
+    tab = tab_of(page, name)
+    for _ in range(30):
+        try:  # a resize can move the tab into the menu, or out of it, between the two clicks
+            if not tab.is_visible():
+                page.locator("details.more:not([open]) > summary").click(timeout=3_000)
+            tab.click(timeout=3_000)
+            break
+        except Late:
+            continue
+    expect(tab).to_have_attribute("aria-selected", "true")
 
 
 class Served:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from capgraph import BaseCapability, CapabilityContext, capability_node
 from capgraph.base import CapabilityError, ErrorSeverity, Progress
+from tests.support.console_agent import wait_for_file
 
 
 class Stations(CapabilityContext):
@@ -92,6 +93,7 @@ class ReadStation(BaseCapability):
 
 class Rating(BaseModel):
     failures: int = 2
+    gate: str = ""
 
 
 @capability_node
@@ -112,14 +114,17 @@ class FetchRates(BaseCapability):
             raise CapabilityError(
                 "the service has no answer", fix="wait", severity=ErrorSeverity.RETRIABLE
             )
+        await wait_for_file(self.parameters.gate)
         return Rates(usd=17.25, year=2015)
 
 
 @capability_node
-async def train_model(progress: Progress, seconds: float = 1.0) -> Accuracy:
-    """Train the model of the weather."""
+async def train_model(progress: Progress, seconds: float = 1.0, gate: str = "") -> Accuracy:
+    """Train the model of the weather; the fourth epoch waits for the gate."""
     for epoch in range(1, 11):
         progress(f"epoch {epoch} of 10", epoch / 10)
+        if epoch == 4:
+            await wait_for_file(gate)
         await asyncio.sleep(seconds / 10)
     return Accuracy(value=0.913)
 

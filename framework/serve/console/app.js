@@ -2,7 +2,7 @@
 
 import { Problem, call, get, post, query, threadPath, urlOf } from "./api.js";
 import { attr, button, closesOutside, h, lazy, put, s, visible } from "./dom.js";
-import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
+import { RUNS, askedParameters, empty, fromThread, openRun, runsOfTurn } from "./state.js";
 import { conversationView } from "./conversation.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
@@ -47,7 +47,10 @@ const app = {
     if (part !== "conversation" && part !== "threads") this.side = part;
     else if (part === "threads" && middle.matches && !wide.matches) this.side = part;
     history.replaceState(null, "", `${location.pathname}${location.search}#${part}`);
+    const hadFocus = moreTabs.contains(document.activeElement);
+    more.open = false;
     arrangeParts();
+    if (hadFocus) more.firstChild.focus();
   },
 
   // --- threads ---
@@ -225,8 +228,11 @@ const app = {
   async answer(question, answer) {
     const run = await post(`/api/questions/${encodeURIComponent(question.question_id)}`, { answer });
     this.questions = this.questions.filter((one) => one.question_id !== question.question_id);
-    if (question.thread_id === this.threadId) this.listen(run.run_id, { keep: true });
-    else this.refreshQuestions();
+    if (question.thread_id === this.threadId) {
+      // The events of a thread that was opened just now may not have been received yet.
+      this.turn = { ...this.turn, asked: { ...this.turn.asked, ...askedParameters([question]) } };
+      this.listen(run.run_id, { keep: true });
+    } else this.refreshQuestions();
     others.postMessage({ thread: question.thread_id });
     changed();
   },
@@ -387,6 +393,7 @@ function splitter() {
     attr(node, "aria-valuenow", Math.round(100 * kept));
     try { localStorage.setItem(key, kept); } catch { /* storage may be disabled */ }
     fitTabs();
+    changed();
   };
   const node = h("div", { class: "splitter", role: "separator", "aria-orientation": "vertical", "aria-label": T.resize, tabindex: 0, "aria-valuemin": 25, "aria-valuemax": 75, "aria-valuenow": 42 });
   node.addEventListener("pointerdown", (event) => { node.setPointerCapture(event.pointerId); event.preventDefault(); });
@@ -408,8 +415,17 @@ function splitter() {
 }
 
 function fitTabs() {
+  const focused = document.activeElement;
   const all = allTabs().sort((a, b) => a.dataset.place - b.dataset.place);
   tabs.append(...all);
+  placeTabs(all);
+  const inbox = all.find((tab) => tab.dataset.part === "inbox");
+  (moreTabs.contains(inbox) ? more.firstChild : inbox).append(badge);
+  // A moved element loses the focus.
+  if (focused !== document.activeElement && all.includes(focused)) focused.focus();
+}
+
+function placeTabs(all) {
   more.hidden = true;
   const shown = all.filter((tab) => !tab.hidden);
   const isTooWide = () => tabs.scrollWidth > tabs.clientWidth;
@@ -506,7 +522,6 @@ function arrangeParts() {
   }
   document.body.dataset.part = current;
   for (const [name, view] of Object.entries(views)) view.node.hidden = !app.shows(name);
-  more.open = false;
   for (const tab of allTabs()) {
     tab.hidden = always.includes(tab.dataset.part);
     const isCurrent = tab.dataset.part === current;
@@ -531,8 +546,12 @@ function render() {
   put(state, T.connection[word]);
   attr(state, "data-state", word);
   login.hidden = word !== "login";
-  badge.hidden = !app.questions.length;
-  put(badge, String(app.questions.length));
+  const count = app.questions.length ? String(app.questions.length) : "";
+  if (badge.textContent !== count) {
+    put(badge, count);
+    badge.hidden = !count;
+    fitTabs();
+  }
   bar.update();
   for (const [name, view] of Object.entries(views)) if (app.shows(name)) view.update();
 }
@@ -551,11 +570,10 @@ function start() {
   views.plan = planPlaceholder();
   for (const [place, name] of Object.keys(T.parts).entries()) {
     const tab = button([icon(name), h("span", { class: "label" }, T.parts[name])], () => app.show(name), { role: "tab", "data-part": name, "data-place": place, "aria-controls": `part-${name}` });
-    if (name === "inbox") tab.append(badge);
     tabs.append(tab);
   }
   closesOutside(more);
-  addEventListener("resize", fitTabs);
+  addEventListener("resize", () => { fitTabs(); changed(); });
   tabbar.addEventListener("keydown", (event) => {
     const shown = allTabs().filter((tab) => !tab.hidden && (more.open || tab.parentNode === tabs));
     const way = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -563,7 +581,7 @@ function start() {
     event.preventDefault();
     const next = shown[(shown.indexOf(document.activeElement) + way + shown.length) % shown.length];
     next.focus();
-    next.click();
+    if (next.parentNode === tabs) next.click();
   });
   for (const [name, view] of Object.entries(views)) { view.node.id = `part-${name}`; main.append(view.node); }
   main.prepend(tabbar);

@@ -2,7 +2,7 @@
 
 import { attr, button, h, keyed, lazy, put, s, visible } from "./dom.js";
 import { SIZE, arrangeFor, criticalPath, edgePath } from "./layout.js";
-import { WAITS } from "./state.js";
+import { CLOSING, WAITS, statusOf } from "./state.js";
 import { T } from "./text.js";
 
 const AT_ONCE = 40;
@@ -84,8 +84,8 @@ export function planView(app) {
       fit();
     }
     drawn.forEach((board, n) => board.update(wanted[n], selected));
-    const done = plan?.steps.filter((step) => step.status === "done" || step.status === "skipped").length;
-    put(counts, plan ? T.counts(done, plan.steps.length) : "");
+    const work = plan?.steps.filter((step) => !CLOSING.has(step.capability)) ?? [];
+    put(counts, plan ? T.counts(work.filter((step) => ["done", "skipped"].includes(statusOf(step))).length, work.length) : "");
     versions.hidden = plans.length < 2;
     keyed(versions, plans, (one) => one.id, (one) => button("", () => {
       if (shownVersions.has(one.id)) shownVersions.delete(one.id); else shownVersions.add(one.id);
@@ -178,10 +178,10 @@ function boardOf(plan, live, select, room) {
       const isSelected = step.context_key === selected;
       if (seen[index] !== step) {
         attr(one, "data-status", step.status);
-        attr(one, "data-partial", Boolean(step.status === "done" && step.elements?.failed));
+        attr(one, "data-partial", statusOf(step) === "partial");
         const words = stateOf(step);
         put(one.children[1], words);
-        put(one.children[2], T.marks[step.status === "done" && step.elements?.failed ? "partial" : step.status] ?? "");
+        put(one.children[2], T.marks[statusOf(step)] ?? "");
         attr(one, "aria-label", visible(`${step.context_key}, ${step.capability}, ${words}`));
         attr(one, "title", visible([step.context_key, words, step.task_objective].filter(Boolean).join(" · ")));
         seen[index] = step;
@@ -283,7 +283,7 @@ function minimap(board, spots, { width, height }) {
 }
 
 function stateOf(step) {
-  const words = [T.status[step.status === "done" && step.elements?.failed ? "partial" : step.status] ?? step.status];
+  const words = [T.status[statusOf(step)] ?? step.status];
   if (step.elements) words.splice(step.elements.failed ? 0 : 1, 1, T.elements(step.elements));
   else if (step.retry && (step.status === "retrying" || (step.status === "running" && step.attempt > 1))) words.splice(0, 1, T.turn.retrying(step.status === "running" ? step.attempt : step.retry.attempt + 1, step.retry.of));
   else if (step.status === "running" && typeof step.progress === "number") words.push(`${Math.round(step.progress * 100)} %`);

@@ -1,6 +1,6 @@
 // Reducer from AG-UI events to the state of a turn.
 
-import { closed, counted, ending, made, received, resumed } from "./state.js";
+import { askedParameters, closed, counted, ending, made, received, resumed } from "./state.js";
 
 const FIELDS = new Set([
   "status", "started", "ended", "attempt", "duration", "message", "severity", "reason", "outputs", "progress",
@@ -125,7 +125,7 @@ function finished(state, event) {
     messages = [...messages, { id: `${state.run}-answer-0`, role: "assistant", content: result.answer }];
   }
   const questions = asks ? (event.outcome.interrupts ?? []).map((one) => one.metadata?.capgraph).filter(Boolean) : [];
-  const asked = Object.fromEntries(questions.flatMap((one) => one.steps ?? []).map((step) => [step.context_key, step.parameters]));
+  const asked = askedParameters(questions);
   const at = event.timestamp;
   return {
     ...state, status, result, messages, questions, asked: { ...state.asked, ...asked }, ended: at, error: null, outcome: result.outcome ?? null,

@@ -15,6 +15,11 @@ export function empty() {
   };
 }
 
+// Return the parameters that approval requests show, by step.
+export function askedParameters(questions) {
+  return Object.fromEntries(questions.flatMap((one) => one.steps ?? []).map((step) => [step.context_key, step.parameters]));
+}
+
 export const RUNS = new Set(["running", "queued"]);
 
 // Return the runs of the last turn in order. A run that ended as waiting is continued by the next one.
@@ -26,6 +31,11 @@ export function runsOfTurn(thread) {
 
 export function openRun(thread) {
   return thread.runs?.find((run) => RUNS.has(run.status))?.run_id;
+}
+
+// A finished for_each step with failed elements is partly done.
+export function statusOf(step) {
+  return step.status === "done" && step.elements?.failed ? "partial" : step.status;
 }
 
 // Build the state from a thread that has no active run.

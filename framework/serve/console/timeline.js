@@ -23,6 +23,7 @@ export function timelineView(app) {
   showTips(chart, tip);
   let drawnAt = 0;
   let drawnOf = null;
+  let drawnWidth = 0;
   let timer = null;
 
   function update() {
@@ -31,12 +32,14 @@ export function timelineView(app) {
     const running = turn.status === "running" || turn.status === "asks";
     const steps = turn.plans.at(-1)?.steps ?? [];
     const pause = steps.length > MANY ? 1500 : 250;
-    if (drawnOf === turn && !running) return;
+    const width = Math.max(320, chart.clientWidth);
+    if (drawnOf === turn && drawnWidth === width && !running) return;
     const wait = drawnAt + pause - performance.now();
     if (wait > 0) { timer = setTimeout(() => app.shows("timeline") && update(), wait); return; }
     drawnAt = performance.now();
     drawnOf = turn;
-    const picture = draw(turn, Math.max(320, chart.clientWidth), running ? Date.now() : turn.ended);
+    drawnWidth = width;
+    const picture = draw(turn, width, running ? Date.now() : turn.ended);
     none.hidden = Boolean(picture);
     legend.hidden = buttons.hidden = !picture;
     tip.hidden = true;

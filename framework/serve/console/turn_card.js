@@ -3,7 +3,7 @@
 import { attr, button, h, keyed, put, visible, when } from "./dom.js";
 import { differences } from "./history.js";
 import { elementName, elementPlan, rerunPlan } from "./rerun.js";
-import { CLOSING, OVER, RUNS } from "./state.js";
+import { CLOSING, OVER, RUNS, statusOf } from "./state.js";
 import { T } from "./text.js";
 
 const MAX_LINES = 12;
@@ -107,15 +107,11 @@ function isAnswered({ messages, outcome, error }) {
   return !reason || messages.at(-1)?.content.includes(reason.slice(0, 80));
 }
 
-// A finished for_each step with failed elements is partly done.
-export function statusOf(step) {
-  return step.status === "done" && step.elements?.failed ? "partial" : step.status;
-}
-
 // Return what a turn did not do: steps and elements with a cause and the plan that retries them.
 function notDone(app, work) {
   const planned = app.thread?.plan?.steps ?? [];
   const isUnfinished = (key) => work.some((step) => step.context_key === key && step.status !== "done");
+  const isRejected = (key) => app.turn.decisions.some((one) => one.key === key && one.decision === "reject");
   return work.flatMap((step) => {
     if (step.elements?.failed) {
       return Object.keys(step.elements.states).filter((n) => step.elements.states[n] === "failed").map((n) => ({
@@ -125,7 +121,7 @@ function notDone(app, work) {
     }
     if (step.status === "done" || step.status === "skipped") return [];
     const wasStopped = step.status === "pending" && step.tries.length > 0;
-    const text = step.status === "failed" ? step.message ?? T.status.failed : wasStopped ? T.turn.interrupted : "";
+    const text = step.status === "failed" ? step.message ?? T.status.failed : wasStopped ? (isRejected(step.context_key) ? T.turn.rejected : T.turn.interrupted) : "";
     return [{ key: step.context_key, status: step.status, name: step.context_key, text, plan: text ? rerunPlan(planned, step.context_key, { before: isUnfinished, after: isUnfinished }) : null }];
   });
 }
