@@ -521,6 +521,7 @@ class ServeSettings(SettingsModel):
         uploads: Uploads of files. None disables them.
         downloads: Folders from which files that steps created can be downloaded.
         webhook: URL to notify of new approval requests.
+        max_link_days: Maximum lifetime of read-only links to runs, in days. 0 disables the links.
         evaluations: Folder with the output of ``capgraph eval --json``, shown to admin roles.
         mcp: What MCP clients may call.
         agui: Runs of AG-UI clients.
@@ -548,6 +549,7 @@ class ServeSettings(SettingsModel):
     uploads: UploadSettings | None = None
     downloads: list[str] = Field(default_factory=lambda: ["capgraph-output"])
     webhook: WebhookSettings | None = None
+    max_link_days: float = Field(30, ge=0, le=366)
     evaluations: str | None = None
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     agui: StreamServeSettings = Field(default_factory=StreamServeSettings)

@@ -148,7 +148,7 @@ async def replay(
         recorded_works = first_script.records_by_work
     script = ReplayScript(recording, reused, registry, recorded_works)
     end = await _run_script(script, settings, model, options)
-    differences = tuple(_compare_outcomes(recording.end, end, compare_costs=model is not None))
+    differences = tuple(compare_outcomes(recording.end, end, compare_costs=model is not None))
     return ReplayResult(
         recording.end, end, differences, tuple(script.unrecorded), tuple(script.ran)
     )
@@ -320,9 +320,10 @@ def _waits_of(question: Any) -> Sequence[Mapping[str, Any]]:
     return question.get("waits") or () if isinstance(question, Mapping) else ()
 
 
-def _compare_outcomes(
+def compare_outcomes(
     recorded: RecordedOutcome, replayed: RecordedOutcome, *, compare_costs: bool
 ) -> Iterator[Difference]:
+    """Yield the differences between two outcomes."""
     for part, old, new in (
         ("plan", _index_by_key(recorded.plan), _index_by_key(replayed.plan)),
         ("result", recorded.results, replayed.results),

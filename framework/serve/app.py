@@ -32,7 +32,19 @@ from capgraph.serve.files import Artifacts, Uploads
 from capgraph.serve.forwarded import ForwardedMiddleware
 from capgraph.serve.identity import Authenticator, Identity
 from capgraph.serve.problems import error_response, problem_response
-from capgraph.serve.routes import activity, agui, api, console, files, health, login, oidc, openai
+from capgraph.serve.recorded_runs import RecordedRuns
+from capgraph.serve.routes import (
+    activity,
+    agui,
+    api,
+    console,
+    files,
+    health,
+    login,
+    oidc,
+    openai,
+    recorded_runs,
+)
 from capgraph.serve.runs import Runs
 from capgraph.serve.security import SecurityMiddleware, serve_settings
 from capgraph.serve.status import StatusReader
@@ -101,11 +113,7 @@ def create_app(
         if serve.oidc is not None:
             login_routes += oidc.routes(identity, serve.oidc, serve)
 
-    uploads = None
-    if serve.uploads is not None:
-        uploads = Uploads(serve.uploads, services.registry)
-        if auth is not None or serve.authenticates_users:
-            uploads.check_isolation(services.settings.data_folders)
+    uploads = _uploads(serve, services, has_login=auth is not None)
     artifacts = Artifacts(graph, threads, serve.downloads)
     protocols, contexts = protocol_routes(graph, runs, threads, serve, uploads, artifacts)
     if serve.webhook is not None:
@@ -113,6 +121,8 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if uploads is not None:
+            await asyncio.to_thread(uploads.create_folder)
         await graph.warm_up()
         maintenance = asyncio.create_task(runs.maintain())
         ready, shutdown = asyncio.Event(), asyncio.Event()
@@ -147,6 +157,7 @@ def create_app(
     app = Starlette(
         routes=[
             *files.routes(uploads, artifacts),
+            *recorded_runs.routes(RecordedRuns(graph, threads, serve), serve),
             *api.routes(runs, threads, uploads),
             *activity.routes(activity_reader, StatusReader(graph, threads, serve)),
             *agui.routes(runs, threads, serve),
@@ -176,6 +187,16 @@ def create_app(
     app.state.max_connections = serve.max_connections
     app.state.link = identity.link if isinstance(identity, Authenticator) else None
     return app
+
+
+def _uploads(serve: ServeSettings, services: Any, *, has_login: bool) -> Uploads | None:
+    """Return the users' uploads, or ``None`` if uploads are disabled."""
+    if serve.uploads is None:
+        return None
+    uploads = Uploads(serve.uploads, services.registry)
+    if has_login or serve.authenticates_users:
+        uploads.check_isolation(services.settings.data_folders)
+    return uploads
 
 
 def _cors_middleware(settings: ServeSettings) -> list[Middleware]:

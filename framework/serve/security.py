@@ -27,6 +27,9 @@ from capgraph.serve.problems import error_response, problem_response
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
 """Paths that need no login and reveal nothing about users."""
 
+SHARED_PREFIX = "/shared/"
+"""Prefix of read-only links to runs, whose tokens replace the login."""
+
 _CALLBACK_PATHS = frozenset({"/login/oidc/callback"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _BODY_SECONDS = 30.0
@@ -176,9 +179,12 @@ class SecurityMiddleware:
             )
         sites = headers.getlist("sec-fetch-site")
         is_allowed = any(origin in self._settings.allowed_origins for origin in origins)
-        # A login provider redirects users back from its own site.
+        # A login provider redirects users back from its own site, and people follow links in emails.
+        path = route_path(scope)
+        is_followed = headers.getlist("sec-fetch-mode") == ["navigate"]
+        is_open = path in _CALLBACK_PATHS or (is_followed and path.startswith(SHARED_PREFIX))
         is_cross_site = any(site not in ("same-origin", "none") for site in sites)
-        if is_cross_site and not is_allowed and route_path(scope) not in _CALLBACK_PATHS:
+        if is_cross_site and not is_allowed and not is_open:
             return problem_response(403, "CG-ORIGIN", "Cross-site requests are not allowed.")
         return None
 
@@ -196,7 +202,8 @@ class SecurityMiddleware:
                 429, "CG-RATE-LIMIT", detail, "Wait a few seconds.", {"retry-after": "5"}
             )
         path = route_path(scope)
-        if caller is None and path not in PUBLIC_PATHS and not path.startswith("/login/"):
+        is_public = path in PUBLIC_PATHS or path.startswith(("/login/", SHARED_PREFIX))
+        if caller is None and not is_public:
             detail = "The request is not authenticated."
             fix = "Send 'Authorization: Bearer TOKEN', or log in at /login."
             return problem_response(401, "CG-LOGIN", detail, fix, {"www-authenticate": "Bearer"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -344,26 +344,39 @@ class Threads:
         Raises:
             NotFoundError: The thread or the checkpoint does not exist.
         """
-        from capgraph.graph.turn_runner import load_contexts
-
         storage_id = await self.resolve(caller, thread_id)
         snapshot = await self._graph.aget_state(
             await self._checkpoint_config(storage_id, checkpoint_id)
         )
         values = dict(snapshot.values)
         messages = [_message_fields(one) for one in values.pop("messages", None) or []]
+        contexts = [
+            (kind, key, entry)
+            for kind, entries in (values.get("capability_context_data") or {}).items()
+            for key, entry in entries.items()
+        ]
+        state: dict[str, Any] = self.hide_paths(
+            contexts, {"messages": messages, **to_json_safe(values)}
+        )
+        return state
+
+    def hide_paths(self, contexts: Iterable[tuple[str, str, Any]], data: Any) -> Any:
+        """Return plain data in which the paths of context data are replaced by file names.
+
+        Args:
+            contexts: Type, key, and entry of the context data.
+            data: Plain data.
+        """
+        from capgraph.graph.turn_runner import load_contexts
+
         types = self._graph.services.registry.context_types
         file_names = {
             path: PurePath(path).name or path
-            for kind, entries in (values.get("capability_context_data") or {}).items()
-            for key, entry in entries.items()
+            for kind, key, entry in contexts
             for context in load_contexts(types, kind, key, entry)
             for path in context.get_files()
         }
-        state: dict[str, Any] = _replace_text(
-            {"messages": messages, **to_json_safe(values)}, file_names
-        )
-        return state
+        return _replace_text(data, file_names)
 
     async def _checkpoint_config(
         self, storage_id: str, checkpoint_id: str | None

@@ -1,7 +1,7 @@
 // The history view: the checkpoints of a thread.
 
 import { get, latest, query, threadPath } from "./api.js";
-import { button, h, json, pre, visible, when } from "./dom.js";
+import { button, h, json, lazy, pre, visible, when } from "./dom.js";
 import { T } from "./text.js";
 
 export function historyView(app) {
@@ -10,7 +10,13 @@ export function historyView(app) {
   const compare = button(T.compare, () => difference());
   const more = button(T.more, () => load(false));
   const node = h("section", { class: "part side", testid: "history", "aria-label": T.parts.history },
-    h("h2", null, T.parts.history), h("p", { class: "quiet" }, T.checkpoints), compare, list, more, shown);
+    h("h2", null, T.parts.history), h("h3", null, T.checkpointsTitle), h("p", { class: "quiet" }, T.checkpoints), compare, list, more, shown);
+  let runs = null;
+  lazy(() => import("./runs.js")).then(({ runsView }) => {
+    runs = runsView(app);
+    node.firstChild.after(runs.node);
+    runs.load().catch(app.fail);
+  });
   let of = null;
   let next = null;
   let stamp = null;
@@ -48,6 +54,7 @@ export function historyView(app) {
     of = app.threadId;
     stamp = app.turn.ended;
     load(true).catch(app.fail);
+    runs?.load().catch(app.fail);
   } };
 }
 
