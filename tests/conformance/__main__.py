@@ -12,6 +12,7 @@ from tests.conformance.report import Result, store_results
 
 SUITES = {
     "a2a-tck": "tests.conformance.a2a_tck",
+    "agent-chat-ui": "tests.conformance.agent_chat_ui",
     "agui-client": "tests.conformance.agui_client",
     "copilotkit": "tests.conformance.copilotkit",
     "mcp-client": "tests.conformance.mcp_client",

@@ -83,7 +83,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
-def _free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -96,7 +96,7 @@ class Server:
         pytest.importorskip("langgraph_cli", reason="needs langgraph-cli[inmem]")
         self.folder = folder
         self.hold = folder / "hold"
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{find_free_port()}"
         (folder / "risky_valves.py").write_text(RISKY)
         (folder / "agent.yml").write_text("modules: [risky_valves]\n")
         served = json.loads((ROOT / "langgraph.json").read_text())

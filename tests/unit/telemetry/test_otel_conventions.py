@@ -120,9 +120,7 @@ async def test_providers_have_the_names_of_the_conventions(provider: str, name: 
 async def test_one_trace_with_openinference(has_outer_span: bool) -> None:
     openinference = pytest.importorskip("openinference.instrumentation.langchain")
     wiring = Wiring()
-    graph = build_graph(
-        [tool_capability(weigh, examples=["weigh the salt"])], sinks=[wiring.sink]
-    )
+    graph = build_graph([tool_capability(weigh, examples=["weigh the salt"])], sinks=[wiring.sink])
     instrumentor = openinference.LangChainInstrumentor()
     instrumentor.instrument(tracer_provider=wiring.tracer_provider)
     try:
