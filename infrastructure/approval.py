@@ -18,12 +18,21 @@ from capgraph.base import (
     infrastructure_node,
 )
 from capgraph.engine import Services
-from capgraph.engine.approval_decisions import answers_update, apply_answers, rejected_plan_decision
-from capgraph.engine.approval_requests import answer_reader, ask_person, save_standing_rules
+from capgraph.engine.approval_decisions import (
+    apply_answers,
+    create_answers_update,
+    create_plan_rejection,
+)
+from capgraph.engine.approval_requests import ask_person, create_answer_reader, save_standing_rules
 from capgraph.engine.caller_plan import plan_digest
 from capgraph.engine.plan_acceptance import accept_plan, prepare_plan
 from capgraph.engine.routing import route
-from capgraph.engine.turn_suspension import pending_waits, register_wait, suspend_turn, wait_details
+from capgraph.engine.turn_suspension import (
+    list_wait_details,
+    pending_waits,
+    register_wait,
+    suspend_turn,
+)
 from capgraph.engine.undo import finish_undo
 from capgraph.langgraph_compat import count_available_answers, inherited_saver
 from capgraph.state import AgentState, TurnView
@@ -51,7 +60,7 @@ class ApprovalNode(BaseInfrastructureNode):
         if state.get("control_is_awaiting_validation"):
             _raise_without_saver()
             question = plan_request(view, services.registry)
-            parse_answers = answer_reader(question, view, services, store)
+            parse_answers = create_answer_reader(question, view, services, store)
             problems: list[str] = []
             while True:
                 decision = parse_answers(ask_person(question, parse_answers, problems))[0][PLAN]
@@ -76,11 +85,11 @@ class ApprovalNode(BaseInfrastructureNode):
         if open_keys:
             _raise_without_saver()
             question = step_request(open_keys, view, services.registry)
-            if waits := wait_details(view):
+            if waits := list_wait_details(view):
                 question["waits"] = waits
             if rules.problem:
                 question = {**question, "note": rules.problem}
-            parse_answers = answer_reader(question, view, services, store)
+            parse_answers = create_answer_reader(question, view, services, store)
             answers = parse_answers(ask_person(question, parse_answers))[0]
             await save_standing_rules(answers, question, view, store)
         return await apply_answers(answers, view, services, rule_ids)
@@ -97,17 +106,19 @@ async def _apply_plan_decision(
     if answer.decision == "reject" and view.state.get("control_undo"):
         return {**cleared, **payload, **finish_undo(view), "approval_approved": False}
     if answer.decision == "reject":
-        rejected = answers_update(answers, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
+        rejected = create_answers_update(
+            answers, {PLAN: answer.reason}, {PLAN: PLAN}, view, services
+        )
         return {
             **cleared,
             **payload,
             **rejected,
-            "approval_decisions": rejected_plan_decision(answer, view),
+            "approval_decisions": create_plan_rejection(answer, view),
         }
     update: dict[str, Any] = {
         **cleared,
         **payload,
-        **answers_update(answers, {}, {}, view, services),
+        **create_answers_update(answers, {}, {}, view, services),
         "approval_decisions": {PLAN: {"decision": answer.decision}},
     }
     if answer.decision == "edit":

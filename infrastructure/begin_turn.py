@@ -20,11 +20,11 @@ from capgraph.base import (
 from capgraph.engine import Services
 from capgraph.engine.caller_plan import caller_plan_id, check_plan_form
 from capgraph.engine.dialogues import continue_dialogue
-from capgraph.engine.run_scope import dropped_questions
+from capgraph.engine.run_scope import find_dropped_questions
 from capgraph.engine.turn_guardrails import guard_input
 from capgraph.engine.turn_suspension import clear_wait, pending_waits
 from capgraph.langgraph_compat import outer_task_namespace
-from capgraph.pipeline.failures import failure_update, refusal_failure
+from capgraph.pipeline.failures import create_refusal_failure, failure_update
 from capgraph.pipeline.run_config import billing_subject
 from capgraph.pipeline.step_execution import LABELS_KEY
 from capgraph.planning.strategies import attachments, last_request, system_text
@@ -109,7 +109,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         elif problem is None:
             update |= continue_dialogue(view, services, _find_last_text(view, update))
         if problem is not None:
-            update |= failure_update([refusal_failure("begin_turn", problem)])
+            update |= failure_update([create_refusal_failure("begin_turn", problem)])
         return update
 
 
@@ -120,7 +120,7 @@ def _create_turn(turn_id: str, number: int) -> dict[str, Any]:
     turn["caller"] = {name: value for name, value in caller.items() if value}
     if trace := current_event_ids().get("turn_trace"):
         turn["trace"] = str(trace)
-    if dropped := dropped_questions():
+    if dropped := find_dropped_questions():
         turn["question"] = {"status": "dropped", **asdict(dropped)}
         emit(QuestionDropped(**asdict(dropped)))
     return turn

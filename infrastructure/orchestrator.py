@@ -39,8 +39,8 @@ from capgraph.engine.plan_reviews import (
     finished_steps,
     new_steps,
     offline_selector,
+    require_final_review,
     split_reply,
-    with_final_review,
 )
 from capgraph.engine.recipes import plan_from_recipe
 from capgraph.engine.routing import REVIEWED_KEY, due_reviews, ends_with_review
@@ -49,7 +49,7 @@ from capgraph.models.calls import malformed_reply_fix
 from capgraph.models.roles import RoleModel
 from capgraph.pipeline.run_config import current_caller
 from capgraph.planning import RESPOND, TERMINAL_STEPS
-from capgraph.planning.fallbacks import fallback_capabilities
+from capgraph.planning.fallbacks import find_fallbacks
 from capgraph.planning.person_message import MALFORMED_REPLY, PLAN_FAILED, readable_text
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import INACTIVE_CAPABILITY
@@ -331,7 +331,7 @@ class _PlanDrafter:
         plan = await insert_suppliers(plan, request, self.services)
         checked = await prepare_plan(plan, self.view, self.services, capabilities, labels)
         if wants_look:
-            checked = with_final_review(checked)
+            checked = require_final_review(checked)
         return _PlanDraft(
             checked, answer if self.reviewed_steps else self._find_direct_answer(answer, checked)
         )
@@ -365,7 +365,7 @@ class _PlanDrafter:
         failure = view.last_failure
         unavailable = await services.runner.unavailable_capabilities()
         if unavailable:
-            fallbacks = fallback_capabilities(
+            fallbacks = find_fallbacks(
                 shown, unavailable, services.registry.capabilities, view.contexts
             )
             shown = tuple(dict.fromkeys([*shown, *fallbacks]))

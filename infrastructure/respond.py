@@ -15,7 +15,7 @@ from capgraph.base import (
 )
 from capgraph.engine import Services
 from capgraph.engine.default_strategies import SummaryAnswerer
-from capgraph.engine.plan_facts import ignored_value_lines
+from capgraph.engine.plan_facts import describe_ignored_values
 from capgraph.engine.recipes import matched_recipe
 from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.planning.strategies import AnswerRequest
@@ -105,7 +105,7 @@ async def write_answer(
             task=view.request_text,
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
-            missing=(*describe_missing_steps(state), *ignored_value_lines(view, services)),
+            missing=(*describe_missing_steps(state), *describe_ignored_values(view, services)),
             abilities=list_capabilities(services, view),
             messages=view.messages,
             question=question,

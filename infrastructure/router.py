@@ -30,16 +30,16 @@ from capgraph.engine.plan_acceptance import (
 from capgraph.engine.ready_queue import run_ready_steps
 from capgraph.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from capgraph.engine.turn_outcome import waiting_outcome
-from capgraph.engine.turn_suspension import clear_wait, pending_waits, wake_update
+from capgraph.engine.turn_suspension import clear_wait, create_wake_update, pending_waits
 from capgraph.engine.undo import finish_undo, offer_undo
 from capgraph.governance.budget import BudgetExceededError
 from capgraph.pipeline.failures import (
     classify_failure,
     clear_failure_update,
+    create_refusal_failure,
     failure_update,
-    refusal_failure,
 )
-from capgraph.pipeline.middleware import last_of_type
+from capgraph.pipeline.middleware import find_last_of_type
 from capgraph.pipeline.retry_policy import next_attempt
 from capgraph.pipeline.state_update import Writes, apply_writes, merge_writes
 from capgraph.planning import TERMINAL_STEPS
@@ -66,7 +66,7 @@ class RouterNode(BaseInfrastructureNode):
         if (
             run.pending_waits
             and not run.view.resumed_keys
-            and (resume_update := await wake_update(run.view, services))
+            and (resume_update := await create_wake_update(run.view, services))
         ):
             return Command(update=resume_update, goto="router")
         while True:
@@ -133,7 +133,7 @@ class _RouterRun:
                 fix="Check custom nodes that write the plan.",
                 severity=ErrorSeverity.CRITICAL,
             )
-            self.write(failure_update([refusal_failure("router", error)]))
+            self.write(failure_update([create_refusal_failure("router", error)]))
 
     async def apply_policies(self, decision: Route) -> bool:
         """Apply the policy engines' rules, and return True if the next node must be chosen again."""
@@ -173,7 +173,7 @@ class _RouterRun:
             async with reserve_plan_budget(self.view, self.services):
                 done = await run_ready_steps(self.view, self.services)
         except BudgetExceededError as exc:
-            self.write(failure_update([refusal_failure("router", exc)]))
+            self.write(failure_update([create_refusal_failure("router", exc)]))
             return False
         before = self.view
         self.writes += done.writes
@@ -319,7 +319,7 @@ async def _wait_before_retry(view: TurnView, decision: Route, services: Services
         services.limits,
         services.registry.infrastructure.get(info.get("node_name") or ""),
     )
-    rule = last_of_type(node.behaviors, RetryRule) if node is not None else None
+    rule = find_last_of_type(node.behaviors, RetryRule) if node is not None else None
     retry = next_attempt(Failure.from_state(info), decision.failures, limits, rule)
     if retry is None:
         return

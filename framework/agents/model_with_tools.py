@@ -19,7 +19,7 @@ from capgraph.agents.text_protocol import (
 )
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Attempt
-from capgraph.engine.run_scope import enclosing_services
+from capgraph.engine.run_scope import find_enclosing_services
 from capgraph.models.calls import call_model, raise_if_incomplete
 from capgraph.models.roles import RoleModel
 from capgraph.models.wrapped_model import is_wrapped
@@ -39,7 +39,7 @@ def supports_tools(model: Any) -> bool:
 
 def get_role_model(agent: BaseAgent) -> RoleModel:
     """Return an agent's model with the model middleware of its services or of the enclosing run."""
-    services = agent.services or next(iter(enclosing_services()), None)
+    services = agent.services or next(iter(find_enclosing_services()), None)
     if services is None:
         return RoleModel("agent", agent.model)
     runner, limit = services.runner, services.limits.step_timeout_seconds

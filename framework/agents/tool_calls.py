@@ -28,7 +28,7 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.behaviors.guardrail_behavior import GuardrailBehavior
 from capgraph.behaviors.guardrails import REWRITE_OR_ASK
 from capgraph.engine.capability_node import run_standalone_step
-from capgraph.engine.run_scope import enclosing_services, find_services
+from capgraph.engine.run_scope import find_enclosing_services, find_services
 from capgraph.engine.services import Services
 from capgraph.pipeline.step_execution import LABELS_KEY
 
@@ -117,7 +117,9 @@ class _CapabilityLookup:
 
     def find(self, tool: BaseTool) -> tuple[CapabilitySpec, Services] | None:
         """Return the capability of a tool and its services, or None without services."""
-        if isinstance(tool, HandoffTool) or (self._services is None and not enclosing_services()):
+        if isinstance(tool, HandoffTool) or (
+            self._services is None and not find_enclosing_services()
+        ):
             return None
         if tool.name not in self._capabilities:
             # Its effect is undeclared, so the pipeline must not retry it.

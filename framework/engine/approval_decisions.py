@@ -21,7 +21,7 @@ from capgraph.base.ports import Caller, Failure, StepRecord
 from capgraph.engine.caller_plan import AcceptedDigest
 from capgraph.engine.run_scope import may_bring_answer
 from capgraph.engine.services import Services
-from capgraph.engine.turn_suspension import resume_update
+from capgraph.engine.turn_suspension import create_resume_update
 from capgraph.pipeline.authorize import approval_digest
 from capgraph.pipeline.effect_ledger import EffectLedger, compute_digest
 from capgraph.pipeline.failures import failure_update
@@ -81,7 +81,7 @@ async def apply_answers(
             results[key] = StepRecord(*identity, skipped="Skipped by a person.").to_state_entry()
     answered = {k for k, one in decisions.items() if one["decision"] not in {"reject", "respond"}}
     update: dict[str, Any] = {
-        **resume_update(view, answered),
+        **create_resume_update(view, answered),
         "approval_decisions": decisions,
         "approved_payload": {
             key: answer.model_dump(mode="json") for key, answer in answers.items()
@@ -94,7 +94,7 @@ async def apply_answers(
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
     names = {key: str(view.get_step(key)["capability"]) for key in rejected}
-    update |= answers_update(answers, rejected, names, view, services)
+    update |= create_answers_update(answers, rejected, names, view, services)
     if any("refused" in entry for entry in decisions.values()):
         update["approval_approved"] = False
     return update
@@ -193,7 +193,7 @@ async def _decide_outcome(
     return ""
 
 
-def answers_update(
+def create_answers_update(
     answers: Mapping[str, ApprovalDecision],
     rejected: Mapping[str, str],
     capabilities: Mapping[str, str],
@@ -219,7 +219,7 @@ def answers_update(
     return update
 
 
-def rejected_plan_decision(answer: ApprovalDecision, view: TurnView) -> dict[str, dict[str, Any]]:
+def create_plan_rejection(answer: ApprovalDecision, view: TurnView) -> dict[str, dict[str, Any]]:
     """Create the decision entry of a rejected plan, so that the plan is not proposed again."""
     entry = {
         "decision": "reject",

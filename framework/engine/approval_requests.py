@@ -25,7 +25,7 @@ from capgraph.telemetry.audit import record_decision
 AnswerReader = Callable[[Any], tuple[dict[str, ApprovalDecision], list[str]]]
 
 
-def answer_reader(
+def create_answer_reader(
     question: Mapping[str, Any], view: TurnView, services: Services, store: BaseStore | None
 ) -> AnswerReader:
     """Create a function that parses an answer into decisions by context key and a list of problems."""
@@ -109,7 +109,7 @@ async def ask_about_text(
         return Verdict("deny", ["a step on a remote worker cannot ask a person"])
     question = text_request(subject, text, reasons)
     view = services.view({})
-    answers, by = await ask_in_task(question, answer_reader(question, view, services, None))
+    answers, by = await ask_in_task(question, create_answer_reader(question, view, services, None))
     answer = answers[subject]
     record_decision(subject, TEXT, answer.decision, by, digest=compute_digest(text))
     if answer.decision == "approve":

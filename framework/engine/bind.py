@@ -35,7 +35,7 @@ from capgraph.pipeline.runner_config import RunnerConfig
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
 from capgraph.registry import Registry
-from capgraph.registry.registration import capability_list_fix
+from capgraph.registry.registration import suggest_capability_list
 from capgraph.state import AgentState, StateSchema
 from capgraph.stores.async_checks import require_async_saver
 from capgraph.stores.persistence import Persistence
@@ -269,7 +269,7 @@ def as_registry(capabilities: Capabilities) -> Registry:
     if not matches_annotation(capabilities, Iterable[Any]) or hasattr(capabilities, "ainvoke"):
         raise ConfigurationError(
             f"Invalid capabilities {capabilities!r:.80}: expected a list or a Registry.",
-            fix=capability_list_fix(capabilities),
+            fix=suggest_capability_list(capabilities),
         )
     registry = Registry()
     for item in capabilities:

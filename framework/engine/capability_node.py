@@ -33,12 +33,12 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.base.step_context import EXECUTE_ARGUMENTS
 from capgraph.base.turn_budget import TurnBudget
 from capgraph.engine.approval_decisions import record_answer
-from capgraph.engine.approval_requests import answer_reader, ask_in_task, save_standing_rules
+from capgraph.engine.approval_requests import ask_in_task, create_answer_reader, save_standing_rules
 from capgraph.engine.bind import unbound_services
-from capgraph.engine.run_scope import enclosing_services, end_run, find_services, run_scope
+from capgraph.engine.run_scope import end_run, find_enclosing_services, find_services, run_scope
 from capgraph.engine.services import ParametersOfState, Services
 from capgraph.engine.step_tasks import AskScope, ConcurrentRequests, single_request
-from capgraph.engine.undo import failed_visit_update, offer_undo_in_node
+from capgraph.engine.undo import load_failed_visit_update, offer_undo_in_node
 from capgraph.governance.budget_enforcement import current_spending
 from capgraph.helpers.argument_validation import matches_annotation
 from capgraph.helpers.async_calls import maybe_await
@@ -136,7 +136,7 @@ async def run_capability_node(
 
     alone = in_run and not view.has_turn
     async with _node_scope(view, bound, budget):
-        update = await failed_visit_update(bound) if alone else {}
+        update = await load_failed_visit_update(bound) if alone else {}
         if not update:
             record, stopped = await _run_with_policies(partial(run, attempt), view, bound, budget)
             update = _create_node_update(record, view, outside_graph=not in_run)
@@ -217,7 +217,7 @@ async def member_scope(services: Services | None, name: str) -> AsyncIterator[No
         services: Services of the team. By default, the services of the enclosing run.
         name: Name of the member, unique within the run and the same after a restart.
     """
-    if services is None or any(enclosing is services for enclosing in enclosing_services()):
+    if services is None or any(enclosing is services for enclosing in find_enclosing_services()):
         yield
         return
     async with _node_scope(services.view({}), services, TurnBudget()):
@@ -526,7 +526,7 @@ async def _ask_person(
     )
     if rules.problem:
         question_payload["note"] = rules.problem
-    read = answer_reader(question_payload, view, services, store)
+    read = create_answer_reader(question_payload, view, services, store)
     answers, by = await ask_in_task(question_payload, read)
     await save_standing_rules(answers, question_payload, view, store)
     return answers[attempt.key], by

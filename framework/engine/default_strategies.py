@@ -10,7 +10,7 @@ from langchain_core.messages import AnyMessage
 import capgraph.telemetry as telemetry
 from capgraph.base.errors import ErrorSeverity, PlanError
 from capgraph.base.plan import ExecutionPlan
-from capgraph.planning.fallbacks import unprovided_types
+from capgraph.planning.fallbacks import find_unprovided_types
 from capgraph.planning.person_message import describe_failure
 
 if TYPE_CHECKING:  # only needed when a graph runs
@@ -95,7 +95,7 @@ def _find_available(request: PlanRequest) -> list[str]:
     specs = request.catalog.capabilities
     names = [name for name in request.active if name not in request.unavailable_capabilities]
     for name, why in request.unavailable_capabilities.items():
-        if name in request.active and unprovided_types(name, names, specs, request.available):
+        if name in request.active and find_unprovided_types(name, names, specs, request.available):
             raise PlanError(
                 f"{name!r} is {why}. No other capability can replace it.",
                 fix="try again then.",

@@ -78,7 +78,7 @@ class ForEachRun:
 
     def attempt_at(self, number: int) -> Attempt:
         """Create the attempt for the element with this index."""
-        return element_attempt(self._attempt, self._elements, number, self._view)
+        return create_element_attempt(self._attempt, self._elements, number, self._view)
 
     async def run(self, window: int) -> list[Envelope]:
         """Run the unfinished copies and return their envelopes in list order.
@@ -232,7 +232,9 @@ class ForEachRun:
         return {kind: labels for kind, labels in found.items() if labels}
 
 
-def element_attempt(attempt: Attempt, elements: list[Any], number: int, view: TurnView) -> Attempt:
+def create_element_attempt(
+    attempt: Attempt, elements: list[Any], number: int, view: TurnView
+) -> Attempt:
     """Create the attempt for one list element of a ``for_each`` step.
 
     Args:

@@ -41,11 +41,11 @@ from capgraph.pipeline.call import accepted_arguments, check_extra_arguments
 from capgraph.pipeline.failures import (
     classify_failure,
     clear_failure_update,
+    create_fatal_error,
     failure_update,
-    fatal_error,
     stop_update,
 )
-from capgraph.pipeline.middleware import last_of_type
+from capgraph.pipeline.middleware import find_last_of_type
 from capgraph.pipeline.result_normalization import serialize_state_value
 from capgraph.pipeline.retry_policy import apply_retry_rule
 from capgraph.pipeline.run_config import (
@@ -323,7 +323,7 @@ def _classify(
     }
     tries = view.failed_attempts.get(spec.name, 0) + 1
     failure = classify_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
-    return apply_retry_rule(failure, last_of_type(spec.behaviors, RetryRule), exc)
+    return apply_retry_rule(failure, find_last_of_type(spec.behaviors, RetryRule), exc)
 
 
 def _log_failure(
@@ -331,7 +331,7 @@ def _log_failure(
 ) -> Failure:
     failure = _classify(spec, exc, duration, view=view)
     if failure.severity is ErrorSeverity.FATAL:
-        raise fatal_error(spec.name, failure) from exc
+        raise create_fatal_error(spec.name, failure) from exc
     get_logger("framework", spec.name).warning(
         "%s failed (%s): %s", spec.name, failure.severity.value, failure.message
     )

@@ -13,7 +13,7 @@ from capgraph.base.ports import BehaviorContext, Failure, TimeLimit
 from capgraph.base.spec import InfrastructureSpec
 from capgraph.configs.limits import Limits
 from capgraph.pipeline import hooks
-from capgraph.pipeline.middleware import last_of_type
+from capgraph.pipeline.middleware import find_last_of_type
 from capgraph.pipeline.retry_policy import has_attempts_left
 from capgraph.state import TurnView
 
@@ -64,7 +64,7 @@ async def execute_with_behaviors(
 
 
 async def _with_time_limit(spec: InfrastructureSpec, work: Callable[[], Awaitable[Any]]) -> Any:
-    limit: TimeLimit | None = last_of_type(spec.behaviors, TimeLimit)
+    limit: TimeLimit | None = find_last_of_type(spec.behaviors, TimeLimit)
     timer = asyncio.timeout(limit.time_limit if limit is not None else None)
     try:
         async with timer:

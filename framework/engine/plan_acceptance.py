@@ -19,7 +19,7 @@ from capgraph.base.ports import Verdict, utc_now_text
 from capgraph.engine.caller_plan import AcceptedDigest, plan_digest
 from capgraph.engine.default_strategies import LastMessageExtractor
 from capgraph.engine.model_replies import is_model_written, report_repairs
-from capgraph.engine.plan_facts import default_parameter_notes, unavailable_steps
+from capgraph.engine.plan_facts import describe_default_parameters, describe_unavailable_steps
 from capgraph.engine.routing import REVIEWED_KEY, ends_with_review
 from capgraph.engine.services import Services
 from capgraph.governance.budget_enforcement import current_spending
@@ -129,7 +129,9 @@ async def prepare_plan(
         stamp = {"after": recorded_order(ordered), "labels": dict(labels)}
         ordered = ExecutionPlan(**{**ordered, "stamp": stamp})
     _refuse_rejected(ordered, view)
-    if author == "caller" and (unavailable := await unavailable_steps(ordered, view, services)):
+    if author == "caller" and (
+        unavailable := await describe_unavailable_steps(ordered, view, services)
+    ):
         raise _create_problems_error(
             f"The plan was not started: {'; '.join(unavailable)}.",
             "send the plan again later.",
@@ -139,7 +141,7 @@ async def prepare_plan(
     await _check_budget(ordered, view, services)
     notes = [f"The plan was completed: {repair}." for repair in repairs if written_by_person]
     if author == "orchestrator" and not planner_traits(services.planner).chooses_parameters:
-        notes += default_parameter_notes(ordered, view, services)
+        notes += describe_default_parameters(ordered, view, services)
     return CheckedPlan(ordered, repairs, verdict, notes)
 
 

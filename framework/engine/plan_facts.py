@@ -13,7 +13,9 @@ from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import TurnView
 
 
-def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
+def describe_default_parameters(
+    plan: ExecutionPlan, view: TurnView, services: Services
+) -> list[str]:
     """Describe the default parameters of each new step in a sentence.
 
     Steps with a ``once`` effect are omitted, because a person must approve their parameters.
@@ -29,7 +31,7 @@ def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Servi
     return notes
 
 
-def ignored_value_lines(view: TurnView, services: Services) -> tuple[str, ...]:
+def describe_ignored_values(view: TurnView, services: Services) -> tuple[str, ...]:
     """Describe each step that ran with defaults although the request contains other values.
 
     Planning without a model recognizes only values in certain forms, so the answer must mention values
@@ -77,7 +79,9 @@ def _to_plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
+async def describe_unavailable_steps(
+    plan: ExecutionPlan, view: TurnView, services: Services
+) -> list[str]:
     """Describe each unfinished step whose capability is unavailable.
 
     Optional steps and capabilities with a fallback are omitted.

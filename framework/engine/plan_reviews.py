@@ -36,7 +36,7 @@ def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
     return plan, text, (always or look is True) and limit > 0
 
 
-def with_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
+def require_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
     """Change a plan so that the planner reviews all results before the answer."""
     *work, last = checked_plan.plan["steps"]
     if not work or last["capability"] != RESPOND:

@@ -39,12 +39,12 @@ def find_services(spec: CapabilitySpec) -> Services | None:
     The innermost services in which the capability is registered apply. If it is not registered, it is
     added to a copy of the innermost services.
     """
-    enclosing = enclosing_services()
+    enclosing = find_enclosing_services()
     matching = next((s for s in enclosing if spec.name in s.registry.capabilities), None)
     return matching or (enclosing[0].with_capabilities(spec.cls) if enclosing else None)
 
 
-def enclosing_services() -> list[Services]:
+def find_enclosing_services() -> list[Services]:
     """Return the services of the enclosing runs, innermost first."""
     enclosing: Iterator[Services] = reversed(run_context().services)
     return [services for services in enclosing if services.rebind is not None]
@@ -72,7 +72,7 @@ def may_bring_answer() -> bool:
     return run_context().has_own_answer
 
 
-def dropped_questions() -> OpenQuestions | None:
+def find_dropped_questions() -> OpenQuestions | None:
     """Return the open questions that the new message of this run dropped, if any."""
     questions: OpenQuestions | None = run_context().dropped_requests
     return questions

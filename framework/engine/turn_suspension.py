@@ -28,7 +28,7 @@ def pending_waits(view: TurnView) -> dict[str, Any]:
     }
 
 
-def resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
+def create_resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
     """Create the state update that resumes steps or single ``for_each`` copies.
 
     Args:
@@ -44,22 +44,22 @@ def resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
     }
 
 
-async def ended_waits(view: TurnView, services: Services) -> set[str]:
+async def find_ended_waits(view: TurnView, services: Services) -> set[str]:
     """Return the context keys of the steps whose wait for a time or an event is over."""
     journal, now = services.journal(), services.clock.now()
     waits = pending_waits(view).items()
     return {key for key, shown in waits if await is_wait_over(shown, journal, view.turn_id, now)}
 
 
-async def wake_update(view: TurnView, services: Services) -> dict[str, Any]:
+async def create_wake_update(view: TurnView, services: Services) -> dict[str, Any]:
     """Create the state update that resumes steps whose wait is over, or ``{}`` if there are none.
 
     The update is saved in a checkpoint before the steps run, so that a resumed run calls the same steps
     even if further events arrive.
     """
-    if not (ended := await ended_waits(view, services)):
+    if not (ended := await find_ended_waits(view, services)):
         return {}
-    update, now = resume_update(view, ended), services.clock.now()
+    update, now = create_resume_update(view, ended), services.clock.now()
     info = update["runtime_info"]
     waited = now - info.pop("waits_since", now) + (view.waited_seconds or 0.0)
     return {**update, "execution_outcome": None, "runtime_info": {**info, "waited_seconds": waited}}
@@ -75,7 +75,7 @@ async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
         now = services.clock.now()
         moment = min(next_wake_time(shown, now) for shown in pending_waits(view).values())
         await persistence.waits.add(SuspendedThread(thread, moment, view.caller))
-    return await wake_update(view, services)
+    return await create_wake_update(view, services)
 
 
 async def clear_wait(services: Services) -> None:
@@ -89,7 +89,7 @@ async def clear_wait(services: Services) -> None:
         await persistence.waits.drop(suspended)
 
 
-def wait_details(view: TurnView) -> list[dict[str, Any]]:
+def list_wait_details(view: TurnView) -> list[dict[str, Any]]:
     """Return the details of all waits, for the value of an interrupt."""
     return [
         {"context_key": key, "capability": view.pending_approvals[key]["capability"], **shown}
@@ -99,7 +99,7 @@ def wait_details(view: TurnView) -> list[dict[str, Any]]:
 
 def suspend_turn(view: TurnView) -> None:
     """Interrupt the run until a signal or a time ends a wait. An answer does not end it."""
-    waits = wait_details(view)
+    waits = list_wait_details(view)
     reasons = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
     emit(TurnSuspended(waits=waits))
     record_later("waits", steps=[wait["context_key"] for wait in waits])

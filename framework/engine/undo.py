@@ -17,7 +17,7 @@ from capgraph.base.ports import Attempt, StepRecord, Verdict
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.base.undo import DoneStep, Undo
 from capgraph.configs.logger import get_logger
-from capgraph.engine.approval_requests import answer_reader, ask_in_task
+from capgraph.engine.approval_requests import ask_in_task, create_answer_reader
 from capgraph.engine.caller_plan import plan_digest
 from capgraph.engine.plan_acceptance import accept_plan, prepare_plan
 from capgraph.engine.services import Services
@@ -124,7 +124,9 @@ async def offer_undo_in_node(
     }
     plan_view = services.view({**view.state, **state_update, "planning_execution_plan": plan})
     question = plan_request(plan_view, services.registry)
-    answers, by = await ask_in_task(question, answer_reader(question, plan_view, services, None))
+    answers, by = await ask_in_task(
+        question, create_answer_reader(question, plan_view, services, None)
+    )
     decision = answers[PLAN].decision
     record_decision(PLAN, PLAN, decision, by, digest=plan_digest(plan))
     writes, undone = [*failure_update.items()], []
@@ -138,7 +140,7 @@ async def offer_undo_in_node(
     return dict(merge_writes(writes))
 
 
-async def failed_visit_update(services: Services) -> dict[str, Any]:
+async def load_failed_visit_update(services: Services) -> dict[str, Any]:
     """Load the stored state update of a failed node that waited for an undo decision."""
     if not any(spec.undo is not None for spec in services.registry.capabilities.values()):
         return {}

@@ -26,7 +26,7 @@ from capgraph.base.ports import (
 from capgraph.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from capgraph.evaluation.recording import RecordedAnswer, RecordedNodeRun, Recording, question_steps
 from capgraph.helpers.clock import SystemClock
-from capgraph.pipeline.finalize import SkippedStep, work_digest
+from capgraph.pipeline.finalize import SkippedStep, compute_work_digest
 from capgraph.pipeline.result_normalization import GRAPH_OWNED_KEYS
 from capgraph.pipeline.step_execution import STOPPED
 from capgraph.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
@@ -174,7 +174,7 @@ class ReplayScript:
             NoRecordError: The step has no record.
             TruncatedRecordingError: The recording ends in this step.
         """
-        work_key = work_digest(attempt)
+        work_key = compute_work_digest(attempt)
         if self._recorded_works is None:
             records = self._steps[attempt.capability, attempt.key]
             if records:

@@ -17,7 +17,7 @@ from capgraph.base.errors import CapgraphError, PersistenceError, ValidationErro
 from capgraph.base.plan import ExecutionPlan, plan_key
 from capgraph.engine.bind import as_registry
 from capgraph.engine.caller_plan import plan_digest
-from capgraph.engine.for_each import element_attempt
+from capgraph.engine.for_each import create_element_attempt
 from capgraph.langgraph_compat import (
     LATEST_VERSION,
     has_next_node,
@@ -263,7 +263,7 @@ class _SuspendedThread:
                 if loop := conditioned.get("for_each"):
                     elements = resolve_reference(loop["of"], self.view.contexts, types)
                     number = int(key[len(attempt.key) + 1 : -1])
-                    attempt = element_attempt(attempt, elements, number, self.view)
+                    attempt = create_element_attempt(attempt, elements, number, self.view)
                 resolved_attempt = resolve_attempt(attempt, spec, self.view, types)
             except (CapgraphError, LookupError):
                 continue  # reported by the other checks

@@ -21,10 +21,10 @@ from capgraph.engine.bind import as_registry, as_settings, bind
 from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.graph.agent_graph import AgentGraph, AnswerT, agent_graph
-from capgraph.graph.validate import check_persistence, registry_warnings, validate_registry
+from capgraph.graph.validate import check_persistence, find_registry_warnings, validate_registry
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import STRICT_RESUME, Checkpointer, cache_task
-from capgraph.pipeline.failures import failure_update, refusal_failure
+from capgraph.pipeline.failures import create_refusal_failure, failure_update
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts.provider import use_prompts
 from capgraph.registry import Registry
@@ -109,7 +109,7 @@ def build_graph(
         validate_registry(known)
     offline = not planner_traits(services.planner).chooses_parameters
     saved = checkpointer not in (None, False)
-    warnings = registry_warnings(
+    warnings = find_registry_warnings(
         known, offline=offline, has_saver=saved, permissions=services.permissions
     )
     if services.system_prompt and not (
@@ -328,7 +328,7 @@ def _with_routing(
                 f"The router wrote control_next_node={target!r}, which is not a node.",
                 fix=f"Use one of: {', '.join(layout.targets)}.",
             )
-            failed = failure_update([refusal_failure("router", error)])
+            failed = failure_update([create_refusal_failure("router", error)])
             return Command(update={**result, **failed}, goto="error")
         return Command(update=result, goto=layout.entry_node(target))
 

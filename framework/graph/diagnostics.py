@@ -66,8 +66,8 @@ def collect_findings(
     >>> next(collect_findings(Registry(), Settings(), offline=False, has_saver=True)).level
     'warning'
     """
-    from capgraph.graph.state_key_reads import state_key_warnings
-    from capgraph.graph.validate import find_registry_problems, registry_warnings
+    from capgraph.graph.state_key_reads import find_state_key_warnings
+    from capgraph.graph.validate import find_registry_problems, find_registry_warnings
     from capgraph.models.unmetered_calls import find_unmetered_calls
     from capgraph.state import AgentState
     from capgraph.state.state_schema import StateSchema
@@ -82,11 +82,11 @@ def collect_findings(
     denied = permissions.approver_problems() if permissions is not None else []
     for text in (*find_registry_problems(registry), *denied):
         yield _create_finding("error", text)
-    for text in registry_warnings(
+    for text in find_registry_warnings(
         registry, offline=offline, has_saver=has_saver, permissions=permissions
     ):
         yield _create_finding("warning", text)
-    for text in state_key_warnings(registry, schema or StateSchema.from_class(AgentState)):
+    for text in find_state_key_warnings(registry, schema or StateSchema.from_class(AgentState)):
         yield _create_finding("warning", text)
     yield from _check_queues(registry, settings)
     for name in registry.capabilities:
@@ -111,10 +111,10 @@ def _create_finding(level: Literal["warning", "error"], text: str) -> Finding:
 
 
 def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    from capgraph.graph.validate import queue_warnings
+    from capgraph.graph.validate import find_queue_warnings
 
     try:
-        found = queue_warnings(registry, settings)
+        found = find_queue_warnings(registry, settings)
     except ConfigurationError as exc:
         yield Finding.from_error("configuration", exc)
         return

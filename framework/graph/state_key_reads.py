@@ -20,7 +20,7 @@ class _StateKeys(NamedTuple):
     returned: frozenset[str]
 
 
-def state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator[str]:
+def find_state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator[str]:
     """Yield a warning for each key that a capability cannot read from the state, with its fix.
 
     Only literal keys are found: ``state["x"]`` and ``state.get("x")``, and the keys of a returned

@@ -96,7 +96,7 @@ def _find_element_types(registry: Registry) -> set[str]:
     }
 
 
-def registry_warnings(
+def find_registry_warnings(
     registry: Registry,
     *,
     offline: bool,
@@ -131,7 +131,7 @@ def registry_warnings(
     return texts
 
 
-def queue_warnings(registry: Registry, settings: Settings) -> list[str]:
+def find_queue_warnings(registry: Registry, settings: Settings) -> list[str]:
     """Return warnings about queued capabilities that use features which workers do not support."""
     texts = []
     for name, spec in registry.capabilities.items():

@@ -49,7 +49,7 @@ from capgraph.models.recovery import (
 )
 from capgraph.models.roles import RoleModel, structured_method
 from capgraph.pipeline import hooks
-from capgraph.pipeline.middleware import is_rule, last_of_type, sort_middleware
+from capgraph.pipeline.middleware import find_last_of_type, is_rule, sort_middleware
 from capgraph.pipeline.retry import retry_call
 from capgraph.telemetry import AnswerToken, ReplyRepaired, emit
 from capgraph.telemetry.audit import record_refusal
@@ -100,7 +100,7 @@ async def call_model(
         ModelError: The call failed. The cause is chained.
         LimitError: The turn has reached its maximum number of model calls.
     """
-    limit: TimeLimit | None = last_of_type(role.behaviors, TimeLimit)
+    limit: TimeLimit | None = find_last_of_type(role.behaviors, TimeLimit)
     seconds = limit.time_limit if limit is not None else role.timeout_seconds
 
     async def send_attempt(attempt: Attempt) -> Any:
@@ -123,7 +123,7 @@ async def call_model(
             raise
 
     once = _wrap_stages(role, _FINALIZE_STAGE, call_and_parse)
-    rule: RetryRule | None = last_of_type(role.behaviors, RetryRule)
+    rule: RetryRule | None = find_last_of_type(role.behaviors, RetryRule)
     retried = once if rule is None else partial(_call_with_retries, role, rule, once)
     if role.fallbacks:
         retried = partial(call_with_fallbacks, role, retried)

@@ -37,7 +37,7 @@ from capgraph.pipeline import (
     timeout,
     validate,
 )
-from capgraph.pipeline.middleware import is_rule, last_of_type, sort_middleware, stage_of
+from capgraph.pipeline.middleware import find_last_of_type, is_rule, sort_middleware, stage_of
 from capgraph.pipeline.runner_config import RunnerConfig
 from capgraph.pipeline.step_execution import (
     NextStage,
@@ -84,8 +84,8 @@ def compose_stages(
     for item in (*config.step_policies, *deciding):
         (by_name if getattr(item, "decides_by_name", False) else policies).append(item)
     arguments: dict[str, dict[str, Any]] = {
-        "retry": {"rule": last_of_type(middleware, RetryRule)},
-        "timeout": {"limit_override": last_of_type(middleware, TimeLimit)},
+        "retry": {"rule": find_last_of_type(middleware, RetryRule)},
+        "timeout": {"limit_override": find_last_of_type(middleware, TimeLimit)},
     }
     authorize_step: Any = partial(authorize.authorize, policies=policies)
     if not authorize.may_need_authorization(spec, config.settings, policies):

@@ -92,10 +92,10 @@ def classify_failure(
     )
 
 
-def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
+def create_fatal_error(name: str, failure: Failure) -> FatalExecutionError:
     """Create the exception that ends the run after a failure with the severity FATAL.
 
-    >>> print(fatal_error("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
+    >>> print(create_fatal_error("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
     Fatal error in read: The disk is gone. Execution terminated due to system-level failure.
     """
     details = failure.metadata.get("technical_details")
@@ -106,7 +106,7 @@ def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
     )
 
 
-def refusal_failure(node: str, error: CapgraphError) -> Failure:
+def create_refusal_failure(node: str, error: CapgraphError) -> Failure:
     """Create the failure of a node that rejects the caller's input.
 
     Args:
@@ -170,7 +170,7 @@ def most_severe(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda item: (_RANK.index(item.severity), not item.final))
 
 
-def with_effect_done(failure: Failure) -> Failure:
+def mark_failure_permanent(failure: Failure) -> Failure:
     """Mark a failure as permanent because the step's effect happened and must not be repeated."""
     if failure.metadata.get("effect_done"):
         return failure

@@ -21,9 +21,9 @@ from capgraph.pipeline.effect_ledger import compute_digest, large_result_error, 
 from capgraph.pipeline.failures import (
     REFUSED_BY_GUARDS,
     classify_failure,
-    fatal_error,
+    create_fatal_error,
+    mark_failure_permanent,
     stop_update,
-    with_effect_done,
 )
 from capgraph.pipeline.result_gate import run_gate
 from capgraph.pipeline.result_normalization import (
@@ -78,7 +78,7 @@ async def finalize(
             if result is STOPPED or isinstance(result, ApprovalRequest):
                 return None if result is STOPPED else result
             if isinstance(result, SkippedStep):
-                return skipped_record(execution, attempt, result)
+                return create_skipped_record(execution, attempt, result)
             normalized = _normalize_result(execution, attempt, result)
             _check_size(execution, attempt, normalized)
             record = await _apply_gate(execution, attempt, normalized)
@@ -195,7 +195,7 @@ async def finish_record(
             if attempt.short_circuit is None
             else {}
         )
-        if held_result and held_result["of"] == work_digest(attempt):
+        if held_result and held_result["of"] == compute_work_digest(attempt):
             # A person is asked about this result; another attempt could return a different one.
             execution.begin_attempt(effect=held_result["effect"])
             fields = {name: held_result[name] for name in ("contexts", "quality")}
@@ -301,7 +301,7 @@ async def _request_result_approval(
             "effect": execution.attempt_state.effect,
         }
         held |= {
-            "of": work_digest(attempt),
+            "of": compute_work_digest(attempt),
             "asks": list(record.approval_reasons),
             "quality": record.quality,
         }
@@ -312,7 +312,7 @@ async def _request_result_approval(
     )
 
 
-def work_digest(attempt: Attempt) -> str:
+def compute_work_digest(attempt: Attempt) -> str:
     """Compute a digest of a step's work, because another plan may reuse the step's context key."""
     return compute_digest([attempt.capability, attempt.values, serialize_inputs(attempt.inputs)])
 
@@ -386,18 +386,20 @@ async def failed_record(
         raise exc
     failure = classify_step_failure(execution, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
-        raise fatal_error(execution.spec.name, failure) from exc
+        raise create_fatal_error(execution.spec.name, failure) from exc
     # An earlier process, or the run before an approval, may have reached a nested effect.
     is_retriable = failure.severity is ErrorSeverity.RETRIABLE
     if execution.effect_done or (await execution.has_nested_effect() and not is_retriable):
-        failure = with_effect_done(failure)
+        failure = mark_failure_permanent(failure)
     emit_attempt_started(execution, attempt)
     if emits:
         emit_attempt_failed(execution, attempt, failure)
     return _create_record(execution, attempt, error=failure, updates=stop_update(exc))
 
 
-def skipped_record(execution: StepExecution, attempt: Attempt, skipped: SkippedStep) -> StepRecord:
+def create_skipped_record(
+    execution: StepExecution, attempt: Attempt, skipped: SkippedStep
+) -> StepRecord:
     """Emit the event for a skipped step, and return the step's record."""
     fields = {"reason": skipped.reason, "not_needed": skipped.is_not_needed}
     telemetry.emit(telemetry.StepSkipped(**fields, **attempt.event_fields()))
@@ -426,7 +428,7 @@ def emit_attempt_failed(execution: StepExecution, attempt: Attempt, failure: Fai
     )
 
 
-def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:
+def set_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:
     """Set the number of failed attempts in a failed record.
 
     Args:

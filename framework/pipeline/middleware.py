@@ -29,7 +29,7 @@ def target_kind(spec: CapabilitySpec) -> TargetKind:
     return "step" if spec.effect == "none" else "effect"
 
 
-def applicable(behaviors: Iterable[_T], kind: TargetKind) -> list[_T]:
+def select_applicable(behaviors: Iterable[_T], kind: TargetKind) -> list[_T]:
     """Select the behaviors that can wrap a target of this kind."""
     return [item for item in behaviors if can_wrap(item, kind)]
 
@@ -52,10 +52,10 @@ def model_middleware(behaviors: Iterable[_T]) -> tuple[_T, ...]:
 
     Hooks of a graph are omitted, because they wrap only steps. A model role declares its own hooks.
     """
-    return tuple(item for item in applicable(behaviors, "model") if stage_of(item))
+    return tuple(item for item in select_applicable(behaviors, "model") if stage_of(item))
 
 
-def last_of_type(items: Sequence[Any], rule_type: Any) -> Any:
+def find_last_of_type(items: Sequence[Any], rule_type: Any) -> Any:
     """Return the innermost rule of a type, which overrides the other rules."""
     return next((item for item in reversed(items) if isinstance(item, rule_type)), None)
 

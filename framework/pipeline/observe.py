@@ -14,7 +14,7 @@ from capgraph.pipeline.step_execution import NextStage, StepExecution
 from capgraph.telemetry.event_dispatcher import event_context
 
 
-def deadline_error(execution: StepExecution, attempt: Attempt) -> LimitError:
+def create_deadline_error(execution: StepExecution, attempt: Attempt) -> LimitError:
     """Create the error for a step that cannot start because the deadline of its turn or plan passed."""
     deadline, limit = (
         execution.view.plan.get("deadline"),
@@ -37,7 +37,9 @@ async def observe(execution: StepExecution, attempt: Attempt, call_next: NextSta
     with event_context(**execution.view.event_ids, step_id=attempt.key):
         left = execution.context.control.seconds_left()
         if left is not None and left <= 0:
-            return await failed_record(execution, attempt, deadline_error(execution, attempt))
+            return await failed_record(
+                execution, attempt, create_deadline_error(execution, attempt)
+            )
         try:
             await execution.context.ledger.raise_if_stopped()
         except StoppedError as exc:

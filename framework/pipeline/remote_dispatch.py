@@ -24,7 +24,7 @@ from capgraph.base.ports import ApprovalRequest, Attempt, Failure, StepRecord
 from capgraph.configs.streaming import emit, has_listener
 from capgraph.pipeline.effect_ledger import Claim, compute_digest, serialize_inputs
 from capgraph.pipeline.finalize import failed_record, mark_announced, set_failure
-from capgraph.pipeline.observe import deadline_error
+from capgraph.pipeline.observe import create_deadline_error
 from capgraph.pipeline.step_execution import NextStage, StepExecution, StepResult, claimed_effects
 from capgraph.telemetry.event_dispatcher import current_event_ids
 from capgraph.telemetry.usage_callback import add_remote_model_calls, current_turn_budget
@@ -131,7 +131,7 @@ async def _dispatch(
                 should_cancel=execution.should_stop,
             )
         except TimeoutError:
-            raise deadline_error(execution, attempt) from None
+            raise create_deadline_error(execution, attempt) from None
         finally:
             if claim is not None:
                 ledger.evict(claim.name)

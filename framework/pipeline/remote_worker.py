@@ -21,7 +21,7 @@ from capgraph.pipeline.finalize import failed_record
 from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.remote_dispatch import NOT_TRANSFERRED
 from capgraph.pipeline.runner import StepRunner
-from capgraph.pipeline.state_update import with_nested_effects
+from capgraph.pipeline.state_update import add_nested_effects
 from capgraph.pipeline.step_execution import (
     AttemptContext,
     ResultOptions,
@@ -78,7 +78,7 @@ async def run_remote_step(
             execution, prepared
         )
         if isinstance(result, StepRecord):
-            result = with_nested_effects(result, execution.nested_effects)
+            result = add_nested_effects(result, execution.nested_effects)
     except GraphBubbleUp as signal:
         result = await failed_record(execution, attempt, _create_interrupt_error(spec.name, signal))
     except FatalExecutionError as exc:

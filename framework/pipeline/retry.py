@@ -13,8 +13,8 @@ from capgraph.base.errors import ErrorSeverity, FatalExecutionError
 from capgraph.base.ports import Attempt, Failure, RetryRule, StepRecord
 from capgraph.helpers.clock import current_clock
 from capgraph.langgraph_compat import reset_task_counters
-from capgraph.pipeline.failures import with_effect_done
-from capgraph.pipeline.finalize import with_attempts
+from capgraph.pipeline.failures import mark_failure_permanent
+from capgraph.pipeline.finalize import set_attempts
 from capgraph.pipeline.retry_policy import RetryPolicy, is_retriable, next_attempt
 from capgraph.pipeline.step_execution import NextStage, StepExecution, StepResult
 
@@ -57,8 +57,8 @@ async def retry(
         if wait is None or execution.should_stop():
             # If another failure ended the retries, attempts may be left.
             if wait is None and await execution.has_nested_effect():
-                result = replace(result, error=with_effect_done(result.error))
-            return with_attempts(result, failures, final=wait is None)
+                result = replace(result, error=mark_failure_permanent(result.error))
+            return set_attempts(result, failures, final=wait is None)
         reset_task_counters()
 
 

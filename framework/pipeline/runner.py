@@ -20,15 +20,15 @@ from capgraph.helpers.clock import use_clock
 from capgraph.pipeline import authorize, observe, validate
 from capgraph.pipeline.chain import compose_stages
 from capgraph.pipeline.middleware import (
-    applicable,
     check_middleware,
     check_node_behaviors,
     flatten_behaviors,
     model_middleware,
+    select_applicable,
     target_kind,
 )
 from capgraph.pipeline.runner_config import RunnerConfig
-from capgraph.pipeline.state_update import effects_for_parent, with_nested_effects
+from capgraph.pipeline.state_update import add_nested_effects, export_effects
 from capgraph.pipeline.step_execution import (
     AttemptContext,
     NextStage,
@@ -139,11 +139,11 @@ class StepRunner:
         )
         if not isinstance(result, StepRecord):
             return result
-        record = with_nested_effects(result, execution.nested_effects)
+        record = add_nested_effects(result, execution.nested_effects)
         if execution.flow is not None:
             record = execution.flow.label_record(record, spec, execution.labels, context.view)
         if outer is not None:
-            outer.nested_effects |= effects_for_parent(
+            outer.nested_effects |= export_effects(
                 record, outer.key, Undo.from_declaration(spec.undo)
             )
         for labels in record.labels.values():
@@ -212,7 +212,7 @@ class StepRunner:
         if len(guards) > 1:  # merged, so that every guard runs and is named in errors
             other_behaviors = [item for item in behaviors if not isinstance(item, TurnGuardrail)]
             behaviors = [guards[0].merged_with(guards[1:]), *other_behaviors]
-        return applicable(flatten_behaviors(behaviors), target_kind(spec))
+        return select_applicable(flatten_behaviors(behaviors), target_kind(spec))
 
 
 def capability_queue(spec: CapabilitySpec, settings: Settings) -> str | None:

@@ -80,14 +80,14 @@ def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]
     return effects
 
 
-def with_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRecord:
+def add_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRecord:
     """Add the effects of nested executions to a record."""
     if not effects:
         return record
     return replace(record, updates={**record.updates, "execution_effects": dict(effects)})
 
 
-def effects_for_parent(
+def export_effects(
     record: StepRecord, parent_key: str, undo: Undo | None
 ) -> dict[str, dict[str, Any]]:
     """Return the effect entries of a nested step for its outer step, with their outputs as plain data.

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from capgraph.base.ports import Attempt, TimeLimit
-from capgraph.pipeline.observe import deadline_error
+from capgraph.pipeline.observe import create_deadline_error
 from capgraph.pipeline.step_execution import NextStage, StepExecution
 
 
@@ -48,7 +48,7 @@ async def timeout(
             raise
         execution.attempt_state.timed_out = True
         if by_turn:
-            raise deadline_error(execution, attempt) from exc
+            raise create_deadline_error(execution, attempt) from exc
         setting = "timeout_seconds" if limit_override is None else repr(limit_override)
         setting = "the timeout of the step or the limit" if planned is not None else setting
         raise TimeoutError(

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from capgraph.base.errors import ErrorSeverity, ValidationError
 from capgraph.base.ports import ApprovalRequest, Attempt, StepRecord
 from capgraph.base.spec import CapabilitySpec
-from capgraph.pipeline.finalize import SkippedStep, failed_record, skipped_record
+from capgraph.pipeline.finalize import SkippedStep, create_skipped_record, failed_record
 from capgraph.pipeline.inputs import resolve_inputs
 from capgraph.pipeline.step_conditions import resolve_condition
 from capgraph.pipeline.step_execution import StepExecution, StepResult
@@ -39,7 +39,9 @@ async def validate(execution: StepExecution, attempt: Attempt) -> Attempt | Step
     except Exception as exc:
         return await failed_record(execution, attempt, exc)
     return (
-        skipped_record(execution, attempt, outcome) if isinstance(outcome, SkippedStep) else outcome
+        create_skipped_record(execution, attempt, outcome)
+        if isinstance(outcome, SkippedStep)
+        else outcome
     )
 
 
@@ -105,7 +107,7 @@ async def list_elements(execution: StepExecution, attempt: Attempt) -> list[Any]
     try:
         step = resolve_condition(execution.spec, attempt.step, execution.view, types)
         if isinstance(step, SkippedStep):
-            return skipped_record(execution, attempt, step)
+            return create_skipped_record(execution, attempt, step)
         value = resolve_reference(reference, execution.view.contexts, types)
         if isinstance(value, list) and len(value) <= max_elements:
             return value

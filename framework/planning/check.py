@@ -19,14 +19,14 @@ from capgraph.planning.catalog import (
     is_active,
 )
 from capgraph.planning.conditions import (
-    condition_errors,
     describe_condition,
     iter_comparisons,
+    iter_condition_errors,
     value_kind,
 )
 from capgraph.planning.graph_algorithms import reachable_from
 from capgraph.planning.name_matching import closest_name
-from capgraph.planning.parameters import parameter_errors
+from capgraph.planning.parameters import find_parameter_errors
 from capgraph.planning.plan_access import MAX_KEY_LENGTH, is_context_key
 from capgraph.planning.plan_view import CapabilityContract, PlanView, join_names
 from capgraph.planning.problems import (
@@ -45,7 +45,7 @@ from capgraph.planning.references import (
     reference_fields,
 )
 from capgraph.planning.schema_shapes import Shape
-from capgraph.planning.waits import SIGNAL, WAIT_FIELDS, wait_errors, wait_references
+from capgraph.planning.waits import SIGNAL, WAIT_FIELDS, iter_wait_errors, wait_references
 
 DEFAULT_MAX_STEPS = 1000
 """Maximum number of steps when no limit is passed."""
@@ -370,7 +370,7 @@ class _PlanChecker:
             return
         owner = contract.spec.name if contract is not None else "the capability"
         key = self.view.keys[index]
-        for fault in parameter_errors(model, parameters, owner):
+        for fault in find_parameter_errors(model, parameters, owner):
             self.problems.append(replace(fault, step=index, context_key=preview_key(key)))
         target = None if model is None else Shape.from_model(model, "validation")
         for path, text in iter_references(parameters):
@@ -457,7 +457,7 @@ class _PlanChecker:
     def _check_condition(self, index: int, condition: object, name: str) -> None:
         if condition is None:
             return
-        faults = list(condition_errors(condition))
+        faults = list(iter_condition_errors(condition))
         for path_in_condition, value, cause in faults:
             self.add(codes.CONDITION, index, value, cause, path=(name, *path_in_condition))
         for path_in_condition, comparison in iter_comparisons(condition) if not faults else ():
@@ -484,7 +484,7 @@ class _PlanChecker:
     def _check_wait(self, index: int, wait: object, name: str) -> None:
         if wait is None:
             return
-        for path_in_wait, value, cause in wait_errors(name, wait):
+        for path_in_wait, value, cause in iter_wait_errors(name, wait):
             remedy = "write a moment, a duration, or an event key"
             self.add(codes.SHAPE, index, value, cause, remedy, (name, *path_in_wait))
         for path, text in wait_references({name: wait}):

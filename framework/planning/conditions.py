@@ -61,10 +61,10 @@ def _iter_nested_comparisons(
             yield from _iter_nested_comparisons(part, (*path, name, number))
 
 
-def condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
+def iter_condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
     """Validate the syntax of a condition, and yield the path, value, and cause of each error.
 
-    >>> [cause for _, _, cause in condition_errors({"of": "a", "is": "about", "than": 1})]
+    >>> [cause for _, _, cause in iter_condition_errors({"of": "a", "is": "about", "than": 1})]
     ['is not an operator; use one of >, >=, <, <=, ==, !=']
     """
     if is_too_deep(condition, MAX_DEPTH):

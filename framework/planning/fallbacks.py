@@ -8,7 +8,7 @@ from capgraph.base import CapabilitySpec
 from capgraph.planning.catalog import Available, may_auto_include
 
 
-def unprovided_types(
+def find_unprovided_types(
     name: str, other_names: Iterable[str], specs: Mapping[str, CapabilitySpec], available: Available
 ) -> list[str]:
     """Return the context types that would be missing without a capability.
@@ -21,7 +21,7 @@ def unprovided_types(
 
     >>> read = CapabilitySpec("read", "Read it.", provides=("LEVEL",))
     >>> guess = CapabilitySpec("guess", "Guess it.", provides=("LEVEL",))
-    >>> unprovided_types("read", ["guess"], {"read": read, "guess": guess}, {})
+    >>> find_unprovided_types("read", ["guess"], {"read": read, "guess": guess}, {})
     []
     """
     others = [specs[other] for other in other_names]
@@ -35,7 +35,7 @@ def unprovided_types(
     return [kind for kind in spec.provides if kind not in provided | stored]
 
 
-def fallback_capabilities(
+def find_fallbacks(
     active: Collection[str],
     unavailable: Collection[str],
     specs: Mapping[str, CapabilitySpec],
@@ -51,13 +51,13 @@ def fallback_capabilities(
 
     >>> read = CapabilitySpec("read", "Read it.", provides=("LEVEL",))
     >>> guess = CapabilitySpec("guess", "Guess it.", provides=("LEVEL",))
-    >>> fallback_capabilities(["read"], ["read"], {"read": read, "guess": guess}, {})
+    >>> find_fallbacks(["read"], ["read"], {"read": read, "guess": guess}, {})
     ['guess']
     """
     callable_names = [name for name in active if name in specs and name not in unavailable]
     found: list[str] = []
     for name in (name for name in active if name in unavailable):
-        for kind in unprovided_types(name, [*callable_names, *found], specs, available):
+        for kind in find_unprovided_types(name, [*callable_names, *found], specs, available):
             makers = (n for n, s in specs.items() if kind in s.provides and may_auto_include(s))
             found += [maker for maker in makers if maker not in unavailable][:1]
     return found

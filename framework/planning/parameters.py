@@ -49,7 +49,7 @@ def _parameter_problem(
     )
 
 
-def parameter_errors(
+def find_parameter_errors(
     model: type[BaseModel] | None,
     parameters: object,
     capability: str,
@@ -129,10 +129,12 @@ def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, li
     Returns:
         The converted parameters and the remaining problems.
     """
-    errors = parameter_errors(spec.parameters, parameters, spec.name)
+    errors = find_parameter_errors(spec.parameters, parameters, spec.name)
     for error in (error for error in errors if error.corrected_value is not NO_CORRECTION):
         parameters = replace_at(parameters, error.path[1:], error.corrected_value)
-    return parameters, parameter_errors(spec.parameters, parameters, spec.name) if errors else []
+    return parameters, find_parameter_errors(
+        spec.parameters, parameters, spec.name
+    ) if errors else []
 
 
 def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, dict[str, Any]]:
@@ -190,7 +192,7 @@ def check_parameter_types(spec: CapabilitySpec, parameters: object) -> None:
     ...     amount: int
     >>> check_parameter_types(CapabilitySpec("pay", "Pay.", parameters=Options), {"amount": 5})
     """
-    errors = parameter_errors(spec.parameters, parameters, spec.name, allows_conversion=False)
+    errors = find_parameter_errors(spec.parameters, parameters, spec.name, allows_conversion=False)
     # JSON has one type of number: 5.0 is an integer.
     if wrong := [e for e in errors if type(e.value) is not float or e.value != e.corrected_value]:
         raise _create_invalid_error(spec, wrong)

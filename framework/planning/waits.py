@@ -76,12 +76,12 @@ def awaited_event(step: Mapping[str, Any]) -> tuple[Any, Any]:
     return wait, None
 
 
-def wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, str]]:
+def iter_wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, str]]:
     """Validate a ``wait_until`` or ``wait_for`` field, and yield the path, value, and cause of each error.
 
     References are not validated, because that requires the plan.
 
-    >>> [cause for _, _, cause in wait_errors("wait_until", "2026-12-24T08:00:00")]
+    >>> [cause for _, _, cause in iter_wait_errors("wait_until", "2026-12-24T08:00:00")]
     ['has no UTC offset; end it with Z, or with an offset such as +01:00']
     """
     if isinstance(value, Mapping) and _FROM in value:

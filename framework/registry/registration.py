@@ -20,7 +20,7 @@ from capgraph.base.spec import (
 )
 
 
-def registration_name(value: type) -> str | None:
+def find_registration_name(value: type) -> str | None:
     """Return the name under which discovery registers a class, or ``None`` if it ignores the class."""
     own = value.__dict__
     spec = own.get("capability_spec") or own.get("infrastructure_spec")
@@ -63,13 +63,13 @@ def lacks_decorator(value: type) -> bool:
     )
 
 
-def required_decorator(item: Any) -> str:
+def find_required_decorator(item: Any) -> str:
     """Return the name of the decorator to add to an undecorated class or function."""
     node = isinstance(item, type) and issubclass(item, BaseInfrastructureNode)
     return "@infrastructure_node" if node else "@capability_node"
 
 
-def registration_error(item: Any, *, inherits: bool) -> RegistryError:
+def create_registration_error(item: Any, *, inherits: bool) -> RegistryError:
     """Create the error for an object that cannot be registered.
 
     Args:
@@ -95,20 +95,20 @@ def registration_error(item: Any, *, inherits: bool) -> RegistryError:
     return RegistryError(
         f"{item!r} is not a decorated capability, a decorated infrastructure node, or a context"
         " type" + (": only its base class is decorated." if inherits else "."),
-        fix=f"Decorate it with {required_decorator(item)}, or derive it from CapabilityContext.",
+        fix=f"Decorate it with {find_required_decorator(item)}, or derive it from CapabilityContext.",
     )
 
 
-def capability_list_fix(item: Any) -> str:
+def suggest_capability_list(item: Any) -> str:
     """Return the fix for an error message about an object that is not a list of capabilities.
 
-    >>> capability_list_fix(3)
+    >>> suggest_capability_list(3)
     'Pass a list of capabilities, or a Registry.'
     """
     if hasattr(item, "capability_spec"):
         return f"Write [{item.__name__}]."
     if hasattr(item, "ainvoke") or inspect.isroutine(item):
-        return f"{registration_error(item, inherits=False).fix} Then pass it in a list."
+        return f"{create_registration_error(item, inherits=False).fix} Then pass it in a list."
     return "Pass a list of capabilities, or a Registry."
 
 

@@ -25,12 +25,12 @@ from capgraph.registry.discovery import (
 from capgraph.registry.registration import (
     check_insertion_point,
     check_name,
+    create_registration_error,
     find_adapted_capabilities,
+    find_registration_name,
+    find_required_decorator,
     lacks_decorator,
     qualified_name,
-    registration_error,
-    registration_name,
-    required_decorator,
 )
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class Registry:
             check_insertion_point(node)
             self._add(self._infrastructure, node.name, node, "infrastructure node", override)
             return item
-        raise registration_error(item, inherits=bool(spec or node))
+        raise create_registration_error(item, inherits=bool(spec or node))
 
     @validate_arguments
     def unregister(self, name: str) -> None:
@@ -358,12 +358,12 @@ class Registry:
                     names.append(item.capability_spec.name)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
-                if (name := registration_name(value)) is not None:
+                if (name := find_registration_name(value)) is not None:
                     self.register(value, override=override)
                     names.append(name)
                 elif lacks_decorator(value):
                     problems.append(
-                        f"{qualified_name(value)} is not decorated ({required_decorator(value)})"
+                        f"{qualified_name(value)} is not decorated ({find_required_decorator(value)})"
                     )
         if recipes and not problems:
             from capgraph.planning.recipes import order_by_use

@@ -14,7 +14,7 @@ from capgraph.configs.yaml_files import format_validation_errors, read_yaml
 from capgraph.engine.configured_objects import import_attribute
 from capgraph.engine.services import Services
 from capgraph.helpers.argument_validation import validate_arguments
-from capgraph.planning.conditions import MISSING, condition_errors, describe_condition
+from capgraph.planning.conditions import MISSING, describe_condition, iter_condition_errors
 from capgraph.planning.conditions import evaluate_condition as condition_holds
 from capgraph.workflows.dag import DAGWorkflow
 from capgraph.workflows.events import EventDrivenWorkflow
@@ -82,7 +82,7 @@ def load_workflow(
 
 
 def _validate_condition(condition: Any) -> Any:
-    for path, _, cause in condition_errors(condition):
+    for path, _, cause in iter_condition_errors(condition):
         raise ValueError(f"{'.'.join(map(str, path)) or 'it'} {cause}")
     return condition
 

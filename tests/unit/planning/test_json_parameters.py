@@ -11,7 +11,7 @@ from capgraph.base.errors import MissingExtraError, ValidationError
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.planning import validated_parameters
 from capgraph.planning.json_parameters import json_parameters
-from capgraph.planning.parameters import parameter_errors, required_parameters
+from capgraph.planning.parameters import find_parameter_errors, required_parameters
 
 TREE: dict[str, Any] = {
     "type": "dict",
@@ -39,7 +39,7 @@ RIGHT = {"a": 1, "class": "x"}
 
 
 def wrong(given: dict[str, Any], model: Any = MODEL) -> list[tuple[Any, ...]]:
-    return [fault.path[1:] for fault in parameter_errors(model, given, "tree")]
+    return [fault.path[1:] for fault in find_parameter_errors(model, given, "tree")]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_names_and_defaults() -> None:
 
 
 def test_the_exact_form_of_a_value_is_suggested() -> None:
-    [fault] = parameter_errors(MODEL, {"a": "1", "class": "x"}, "tree")
+    [fault] = find_parameter_errors(MODEL, {"a": "1", "class": "x"}, "tree")
     assert fault.corrected_value == 1
 
 

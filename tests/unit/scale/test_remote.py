@@ -579,7 +579,7 @@ async def test_nested_effect_in_a_remote_step_is_refused(one: Place) -> None:
 
 def test_check_reports_unsupported_remote_code() -> None:
     from capgraph import Registry
-    from capgraph.graph.validate import queue_warnings
+    from capgraph.graph.validate import find_queue_warnings
 
     @capability_node(name="asks", queue="gpu")
     async def asks(frame: Frame) -> Mask:
@@ -589,13 +589,13 @@ def test_check_reports_unsupported_remote_code() -> None:
     registry = Registry()
     for one in (asks, capability_node(_Reads), segment("gpu")):
         registry.register(one)
-    told = queue_warnings(registry, Settings())
+    told = find_queue_warnings(registry, Settings())
     assert [line.partition(":")[0] for line in told] == [
         "The capability 'asks' has a queue but uses 'interrupt'",
         "The capability 'reads' has a queue but uses 'messages'",
     ]
     with pytest.raises(ConfigurationError, match="a b"):
-        queue_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
+        find_queue_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
 
 
 async def test_once_block_runs_once_across_attempts(one: Place) -> None:
