@@ -19,13 +19,14 @@ _UNKNOWN_FIELD = "extra_forbidden"
 class CapabilityContext(BaseModel):
     """Base class of context types.
 
-    ``CONTEXT_TYPE`` is the name of the type. By default it is the class name in upper snake case.
-    Instances are stored in state as plain JSON and validated when they are written and read. Every
-    field must therefore survive ``model_dump(mode="json")``; a type that pydantic does not know needs a
-    serializer and a validator. Unknown fields are refused, and the error suggests the nearest name.
+    ``CONTEXT_TYPE`` is the name of the type. By default, it is the class name in upper snake case.
+    Instances are stored in the graph state as plain JSON and validated when they are written and read.
+    ``model_dump(mode="json")`` must therefore preserve every field. A field type that pydantic does not
+    support requires a serializer and a validator. Unknown fields raise an error, which suggests the
+    nearest name.
 
-    ``labels`` are the labels of all data of a type: ``["untrusted"]`` for text from strangers,
-    ``["secret"]`` for data that must not leave the organization, or custom names.
+    ``labels`` are the labels (provenance tags) of all data of the type: ``["untrusted"]`` for text from
+    unknown sources, ``["secret"]`` for data that must not leave the organization, or custom names.
 
     >>> class RoomTemperature(CapabilityContext):
     ...     celsius: float

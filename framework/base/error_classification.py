@@ -36,7 +36,7 @@ class ErrorClassification:
     """Severity of a failure, with a message and details. ``classify_error`` returns it.
 
     Attributes:
-        severity: Severity, which decides how the turn continues.
+        severity: Severity, which determines how the turn continues.
         user_message: Message for the user. None means the default message.
         metadata: Details for developers and for the next planning prompt.
 

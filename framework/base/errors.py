@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ErrorSeverity(Enum):
-    """Severity of a failure, which decides how the turn continues.
+    """Severity of a failure, which determines how the turn continues.
 
     >>> ErrorSeverity("retriable") is ErrorSeverity.RETRIABLE
     True

@@ -268,7 +268,7 @@ class CapabilitySpec(Declarations):
         description: What the capability does, for users and prompts.
         provides: Context types of the outputs.
         requires: Context types of the inputs.
-        parameters: Pydantic model of a step's ``parameters``. None if there is none.
+        parameters: Pydantic model of a step's ``parameters``. None without parameters.
         context_types: Context classes in ``provides`` and ``requires``. They are registered with the
             capability.
         cls: Decorated class.

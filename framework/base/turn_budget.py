@@ -11,7 +11,7 @@ from capgraph.base.errors import LimitError
 
 @dataclass(slots=True)
 class TurnBudget:
-    """Counters of one turn. State stores them, so that they survive a restart.
+    """Counters of one turn. The graph state contains them, so that a restart does not reset them.
 
     Attributes:
         model_calls: Number of chat model calls, failed ones included.

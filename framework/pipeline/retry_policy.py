@@ -82,7 +82,7 @@ def declared_policy(cls: type[Any]) -> dict[str, Any]:
 class RetryBehavior:
     """Retry rule that replaces the retry policy of a capability.
 
-    Attempts and delays are part of the turn's records, so they survive a restart. Each attempt
+    Attempts and delays are stored with the turn, so that a restart does not reset them. Each attempt
     passes rate limits, circuit breakers, and guardrails again. A completed effect is never
     repeated. A capability with ``effect="once"`` is retried only after failures that its error
     class marks as transient.

@@ -15,7 +15,7 @@ from capgraph.planning import Catalog, Problem
 
 
 class ExtractedTask(BaseModel):
-    """The task that a conversation asks for, and the schema in which a model returns it."""
+    """Task of a conversation, and the schema in which a model returns the task."""
 
     # Providers with strict schemas require that every field is required.
     model_config: ClassVar[ConfigDict] = ConfigDict(

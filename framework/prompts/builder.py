@@ -56,7 +56,7 @@ class PromptBuilder:
         return ""
 
     def get_dynamic_context(self, **_context: Any) -> str:
-        """Return the section that depends on the request. It comes last."""
+        """Return the section that depends on the request, which is the last section."""
         return ""
 
     def get_prefix(self, **context: Any) -> str:

@@ -195,7 +195,7 @@ class TurnView:
 
     @cached_property
     def plan(self) -> ExecutionPlan:
-        """The current plan. It has no steps if there is none."""
+        """The current plan, or a plan without steps if no plan exists."""
         plan = self.state.get("planning_execution_plan")
         return plan if isinstance(plan, dict) else ExecutionPlan(steps=[])  # type: ignore[return-value]
 
@@ -292,7 +292,7 @@ class TurnView:
 
     @property
     def last_failure(self) -> Mapping[str, Any]:
-        """The failure to which the current plan or selection responds. Empty if there is none."""
+        """The failure that led to the current plan or selection, or an empty mapping."""
         return _mapping(self.state.get("control_last_error"))
 
     @property

@@ -95,7 +95,7 @@ class BehaviorContext:
         task: Objective of the step.
         attempt: Number of attempts started. It is 1 before the first one.
         execution_id: ID of the step within its run, the same for all attempts.
-        last_completed_step: Index of the last completed step; -1 if there is none.
+        last_completed_step: Index of the last completed step, or -1 if no step has completed.
         metadata: Dictionary for the behaviors' own data. It is empty when the step starts.
     """
 

@@ -139,7 +139,7 @@ class PlanPolicy(Protocol):
 
 
 class StepPolicy(Protocol):
-    """Policy that decides about a step when the plan is accepted and again before the step starts.
+    """Policy that allows or denies a step when the plan is accepted and again before the step starts.
 
     A policy with the attribute ``decides_by_name = True`` reads only the caller and the capability's
     name. It is evaluated first, before guardrails and hooks run and parameters are validated.
@@ -150,7 +150,7 @@ class StepPolicy(Protocol):
 
 
 class FlowPolicy(Protocol):
-    """Information-flow policy: tracks data labels and decides where labeled data may go."""
+    """Information-flow policy: tracks data labels and determines which steps may receive labeled data."""
 
     def labels_for_step(
         self, spec: Any, step: PlannedStep, view: Any, *, include_plan_text: bool = True

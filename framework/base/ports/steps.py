@@ -137,7 +137,7 @@ class Failure:
     """Failure of a step or a node, with its classification.
 
     Attributes:
-        severity: Severity, which decides how the turn continues.
+        severity: Severity, which determines how the turn continues.
         message: Message for the user, with secrets masked.
         original_error: Type and text of the exception, with secrets masked.
         metadata: Details for developers and for the next planning prompt.
@@ -333,7 +333,7 @@ class ApprovalRequest:
         shown: Further data to show in full: the parameters and the values of the inputs.
         run: Number of the effect's run.
         effect: Key of the effect record.
-        idempotency_key: Key under which the external system knows the effect.
+        idempotency_key: Key that identifies the effect in the external system.
         approvals: State of a request whose approvers or lifetime are restricted: ``needed`` (number
             of approvers), ``agreed`` (their user IDs), ``not_requester``, ``refused`` (why the last
             decision does not count), and ``until`` (expiry time).
