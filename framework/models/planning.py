@@ -415,7 +415,8 @@ def _format_catalog(
         for context_type in spec.provides:
             producers.setdefault(context_type, []).append(spec.name)
     required_types = {need.type for spec in specs for need in spec.requires}
-    lines, effect_lines = [], []
+    lines: list[str] = []
+    effect_lines: list[str] = []
     for spec in specs:
         is_grouped = is_brief and spec.effect == "once"
         described = describe_capability(
