@@ -1,4 +1,4 @@
-"""Dictionary with a maximum size."""
+"""A dictionary with a maximum number of entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ V = TypeVar("V")
 
 
 class BoundedDict(dict[K, V]):
-    """Dictionary that evicts the entry that was set first when it exceeds ``max_entries``.
+    """Dictionary that evicts its oldest entry when it exceeds ``max_entries``.
+
+    Setting an existing key again makes it the newest entry.
 
     >>> recent: BoundedDict[str, int] = BoundedDict(2)
     >>> for name in "abac":
@@ -23,7 +25,7 @@ class BoundedDict(dict[K, V]):
         self.max_entries = max_entries
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Set an entry and make it the last one to be evicted."""
+        """Set an entry, mark it as the newest, and evict the oldest one if the dictionary is full."""
         self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self.max_entries:

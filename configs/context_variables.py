@@ -9,9 +9,14 @@ T = TypeVar("T")
 
 
 class set_context_variable(Generic[T]):  # noqa: N801 - used like a function
-    """Context manager: set a context variable inside the block, including tasks that start there.
+    """Context manager that sets a context variable inside its block.
 
-    It is a class rather than a generator because every step enters several of them.
+    Tasks that start inside the block inherit the value. It is a class rather than a generator
+    function because every step enters several of these blocks and a generator is slower.
+
+    Args:
+        variable: Context variable to set.
+        value: Value inside the block. The previous value is restored afterwards.
 
     >>> depth: ContextVar[int] = ContextVar("depth", default=0)
     >>> with set_context_variable(depth, 1):

@@ -16,13 +16,16 @@ class CapgraphError(Exception):
     """Base class of every error that capgraph raises.
 
     Args:
-        message: The value and the cause, in one or two sentences.
-        fix: Instruction that solves the problem. Appended to the text after ``Fix:``.
-        severity: ``ErrorSeverity`` of the failure. Defaults to that of the class.
-        facts: Values that the message states, by name, for code that handles the error.
-        **attributes: Values of attributes that the class declares. They count as facts, too.
+        message: The invalid value and the cause of the error, in one or two sentences.
+        fix: Imperative sentence that tells the reader how to solve the problem. It is appended to
+            the text after ``Fix:``.
+        severity: ``ErrorSeverity`` that decides how the graph recovers. Defaults to the severity of
+            the class.
+        facts: Values that the message mentions, by name, for code that handles the error.
+        **attributes: Values of attributes that the class declares. They are part of :attr:`facts`,
+            too.
 
-    Copies and pickles keep every attribute, even if a subclass has another constructor.
+    Copies and pickles keep every attribute, even if a subclass has a different constructor.
 
     >>> error = CapgraphError(
     ...     "Port 0 is not usable.", fix="Pass a port above 1023.", facts={"port": 0}
@@ -34,7 +37,7 @@ class CapgraphError(Exception):
     code = "CG-000"
     severity: Enum | None = None
     person_message: str = ""
-    """Sentence for the end user. Empty if the message itself is meant for them."""
+    """Sentence that is shown to the end user. If it is empty, the message itself is shown."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class CapgraphError(Exception):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The values that the message states, by name, and the attributes of this error."""
+        """Return the values that the message mentions and the error's attributes, by name."""
         attributes = {
             name: value
             for name, value in vars(self).items()
@@ -74,7 +77,7 @@ class CapgraphError(Exception):
 
     @property
     def page(self) -> str:
-        """Path of the documentation page for this error code."""
+        """Return the path of the documentation page for this error code."""
         return f"errors/{self.code}"
 
 

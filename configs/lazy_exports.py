@@ -13,8 +13,8 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package that imports its exports on first use.
 
-    This keeps imports fast: a graph needs only a few of the modules that the packages export. The table
-    is explicit, so that it works without source files and with import hooks.
+    This keeps imports fast, because a graph needs only a few of the exported modules. The table is
+    explicit so that it works without source files and with import hooks.
 
     Args:
         package: ``__name__`` of the package.

@@ -8,7 +8,7 @@ from capgraph.configs.settings_model import SettingsModel
 
 
 class Limits(SettingsModel):
-    """Limits of a run.
+    """Limits of a run. A run that reaches one of them fails with an error that names the limit.
 
     Attributes:
         max_parallel: Maximum number of concurrent steps in one run.

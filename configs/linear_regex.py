@@ -14,15 +14,15 @@ _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"
 class LinearTimeRegex:
     r"""Regular expression whose search time is linear in the length of the text.
 
-    It uses the engine of pydantic (Rust's ``regex``), which has no look-around and no backreferences
-    and therefore never backtracks.
+    It uses pydantic's regex engine (Rust's ``regex``). The engine has no look-around and no
+    backreferences, so it never backtracks.
 
     Args:
-        pattern: The expression, or a compiled one with its flags.
-        flags: Flags of an expression that is not compiled, such as ``i``.
+        pattern: A regular expression, or a compiled one with its flags.
+        flags: Flags of a pattern that is not compiled, such as ``i``.
 
     Raises:
-        ConfigurationError: The expression is invalid or not supported by the engine.
+        ConfigurationError: The pattern is invalid, or the engine does not support it.
 
     >>> LinearTimeRegex(r"\bsecret\b", "i").search("A SECRET place")
     True
@@ -39,10 +39,13 @@ class LinearTimeRegex:
         except (SchemaError, TypeError) as exc:
             cause = " ".join(str(exc).split())
             raise ConfigurationError(
-                f"The pattern {text!r:.200} is not supported: {cause:.300}.",
-                fix="Write it without look-around and backreferences.",
+                f"The regular expression {text!r:.200} is not supported: {cause:.300}.",
+                fix="Write the expression without look-around and backreferences.",
             ) from exc
 
     def search(self, text: str) -> bool:
-        """Return True if the text contains a match. Text with lone surrogates never matches."""
+        """Return True if the text contains a match.
+
+        Text with lone surrogates never matches, because it cannot be encoded as UTF-8.
+        """
         return self._validator.isinstance_python(text)

@@ -39,10 +39,10 @@ _ROOT = "capgraph"
 
 
 class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
-    """Logger with additional kinds of messages.
+    """Logger with additional methods for kinds of messages that have no standard level.
 
-    Besides the standard levels it has ``success``, ``key_info``, ``timing``, ``approval``, and
-    ``resume``. Each one logs at INFO (``timing`` at DEBUG) and sets ``record.kind``.
+    The methods ``success``, ``key_info``, ``approval``, and ``resume`` log at INFO, and ``timing``
+    logs at DEBUG. Each sets ``record.kind``, which a formatter can use.
     """
 
     def __init__(self, logger: logging.Logger, component: str, color: str | None = None) -> None:
@@ -51,21 +51,22 @@ class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add component and color to the record."""
+        """Add the component's name and color to the log record."""
         extra = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         kwargs["extra"] = extra
         return msg, kwargs
 
     def _kind(self, kind: str, level: int, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Log a message with ``record.kind`` set to the given kind."""
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "kind": kind}
         self.log(level, msg, *args, **kwargs)
 
     success: partialmethod[None] = partialmethod(_kind, "success", logging.INFO)
-    """Log a success."""
+    """Log that an operation succeeded."""
     key_info: partialmethod[None] = partialmethod(_kind, "key_info", logging.INFO)
     """Log an important fact."""
     timing: partialmethod[None] = partialmethod(_kind, "timing", logging.DEBUG)
-    """Log a duration."""
+    """Log how long an operation took."""
     approval: partialmethod[None] = partialmethod(_kind, "approval", logging.INFO)
     """Log an approval request or decision."""
     resume: partialmethod[None] = partialmethod(_kind, "resume", logging.INFO)
@@ -82,13 +83,13 @@ def get_logger(
     """Return the logger of a component.
 
     Args:
-        source: Group of the component, such as ``"framework"``.
+        source: Package or application that contains the component, such as ``"framework"``.
         component: Name of the component.
-        name: Full name, used instead of ``source`` and ``component``.
+        name: Full logger name, used instead of ``source`` and ``component``.
         color: Color hint for terminal handlers.
 
     Raises:
-        ValueError: Neither ``name`` nor both ``source`` and ``component`` are given.
+        ValueError: Neither ``name`` nor both ``source`` and ``component`` are passed.
 
     >>> get_logger("framework", "router").name
     'capgraph.framework.router'
@@ -97,9 +98,9 @@ def get_logger(
         return _component(name, name, color)
     if not source or not component:
         raise ValueError(
-            f"get_logger requires source and component, but got source={source!r} and"
-            f" component={component!r}. Fix: call get_logger('framework', 'router')"
-            " or get_logger(name='my_app')."
+            f"get_logger() is missing an argument: source is {source!r} and component is"
+            f" {component!r}. Fix: call get_logger('framework', 'router') or"
+            " get_logger(name='my_app')."
         )
     return _component(f"{source}.{component}", component, color)
 
@@ -110,10 +111,10 @@ def _component(name: str, component: str, color: str | None) -> ComponentLogger:
 
 
 class SafeFormatter(logging.Formatter):
-    """Formatter that masks secrets and escapes control characters."""
+    """Log formatter that masks secrets and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text. Only tracebacks have line breaks."""
+        """Return the record as a single line of text. Only tracebacks add further lines."""
         message = escape_control_characters(mask_secrets(record.getMessage()))
         copy = logging.makeLogRecord({**record.__dict__, "msg": message, "args": None})
         if copy.exc_info and not copy.exc_text:
@@ -122,10 +123,13 @@ class SafeFormatter(logging.Formatter):
 
 
 class JsonFormatter(SafeFormatter):
-    """Formatter that writes each record as a JSON object, with the fields of ``extra={"fields": …}``."""
+    """Log formatter that writes each record as a JSON object.
+
+    The object includes the values that the caller passes as ``extra={"fields": …}``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
+        """Return the log record as one line of JSON."""
         entry = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
@@ -137,11 +141,11 @@ class JsonFormatter(SafeFormatter):
 
 
 def configure_logging(level: int | str = logging.WARNING, *, json_lines: bool = False) -> None:
-    """Log to standard error. A further call changes the level.
+    """Log to standard error. Call it again to change the level.
 
     Args:
         level: Lowest level to log.
-        json_lines: Whether to write each record as a JSON object from now on.
+        json_lines: True to write each record as a JSON object.
     """
     root = logging.getLogger(_ROOT)
     root.setLevel(level)

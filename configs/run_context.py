@@ -21,40 +21,40 @@ def _empty_mapping() -> Mapping[Any, Any]:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Thread, run, turn, caller, clock, budgets, labels, and event routing of the running code.
+    """Context of the running code: its thread, turn, caller, clock, budgets, and event routing.
 
     Attributes:
         ids: IDs of the thread, run, turn, plan, step, and attempt. Events carry them.
         caller: ``Caller`` that a program sets. None means the one in the run's configuration.
         turn_caller: ``Caller`` who started the turn. The turn acts for this caller even if another user resumes it.
         sender: ``Caller`` who sent the input of the run. None means the one in the run's configuration.
-        current_roles: ``Caller`` who started the turn, with the role that a server found when the turn was resumed.
+        current_roles: ``Caller`` who started the turn, with the role that the server reads when the turn is resumed.
         clock: ``Clock`` of the graph.
         services: ``Services`` of the enclosing runs, outermost first.
         is_compiling_step: True while an agent is compiled that will run as a step. Its tools find the
             services of the run.
-        text_approver: Function that asks for the approval of a text.
+        text_approver: Function that requests a person's approval of a text.
         prompts: ``PromptProvider`` of the application.
-        has_own_answer: True if the caller of the run sent the answer that it finds. Anybody may continue a
-            run whose process died after the answer.
-        dropped_requests: Approval requests that the run's message dropped.
+        has_own_answer: True if the run's caller sent the recorded answer to its interrupt. Anybody may continue a
+            run whose process died after an answer.
+        dropped_requests: Approval requests that were dropped because the run started with a new message.
         model_calls: Counter of the turn's model calls.
-        accounts: Accounts that pay for model calls, innermost turn first.
-        reservations: Reservations of the enclosing step or node, by account.
-        labels: Labels of the data that a team member or workflow node has read.
+        accounts: Budget accounts that are charged for model calls, innermost turn first.
+        reservations: Amounts that the enclosing step or node has reserved, by budget account.
+        labels: Provenance labels of the data that a team member or workflow node has read.
         audit: ``Audit`` of the run.
-        masker: ``SecretMasker`` that knows the run's secrets.
-        outlet: Function that stamps an event and passes it to the sinks.
-        dispatch: Counter of the run's events, and its dispatchers.
-        has_listener: True if events have a consumer.
+        masker: ``SecretMasker`` for the run's secrets.
+        outlet: Function that adds the run's IDs to an event and passes it to the sinks.
+        dispatch: The run's event counter and event dispatchers.
+        has_listener: True if events have a consumer. Otherwise none are created.
         event_handler: Consumer of the turn's events, used instead of LangGraph's stream.
-        withheld: Events of an answer that guardrails have not checked yet.
+        withheld: Events of an answer, held back until guardrails have checked it.
         step_position: Index of the running step, and the number of steps in its plan.
         journal: ``Journal`` of a turn that runs in another process.
         leases: Leases of the enclosing runs.
         shared_leases: Leases that a program shares with the runs that it starts.
-        plan_run: Pass of the ready queue over a plan.
-        running_method: Method of an agent's subclass that is running.
+        plan_run: Running pass of the ready queue, which starts the steps of a plan.
+        running_method: Method of an agent's subclass that is running, so that it does not call itself.
     """
 
     ids: Mapping[str, str] = field(default_factory=_empty_mapping)
@@ -88,7 +88,7 @@ class RunContext:
     running_method: Any = None
 
     def replace(self, **changes: Any) -> RunContext:
-        """Return a copy with changed fields.
+        """Return a copy with the named fields changed.
 
         Raises:
             TypeError: A field is unknown.
@@ -121,12 +121,13 @@ def run_context() -> RunContext:
 
 
 class override_run_context(AbstractContextManager[None]):  # noqa: N801 - used like a function
-    """Context manager: change fields of the context inside the block, including tasks started there.
+    """Context manager that changes fields of the run context inside its block.
 
-    The same object may be entered repeatedly, for example for each chunk of a stream.
+    Tasks that start inside the block inherit the change. The same object may be entered repeatedly,
+    for example for each chunk of a stream.
 
     Args:
-        **changes: Fields of :class:`RunContext`.
+        **changes: New values for fields of :class:`RunContext`.
 
     >>> with override_run_context(has_listener=False):
     ...     run_context().has_listener

@@ -1,7 +1,7 @@
-"""Masking of secrets and escaping of control characters, for text that is shown or stored.
+"""Functions that mask secrets and escape control characters in text before it is shown or stored.
 
 :func:`mask_secrets` and :func:`mask_data` use the current masker. The default one recognizes common
-forms of keys, tokens, and passwords. A graph has a masker that also knows the secrets of its
+forms of keys, tokens, and passwords. A graph has a masker that also masks the secrets in its
 settings. An application adds secrets under ``secrets`` in the settings, or at run time::
 
     with use_masker(SecretMasker.of(settings, values=[fetched_password])):
@@ -24,10 +24,10 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from capgraph.configs.run_context import override_run_context, run_context
 
 MASK = "***"
-"""Replacement for secrets."""
+"""Text that replaces a secret."""
 
 MAX_MESSAGE_CHARS = 20_000
-"""Maximum length of an error message that is stored and shown."""
+"""Maximum length of an error message that is stored or shown."""
 _MAX_SECRET_CHARS = 8192  # of a secret in a known form, such as a private key
 _MIN_VALUE_CHARS = 4  # shorter values would mask parts of ordinary text
 _MIN_KEY_CHARS = 16  # of a key or token in a known form that is a single word
@@ -74,7 +74,7 @@ _HINTS = _HINT_TEXT.split("|")
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     # Compiled on first use, because compilation is slow and many programs never need it.
     return re.compile(pattern)
 
@@ -83,7 +83,7 @@ class SecretMasker:
     """Masker that replaces secrets with ``***`` in text and plain data.
 
     Args:
-        values: Secrets to mask besides those in known forms.
+        values: Secrets to mask in addition to text in the form of a known key, token, or password.
 
     >>> SecretMasker(["correct horse"]).text("The password correct horse was refused.")
     'The password *** was refused.'
@@ -100,24 +100,24 @@ class SecretMasker:
 
     @classmethod
     def of(cls, settings: BaseModel, values: Iterable[str] = ()) -> SecretMasker:
-        """Return the masker of an agent.
+        """Return a masker for an agent's secrets.
 
-        It knows every ``SecretStr`` in the settings, settings with names such as ``password`` or
+        It masks every ``SecretStr`` in the settings, settings with names such as ``password`` or
         ``api_key``, and keys and tokens in environment variables.
 
         Args:
-            settings: The settings.
-            values: Further secrets.
+            settings: Settings of the agent.
+            values: Further secrets to mask.
         """
         environment = [
             value
             for name, value in os.environ.items()
-            if _compiled(_ENVIRONMENT_NAME).search(name) and len(value) >= _MIN_NAMED_CHARS
+            if _compile(_ENVIRONMENT_NAME).search(name) and len(value) >= _MIN_NAMED_CHARS
         ]
-        return cls([*_secrets_of(settings), *environment, *values])
+        return cls([*_iterate_secrets(settings), *environment, *values])
 
     def merged_with(self, other: SecretMasker) -> SecretMasker:
-        """Return a masker that knows the secrets of both. The result is cached."""
+        """Return a masker for the secrets of this masker and another one. The result is cached."""
         if not self._values or self is other:
             return other
         known = self._joined.get(other)
@@ -126,7 +126,7 @@ class SecretMasker:
         return known
 
     def text(self, text: str) -> str:
-        """Return the text with secrets masked."""
+        """Return the text with its secrets masked."""
         for value in self._values:
             if value in text:
                 text = text.replace(value, MASK)
@@ -138,16 +138,16 @@ class SecretMasker:
                 break
         else:
             return text
-        text = _compiled(_URL).sub(rf"\1{MASK}@", _compiled(_PRIVATE_KEY).sub(MASK, text))
-        text = _compiled(_BEARER).sub(rf"\1{MASK}", _compiled(_NAMED).sub(_keep_quotes, text))
-        text = _compiled(_OPTION).sub(rf"\1{MASK}", _compiled(_COOKIE).sub(_keep_attributes, text))
-        return _compiled(_SHAPES).sub(MASK, text)
+        text = _compile(_URL).sub(rf"\1{MASK}@", _compile(_PRIVATE_KEY).sub(MASK, text))
+        text = _compile(_BEARER).sub(rf"\1{MASK}", _compile(_NAMED).sub(_mask_quoted, text))
+        text = _compile(_OPTION).sub(rf"\1{MASK}", _compile(_COOKIE).sub(_mask_parameters, text))
+        return _compile(_SHAPES).sub(MASK, text)
 
     def excerpt(self, text: str, max_chars: int) -> str:
-        """Return at most ``max_chars`` characters of a text, with secrets masked.
+        """Return a text's first ``max_chars`` characters with secrets masked.
 
-        The text is cut before it is masked, after any secret that could begin within the limit. Long texts
-        therefore take no longer than short ones.
+        The text is cut before it is masked, at the end of any secret that may begin within the
+        limit. Masking therefore takes no longer for a long text than for a short one.
         """
         most = max_chars + max([_MAX_SECRET_CHARS, *map(len, self._values[:1])])
         shown = self.text(text[:most])
@@ -155,7 +155,10 @@ class SecretMasker:
         return shown if fits else f"{shown[: max_chars - 1]}…"
 
     def data(self, value: Any) -> Any:
-        """Return a copy of plain data with secrets masked, including all values under names like ``password``."""
+        """Return a copy of plain data with secrets masked.
+
+        Each value under a name such as ``password`` counts as a secret.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, _PLAIN):
@@ -163,7 +166,7 @@ class SecretMasker:
         if isinstance(value, _MAPPINGS):
             return {
                 self._name(key) if isinstance(key, str) else key: (
-                    self._hidden(item) if item and _is_secret(key) else self.data(item)
+                    self._mask_strings(item) if item and _is_secret_name(key) else self.data(item)
                 )
                 for key, item in value.items()
             }
@@ -173,45 +176,55 @@ class SecretMasker:
             return MASK
         return value
 
-    def _hidden(self, item: Any) -> Any:
+    def _mask_strings(self, item: Any) -> Any:
+        """Mask every string in the value of a secret field."""
         if isinstance(item, str):
             return MASK
-        return [self._hidden(one) for one in item] if isinstance(item, _LISTS) else self.data(item)
+        return (
+            [self._mask_strings(one) for one in item]
+            if isinstance(item, _LISTS)
+            else self.data(item)
+        )
 
 
-def _keep_attributes(match: re.Match[str]) -> str:
+def _mask_parameters(match: re.Match[str]) -> str:
+    """Mask the parameters of an ``Authorization`` header, except public ones such as ``realm``."""
+
     def hidden(pair: re.Match[str]) -> str:
         return pair[0] if pair[1].lower() in _ATTRIBUTES else f"{pair[1]}={MASK}"
 
-    return match[1] + _compiled(r"(?<![^\s=;,])([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
+    return match[1] + _compile(r"(?<![^\s=;,])([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
 
 
-def _keep_quotes(match: re.Match[str]) -> str:
+def _mask_quoted(match: re.Match[str]) -> str:
+    """Replace the secret in a match with ``***`` and keep the quotes around it."""
     last = match.group()[-1]
     mark = last if last in "\"'" and match.group()[match.end(1) - match.start()] == last else ""
     return f"{match.group(1)}{mark}{MASK}{mark}"
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_secret(name: object) -> bool:
-    return isinstance(name, str) and _compiled(_SECRET_NAME).search(name) is not None
+def _is_secret_name(name: object) -> bool:
+    """Return True if a field name suggests that the value is a secret."""
+    return isinstance(name, str) and _compile(_SECRET_NAME).search(name) is not None
 
 
-def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
+def _iterate_secrets(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the secrets in settings: secret types, passwords in URLs, and values of secret fields."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, BaseModel):
         for field in type(value).model_fields:
-            yield from _secrets_of(getattr(value, field), field)
+            yield from _iterate_secrets(getattr(value, field), field)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _secrets_of(item, str(key))
+            yield from _iterate_secrets(item, str(key))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _secrets_of(item, name)
+            yield from _iterate_secrets(item, name)
     elif isinstance(value, str):
-        yield from (unquote(password) for _, password in _compiled(_URL).findall(value))
-        if _is_secret(name) and len(value) >= _MIN_NAMED_CHARS:
+        yield from (unquote(password) for _, password in _compile(_URL).findall(value))
+        if _is_secret_name(name) and len(value) >= _MIN_NAMED_CHARS:
             yield value
 
 
@@ -219,18 +232,18 @@ _DEFAULT = SecretMasker()
 
 
 def current_masker() -> SecretMasker:
-    """Return the masker of the running code."""
+    """Return the secret masker of the running code."""
     masker: SecretMasker | None = run_context().masker
     return _DEFAULT if masker is None else masker
 
 
 def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
-    """Context manager: use a masker inside the block, including tasks and threads started there.
+    """Context manager: mask secrets inside the block, including tasks and threads started there.
 
     Secrets of the enclosing masker are masked, too.
 
     Args:
-        masker: The masker.
+        masker: Masker to use inside the block.
     """
     return override_run_context(masker=current_masker().merged_with(masker))
 
@@ -239,7 +252,7 @@ def mask_secrets(text: str, max_chars: int | None = None) -> str:
     """Return the text with secrets replaced by ``***``.
 
     Args:
-        text: The text.
+        text: Text that may contain secrets.
         max_chars: Maximum length of the result. None means no limit.
 
     >>> mask_secrets("api_key=abc123 postgresql://me:pw@host/db")
@@ -272,22 +285,24 @@ _UNSAFE = (
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Escape invisible and control characters, so that text is safe for terminals and logs.
+    r"""Return the text with invisible and control characters escaped, safe for terminals and logs.
 
     >>> escape_control_characters("a\x1b[31mred\n")
     'a\\x1b[31mred\\n'
     >>> escape_control_characters("pay\u200bpal")
     'pay\\u200bpal'
     """
-    return _compiled(_UNSAFE).sub(
+    return _compile(_UNSAFE).sub(
         lambda match: match.group().encode("unicode_escape").decode(), text
     )
 
 
 def strip_control_characters(text: str) -> str:
-    r"""Remove invisible and control characters except line breaks, for readers such as models.
+    r"""Return the text without invisible and control characters, for readers such as models.
+
+    Line breaks are kept.
 
     >>> strip_control_characters("Adds two\x1b[2J numbers.\u202e\U000e0041\n")
     'Adds two[2J numbers.\n'
     """
-    return _compiled(f"(?!\n){_UNSAFE}").sub("", text)
+    return _compile(f"(?!\n){_UNSAFE}").sub("", text)

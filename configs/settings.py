@@ -44,7 +44,7 @@ _FILES_ARGUMENT = "_names_and_values_of_files"
 
 @cache
 def load_packaged_defaults() -> dict[str, Any]:
-    """Return the contents of ``agent.yml``, which names the modules of the package."""
+    """Return the contents of the packaged ``agent.yml``, which lists capgraph's modules."""
     text = resources.files("capgraph.configs").joinpath("agent.yml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
@@ -56,7 +56,7 @@ PlanFeature = Literal["references", "for_each", "when", "look_again", "wait_unti
 
 
 class ModelSettings(SettingsModel):
-    """A chat model.
+    """Settings of a chat model.
 
     Attributes:
         model: ``"provider:name"``, as in ``langchain.chat_models.init_chat_model``.
@@ -69,7 +69,7 @@ class ModelSettings(SettingsModel):
         behaviors: Middleware and behaviors of its calls: ``{use: retry, max_retries: 2}``.
         fallbacks: Models to call in order if this one is unavailable, reaches its rate limit, refuses,
             or returns an invalid reply: names, or sections with these fields.
-        structured: Method for structured output: ``json_schema`` (the server enforces a schema),
+        structured: Method that requests structured output: ``json_schema`` (the server enforces a schema),
             ``function_calling``, ``json_mode`` (any JSON), or ``text`` (the prompt asks for JSON).
             ``auto`` uses the model's profile, and ``json_schema`` for an OpenAI-compatible
             ``base_url``.
@@ -86,7 +86,7 @@ class ModelSettings(SettingsModel):
 
     @property
     def call_timeout_seconds(self) -> float | None:
-        """Time limit of one call, with the default for a local or a remote model.
+        """Return the time limit of one call, with the default for a local or a remote model.
 
         >>> ModelSettings(model="openai:m", base_url="http://localhost/v1").call_timeout_seconds
         300.0
@@ -100,14 +100,16 @@ class ModelSettings(SettingsModel):
     @classmethod
     def _refuse_nested_fallbacks(cls, value: list[Any]) -> list[Any]:
         if any(isinstance(item, ModelSettings) and item.fallbacks for item in value):
-            raise ValueError("a fallback has its own 'fallbacks'; list all fallbacks here")
+            raise ValueError(
+                "a fallback must not have 'fallbacks' itself; list all fallbacks in one list"
+            )
         return value
 
     structured: StructuredMethod = "auto"
 
 
 class PlanningSettings(SettingsModel):
-    """Settings of planning with a model.
+    """Settings for a model that writes execution plans.
 
     Attributes:
         features: Optional features of plans that the model may use: ``references`` to earlier results,
@@ -120,8 +122,8 @@ class PlanningSettings(SettingsModel):
         max_result_tokens: Maximum number of tokens of full results in the planner's prompt, latest
             first. Other results are shown as a summary or a preview. In ``look`` and ``auto``, results
             of the previous turn count, too.
-        max_stored_results: Maximum number of stored results of earlier turns per type in the planner's
-            prompt, latest first. Of older ones the prompt has only the keys, which a plan may use.
+        max_stored_results: Maximum number of results of earlier turns, per context type, in the planner's
+            prompt, latest first. For older results the prompt contains only keys that a plan may use.
     """
 
     mode: PlanMode = "plan"
@@ -131,7 +133,7 @@ class PlanningSettings(SettingsModel):
 
 
 class SelectionSettings(SettingsModel):
-    """Settings of the selection of capabilities.
+    """Settings that decide how capabilities are selected for a request.
 
     Attributes:
         strategy: ``auto`` leaves the selection to the planning model while all capabilities fit into
@@ -139,8 +141,8 @@ class SelectionSettings(SettingsModel):
             always uses a selection model. ``per_capability`` asks one yes/no question per capability.
         max_catalog_tokens: Maximum number of tokens of descriptions for which ``auto`` leaves the
             selection to the planning model.
-        shortlist: Maximum number of capabilities that the selection model sees, best matches first.
-        max_concurrency: Maximum number of concurrent questions with ``per_capability``.
+        shortlist: Maximum number of capabilities in the selection model's prompt, best matches first.
+        max_concurrency: Maximum number of concurrent model calls with ``per_capability``.
     """
 
     strategy: Literal["auto", "lexical", "model", "per_capability"] = "auto"
@@ -150,14 +152,14 @@ class SelectionSettings(SettingsModel):
 
 
 class ApprovalSettings(SettingsModel):
-    """Settings of approvals.
+    """Settings that decide which steps and plans require a person's approval.
 
     Attributes:
-        steps: ``declared`` asks for capabilities that require approval, ``all`` for each step, ``none``
-            for no step.
-        plans: Whether every plan needs approval before it runs.
+        steps: Steps that require approval: ``declared`` (those whose capability requires it), ``all``, or
+            ``none``.
+        plans: True if every plan requires approval before it runs.
         max_rejections: Number of rejections after which the turn ends instead of planning again.
-        callers_may_disable: Whether a user of the command line may turn approvals off.
+        callers_may_disable: True if users of the command line may turn approvals off.
         ungrounded: Policy for effects with parameters that a model invented: values that occur neither
             in the conversation, nor in results that the step or the planner reads, nor in declared
             defaults and choices. ``ask`` requires approval, ``refuse`` fails the step, ``allow`` runs
@@ -176,7 +178,7 @@ class ApprovalSettings(SettingsModel):
 
 
 class PersistenceSettings(SettingsModel):
-    """Storage of threads and retention of their data.
+    """Settings of the storage of threads, and how long their data is kept.
 
     Attributes:
         url: ``sqlite:///file.db`` or ``postgresql://…``; None means no persistence.
@@ -200,10 +202,10 @@ class PersistenceSettings(SettingsModel):
 
 
 class AuditSettings(SettingsModel):
-    """Audit log, a chain of records that reveals any change.
+    """Settings of the audit log, a chain of records that reveals any change.
 
     Attributes:
-        keep: Whether runs are audited. ``build_graph(audit=…)`` takes precedence.
+        keep: True to audit runs. ``build_graph(audit=…)`` takes precedence.
         signing_key: Key that signs each record.
         name: Name of the audit, which each record contains. Defaults to an ID stored in the database.
             With a name, records of another audit do not verify, even if its whole database was copied.
@@ -217,12 +219,12 @@ class AuditSettings(SettingsModel):
 
 
 class RoleSettings(SettingsModel):
-    """Permissions of a role.
+    """Permissions of a role: which capabilities its callers may use.
 
     Attributes:
         role: Name of the role.
-        mode: ``read_only``, ``workspace_write``, or ``full_access``.
-        allowed_tools: The only capabilities that the role may use. None means all that the mode allows.
+        mode: Most powerful mode of a capability: ``read_only``, ``workspace_write``, or ``full_access``.
+        allowed_tools: Capabilities that the role may use. None means all that the mode allows.
         denied_tools: Capabilities that the role may not use. They take precedence.
         tenant: Tenant to which this entry applies instead of the general one.
     """
@@ -235,11 +237,13 @@ class RoleSettings(SettingsModel):
 
 
 class PermissionSettings(SettingsModel):
-    """Permissions of callers. If set, callers without a configured role may use none.
+    """Permissions of callers.
+
+    If they are set, callers without a configured role may use no capability.
 
     Attributes:
         roles: Permissions of each role.
-        tool_requirements: Minimum mode by capability name, in addition to what the capability declares.
+        tool_requirements: Minimum mode by capability name, if it is stricter than the capability's declaration.
         cedar: Cedar policies as text, instead of roles (requires the extra ``cedar``).
     """
 
@@ -249,10 +253,10 @@ class PermissionSettings(SettingsModel):
 
 
 class OidcSettings(SettingsModel):
-    """Login with OpenID Connect (requires the extra ``oidc``).
+    """Settings for login with OpenID Connect (requires the extra ``oidc``).
 
     Attributes:
-        issuer: URL of the provider, below which its configuration is found.
+        issuer: URL of the provider, which serves ``/.well-known/openid-configuration``.
         client_id: Client ID of this server.
         client_secret: Client secret; None for a public client.
         scopes: Requested scopes.
@@ -271,7 +275,7 @@ class OidcSettings(SettingsModel):
 
 
 class ProxySettings(SettingsModel):
-    """Reverse proxy whose headers identify the user.
+    """Settings of a reverse proxy whose headers identify the user.
 
     Attributes:
         trusted: IP addresses of the proxy, or networks such as ``10.0.0.0/8``. Headers from other
@@ -279,7 +283,7 @@ class ProxySettings(SettingsModel):
         user_header: Header with the user ID; None if users log in to this server.
         role_header: Header with the role.
         tenant_header: Header with the tenant.
-        fold_case: Whether spellings of a user ID such as ``USER1`` and ``user1`` are one user. Set it
+        fold_case: True if user IDs such as ``USER1`` and ``user1`` name the same user. Set it
             to false only if the proxy authenticates them as different people.
     """
 
@@ -310,13 +314,13 @@ class ProxySettings(SettingsModel):
 
 
 class McpServeSettings(SettingsModel):
-    """Tools of the MCP server, and the calls that become tasks.
+    """Settings for MCP clients of the server.
 
     Clients that declare the extension ``io.modelcontextprotocol/tasks`` poll, answer, and cancel
     tasks.
 
     Attributes:
-        tools: Names of capabilities that clients may call besides ``ask``.
+        tools: Names of capabilities that MCP clients may call in addition to ``ask``.
         task_after_seconds: Seconds after which a call becomes a task.
         task_tools: Tools that run only as tasks. Calls by clients without the extension are refused.
     """
@@ -327,23 +331,24 @@ class McpServeSettings(SettingsModel):
 
 
 class StreamServeSettings(SettingsModel):
-    """Runs of clients that read a stream.
+    """Settings for clients that read a run as an event stream.
 
     Attributes:
-        stop_on_disconnect: True stops a run when its client closes the connection, as the stop button
-            of a front end does. By default the run continues in its thread.
+        stop_on_disconnect: True to stop a run when its client closes the connection, as the stop
+            button of a front end does. By default the run continues in its thread.
     """
 
     stop_on_disconnect: bool = False
 
 
 class A2aServeSettings(SettingsModel):
-    """Tasks of A2A clients.
+    """Settings for A2A clients.
 
     Attributes:
-        push_hosts: Hosts to which clients may have updates of their tasks sent, such as
-            ``"*.example.com"``. Without hosts, push notifications are not offered.
-        version_0_3: True serves clients of version 0.3, too, and adds its fields to the agent card.
+        push_hosts: Hosts that may receive push notifications of tasks, such as ``"*.example.com"``.
+            If it is empty, the agent card does not offer push notifications.
+        version_0_3: True to support clients of version 0.3, too, and add its fields to the agent
+            card.
     """
 
     push_hosts: list[str] = Field(default_factory=list)
@@ -351,10 +356,10 @@ class A2aServeSettings(SettingsModel):
 
 
 class UploadSettings(SettingsModel):
-    """Files that users upload. Each user has a separate folder.
+    """Settings for files that users upload. Each user has a separate folder.
 
     Attributes:
-        folder: Parent folder. Data capabilities may read the folder of the caller.
+        folder: Parent folder of the users' folders. Data capabilities may read the caller's folder.
         kinds: Accepted file name suffixes.
         max_file_bytes: Maximum size of a file.
         max_files: Maximum number of files per user.
@@ -369,12 +374,12 @@ class UploadSettings(SettingsModel):
 
 
 class WebhookSettings(SettingsModel):
-    """URL to notify of new approval requests.
+    """Settings of a webhook that is called for each new approval request.
 
     Attributes:
         url: The URL; ``http`` only for local addresses.
-        secret: Key that signs the notifications; set ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
-        content: Whether notifications contain the request besides the link to it.
+        secret: Key that signs the notifications. Set it with ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
+        content: True to send the request itself in addition to its link.
     """
 
     url: str
@@ -411,24 +416,26 @@ class CredentialsSettings(SettingsModel):
 
 
 class McpSettings(SettingsModel):
-    """An MCP server whose tools become capabilities. Declarations may be mappings by tool name.
+    """Settings of an MCP server whose tools become capabilities.
+
+    A value that applies to all tools may also be a mapping by tool name.
 
     Attributes:
         command: Program and arguments of a server over stdio.
-        env: Environment variables of the program, besides a few of this process.
+        env: Environment variables of the program, in addition to a few that it inherits.
         url: URL of a server over streamable HTTP.
         headers: Headers of each request, such as ``Authorization``.
         credentials: Access tokens of the users for whom the tools act, or a ``Credentials`` object
             as ``"module:attribute"``. The tools are listed with ``headers`` instead.
         prefix: Prefix of the capabilities' names.
         allow: Tools to use. None means all.
-        effects: Effect by tool name, instead of that in the tool's annotations.
+        effects: Effect by tool name, which replaces the effect in the tool's annotations.
         approve: Tools whose steps require approval; ``true`` means all.
         examples: Requests that need a tool, by tool name.
         permission: Permission that the tools require.
-        pins: Digest of the reviewed version, by tool name.
+        pins: Digest of a tool's reviewed definition, by tool name. A tool with another digest is refused.
         timeout_seconds: Time limit of one call.
-        sends_externally: Whether arguments of the tools leave the organization.
+        sends_externally: True if arguments of the tools leave the organization.
         mode: Protocol mode; ``legacy`` for a server whose tools elicit input while they run.
         requires_approval: Approval policy of the tools.
         max_parallel: Maximum number of concurrent steps of a tool.
@@ -436,17 +443,17 @@ class McpSettings(SettingsModel):
         delay_seconds: Delay before the second attempt.
         classify_error: Function that classifies errors, as ``"module:attribute"``.
         parameters_from: Function that extracts parameters from a task, as ``"module:attribute"``.
-        on_unknown: Policy for steps of unknown outcome.
-        on_error: ``fail`` or ``observe`` (a planner that reviews results sees failures).
-        always_active: Whether the tools are selected for every request.
+        on_unknown: Policy for steps whose outcome is unknown after a crash.
+        on_error: ``fail``, or ``observe`` to show failures to a planner that reviews results.
+        always_active: True to select the tools for every request.
         effect_key: Parameters that identify an effect.
-        repeatable: Whether an effect may be repeated without approval.
+        repeatable: True if an effect may be repeated without approval.
         cost_usd: Cost of one call in US dollars.
         behaviors: Middleware and behaviors of the tools' steps.
         gate: Quality gate of the results.
-        labels: Labels of the results, besides ``untrusted``.
-        removes_labels: Labels that the results no longer have.
-        undo: Capability that reverts a step.
+        labels: Provenance labels of the results, in addition to ``untrusted``.
+        removes_labels: Provenance labels that the tools remove from their results.
+        undo: Name of the capability that reverts a step.
         queue: Queue of the workers that run the steps.
     """
 
@@ -516,21 +523,21 @@ class ServeSettings(SettingsModel):
         max_active_runs_per_user: Maximum number of active runs per user.
         max_concurrent_runs: Maximum number of concurrent runs; further runs are queued.
         keep_runs_days: Days for which the events of a finished run are kept.
-        admin_roles: Roles that may read effects, usage, and audit of their whole tenant. Other users
+        admin_roles: Roles that may read the effects, usage, and audit of their whole tenant. Other users
             may read their own.
         uploads: Uploads of files. None disables them.
         downloads: Folders from which files that steps created can be downloaded.
         webhook: URL to notify of new approval requests.
         max_link_days: Maximum lifetime of read-only links to runs, in days. 0 disables the links.
         evaluations: Folder with the output of ``capgraph eval --json``, shown to admin roles.
-        mcp: What MCP clients may call.
-        agui: Runs of AG-UI clients.
-        openai: Runs of clients of OpenAI's API.
-        a2a: Protocol versions and push notifications of A2A.
+        mcp: Capabilities that MCP clients may call.
+        agui: Settings for AG-UI clients.
+        openai: Settings for clients of OpenAI's API.
+        a2a: Settings for A2A clients.
         oidc: Login with OpenID Connect.
         proxy: Reverse proxy that identifies users.
         session_secret: Key that signs the cookie of a login in progress. All server processes behind
-            one host name need the same one. Each process creates its own by default.
+            one host name need the same key. By default, each process creates a random one.
     """
 
     base_url: str | None = None
@@ -561,19 +568,22 @@ class ServeSettings(SettingsModel):
 
     @property
     def authenticates_users(self) -> bool:
-        """True if a provider or a proxy identifies users. Otherwise there is only the user ``local``."""
+        """True if a login provider or a proxy identifies users.
+
+        Otherwise the server has only the user ``local``.
+        """
         by_proxy = self.proxy is not None and self.proxy.user_header is not None
         return by_proxy or self.oidc is not None
 
 
 class ScaleSettings(SettingsModel):
-    """Settings of turns that run on many workers.
+    """Settings of turns that run on several workers.
 
     Attributes:
         engine: Job queue: ``postgres`` (in the database of the threads) or ``temporal``.
         temporal: Address of the Temporal server, as ``host:port``.
-        lease_seconds: Time without a heartbeat after which a worker or the process of a thread counts
-            as dead.
+        lease_seconds: Time without a heartbeat after which a worker, or the process that runs a
+            thread, counts as dead.
         heartbeat_seconds: Time between heartbeats. Defaults to a third of ``lease_seconds``.
         queues: Queues that ``capgraph worker`` serves without ``--queues``.
         max_losses: Number of processes that may end while they run the same turn or step. After that,
@@ -592,7 +602,7 @@ class ScaleSettings(SettingsModel):
 
     @property
     def heartbeat_interval(self) -> float:
-        """Time between heartbeats in seconds."""
+        """Return the time between heartbeats in seconds."""
         return self.heartbeat_seconds or self.lease_seconds / 3
 
     @model_validator(mode="after")
@@ -600,7 +610,8 @@ class ScaleSettings(SettingsModel):
         if self.heartbeat_interval > self.lease_seconds / 2:
             raise ValueError(
                 f"heartbeat_seconds ({self.heartbeat_interval:g}) must be at most half of"
-                f" lease_seconds ({self.lease_seconds:g}), so that one late heartbeat is harmless"
+                f" lease_seconds ({self.lease_seconds:g}); otherwise one late heartbeat would end"
+                " the lease"
             )
         return self
 
@@ -624,17 +635,17 @@ class Settings(BaseSettings):
         include: Names of the capabilities to use; None means all.
         exclude: Names of capabilities to leave out.
         override: Replacement by capability name, as ``"module:Class"``.
-        provided_types: Context types that callers send.
+        provided_types: Context types of data that callers send.
         recipes: Recipe files, and folders with recipes.
         model: ``"provider:name"`` for all roles; None means no model.
         models: Model by role (``extraction``, ``selection``, ``planning``, ``answer``,
             ``capability``).
         prompts: Prompts of the application, as ``"module:provider"``. None means the built-in ones.
         limits: Limits of a run.
-        selection: How capabilities are selected.
-        planning: How a model plans.
-        approvals: When a run requires approval.
-        persistence: Where threads are stored, and for how long.
+        selection: Selection of capabilities.
+        planning: Planning with a model.
+        approvals: Steps and plans that require approval.
+        persistence: Storage and retention of threads.
         behaviors: Middleware and behaviors of each step and model call: ``{use: retry, max_retries:
             2}``, with the name of a built-in behavior or ``"module:Class"``, and its arguments.
         capabilities: Settings by capability name. ``behaviors`` and ``queue`` among them apply to the
@@ -643,7 +654,7 @@ class Settings(BaseSettings):
             ``build_graph(budget=…)`` takes precedence.
         prices: Prices by model, as arguments of ``ModelPricing``: ``{input_per_million: 1,
             output_per_million: 4}``. ``build_graph(prices=…)`` takes precedence.
-        permissions: Who may use which capability. None means that everybody may use all.
+        permissions: Permissions of callers. None means that everybody may use all capabilities.
         policies: Policies for plans and steps: ``{use: information_flow, on_violation: deny}``,
             ``{use: policy_engine, rules: […]}``.
         answer_gate: Quality gate of the answer: ``{use: quality_gate, …}``.
@@ -651,7 +662,7 @@ class Settings(BaseSettings):
         sinks: Receivers of run events: ``{use: json_lines, path: events.jsonl}``.
         audit: Audit log.
         serve: Settings of ``capgraph serve``.
-        scale: How turns run on many workers.
+        scale: Execution of turns on several workers.
         data_folders: Folders and files that data capabilities may read; empty means none.
             ``/srv/data/{user}`` is a separate folder for each user.
         user: User ID at the command line. Defaults to the operating system's user. Programs set
@@ -717,10 +728,11 @@ class Settings(BaseSettings):
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
         def __init__(self, **values: Any) -> None:
-            """Read environment variables and arguments.
+            """Read settings from environment variables and arguments.
 
             Raises:
-                ConfigurationError: A key is unknown, or a value is invalid. The message has the path of each.
+                ConfigurationError: A key is unknown, or a value is invalid. The message lists the
+                    path of each.
             """
             files, _ = values.get(_FILES_ARGUMENT, ((), {}))
             try:
@@ -736,7 +748,7 @@ class Settings(BaseSettings):
     def capability_settings(
         self, capability: str, user_folder: str | None = None
     ) -> dict[str, Any]:
-        """Return the settings of a capability, and those that apply to all.
+        """Return a capability's settings, including those that apply to all capabilities.
 
         Args:
             capability: Name of the capability.
@@ -778,12 +790,13 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     """Read settings from YAML files, environment variables, and arguments.
 
     Args:
-        *files: YAML files. Later files take precedence. The file in ``CAPGRAPH_CONFIG`` is read first.
-        **overrides: Values that take precedence over all others.
+        *files: YAML files. Later files take precedence over earlier ones. The file in
+            ``CAPGRAPH_CONFIG`` is read first.
+        **overrides: Values that take precedence over files and environment variables.
 
     Raises:
-        ConfigurationError: A file cannot be read, a key is unknown, or a value is invalid. The message
-            has the path of each.
+        ConfigurationError: A file cannot be read, a key is unknown, or a value is invalid. The
+            message lists the path of each.
 
     >>> load_settings(limits={"max_parallel": 2}).limits.max_parallel
     2
@@ -797,6 +810,7 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
 
 
 def _settings_error(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationError:
+    """Return an error that lists the invalid settings and where each was set."""
     candidates = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
     variables = sorted(name for name in os.environ if name.upper() in candidates)
     sources = [
@@ -810,7 +824,10 @@ def _settings_error(exc: ValidationError, files: tuple[Any, ...]) -> Configurati
 
 
 def _refuse_misspelled_variables() -> None:
-    """Raise an error for variables that look like misspelled settings and would be ignored."""
+    """Raise an error for environment variables that look like misspelled settings.
+
+    Otherwise they would be ignored.
+    """
     known = list(Settings.model_fields)
     for variable in os.environ:
         prefix, name = variable[: len(_PREFIX)], variable[len(_PREFIX) :].lower()
@@ -835,7 +852,7 @@ def _refuse_misspelled_variables() -> None:
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
-    """Return the keys that are valid at the last part of a path."""
+    """Return the field names that are valid at the end of a settings path."""
     kind: Any = Settings
     for part in path[:-1]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):

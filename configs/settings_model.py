@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class SettingsModel(BaseModel):
-    """Base class of settings sections. It refuses unknown keys, NaN, and booleans in place of numbers."""
+    """Base class of settings sections.
+
+    It refuses unknown keys, NaN, and booleans in place of numbers.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,7 @@
-"""Events on LangGraph's custom stream, with secrets masked. Outside a run they are dropped."""
+"""Functions that emit events on LangGraph's custom stream, with secrets masked.
+
+Outside a run, events are dropped.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,23 @@ _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 
 
 def use_step_position(index: int, total: int) -> AbstractContextManager[None]:
-    """Context manager: set the position of the running step for the events emitted in the block.
+    """Context manager: attach a step's position in its plan to events emitted inside the block.
 
-    The state cannot provide it, because steps run in parallel and state has only one index.
+    The state cannot provide it, because steps run in parallel and the state has only one index.
+
+    Args:
+        index: Zero-based index of the step.
+        total: Number of steps in the plan.
 
     >>> with use_step_position(2, 5):
-    ...     _position("weather", {})
+    ...     _get_progress("weather", {})
     {'step': 3, 'total_steps': 5, 'phase': 'Execution'}
     """
     return override_run_context(step_position=(index, total))
 
 
 class _EventHandler:
-    """Consumer of the events of one run, which is identified by its stream writer."""
+    """Handler of one run's events. LangGraph's stream writer identifies the run."""
 
     __slots__ = ("handle", "writer")
 
@@ -39,8 +46,8 @@ class _EventHandler:
 def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[None]:
     """Context manager: pass the events of the turn that starts in the block to a function.
 
-    LangGraph's stream wakes the event loop several times per event; the function is called directly.
-    Events of runs nested in the turn still go to their own streams.
+    The function is called directly, because LangGraph's stream wakes the event loop several times
+    per event. Events of nested runs still go to their own streams.
 
     Args:
         handler: Function that receives each event, in the thread that emits it.
@@ -52,7 +59,7 @@ def enable_events(enabled: bool) -> AbstractContextManager[None]:
     """Context manager: enable or disable events inside the block.
 
     Args:
-        enabled: Whether the events have a consumer. If not, none are created.
+        enabled: True if the events have a consumer. Otherwise no events are created.
 
     >>> with enable_events(False):
     ...     stream_writer() is None
@@ -62,15 +69,15 @@ def enable_events(enabled: bool) -> AbstractContextManager[None]:
 
 
 def has_listener() -> bool:
-    """Return True if an event emitted now may have a consumer."""
+    """Return True if an event that is emitted now may have a consumer."""
     return run_context().has_listener
 
 
 def stream_writer() -> Callable[[Event], None] | None:
-    """Return the function that sends events of the current run, or None without a consumer.
+    """Return the function that sends events of the current run, or None if they have no consumer.
 
-    Outside a run, the function sends events to the sinks only. Do not store it: it belongs to the
-    current run.
+    Outside a run, the function sends events to the sinks only. Do not store the function, because
+    it belongs to the current run.
     """
     from langgraph.config import get_stream_writer
 
@@ -101,32 +108,32 @@ def stream_writer() -> Callable[[Event], None] | None:
 
 
 def emit(event: Event) -> None:
-    """Send one event to the custom stream of the current run. Without a run this does nothing."""
+    """Send one event to the current run's custom stream. Outside a run, drop it."""
     send = stream_writer()
     if send is not None:
         send(event)
 
 
 class Streamer:
-    """Emitter of status events for one component, created by :func:`get_streamer`."""
+    """Emitter of one component's status events, created by :func:`get_streamer`."""
 
     def __init__(self, source: str, component: str, state: Mapping[str, Any] | None) -> None:
-        self._base = {"source": source, "component": component, **_position(component, state)}
+        self._base = {"source": source, "component": component, **_get_progress(component, state)}
 
     def status(self, message: str, **fields: Any) -> None:
-        """Report the current activity."""
+        """Emit an event that describes the current activity."""
         self._send(message, **fields)
 
     def success(self, message: str, **fields: Any) -> None:
-        """Report that the component has finished."""
+        """Emit an event that the component has finished."""
         self._send(message, complete=True, **fields)
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Report a problem that does not stop the component."""
+        """Emit an event for a problem that does not stop the component."""
         self._send(message, warning=True, **fields)
 
     def error(self, message: str, data: Mapping[str, Any] | None = None) -> None:
-        """Report that the component failed."""
+        """Emit an event that the component failed."""
         self._send(message, error=True, data=dict(data) if data else None)
 
     def _send(self, message: str, **fields: Any) -> None:
@@ -141,19 +148,19 @@ class Streamer:
 
 
 def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = None) -> Streamer:
-    """Return a streamer for a component.
+    """Return an emitter of status events for a component.
 
     Args:
-        source: Group of the component, such as ``"framework"``.
+        source: Package or application that contains the component, such as ``"framework"``.
         component: Name of the component.
-        state: State of the graph, from which the position in the plan is read.
+        state: Graph state, which contains the step's position in its plan.
 
     >>> get_streamer("framework", "classifier").status("Choosing")  # no run: nothing happens
     """
     return Streamer(source, component, state)
 
 
-def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
+def _get_progress(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
     if component in _PREPARATION:
         return {"step": _PREPARATION[component], "total_steps": 3, "phase": "Task Preparation"}
     if (running := run_context().step_position) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def closest_match(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to a name, or None.
+    """Return the known name that is most similar to a misspelled one, or None.
 
     >>> closest_match("retrry", ["retry", "cache"])
     'retry'
@@ -32,7 +32,7 @@ def edit_distance(first: str, second: str) -> int:
 
 
 def correct_spelling(name: str, candidates: Iterable[str], max_edits: int = 2) -> str | None:
-    """Return the known name within ``max_edits`` edits of a name, or None.
+    """Return the known name within ``max_edits`` edits of a misspelled one, or None.
 
     >>> correct_spelling("efect", ["effect", "effect_key"]), correct_spelling("colour", ["effect"])
     ('effect', None)
@@ -54,7 +54,7 @@ def suggest_name(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def suggest_fix(*names: str, candidates: Iterable[str]) -> str:
-    """Return the fix for unknown names: the most similar known names, or all known names.
+    """Return the ``Fix:`` sentence for unknown names, with similar names or all known names.
 
     >>> suggest_fix("tank_levle", candidates=["tank_level", "judge"])
     "Use 'tank_level'."

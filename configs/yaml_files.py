@@ -1,4 +1,4 @@
-"""Reader of YAML settings files: safe, limited in size, without duplicate keys, with variables."""
+"""A safe reader of YAML settings files with limits on size and support for variables."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: str | os.PathLike[str], *, expand_variables: bool = True) -> dict[str, Any]:
-    """Read a YAML file. ``${NAME}`` and ``${NAME:-default}`` are replaced by environment variables.
+    """Read a YAML file and replace ``${NAME}`` and ``${NAME:-default}`` with environment variables.
 
     Args:
         path: Path of the file.
-        expand_variables: Whether to replace variables.
+        expand_variables: True to replace variables.
 
     Raises:
         ConfigurationError: The file cannot be read, is not a mapping, or names an unset variable.
@@ -39,7 +39,7 @@ def read_yaml(path: str | os.PathLike[str], *, expand_variables: bool = True) ->
         if len(content) > _MAX_BYTES:
             raise ConfigurationError(
                 f"The configuration file {str(path)!r} is larger than {_MAX_BYTES:,} bytes.",
-                fix="Shorten it.",
+                fix="Split the file, or remove settings that you do not need.",
             )
         text = content.decode("utf-8")
         values = yaml.load(text, _StrictLoader)  # noqa: S506 - derived from the safe loader
@@ -51,24 +51,24 @@ def read_yaml(path: str | os.PathLike[str], *, expand_variables: bool = True) ->
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as exc:
         raise ConfigurationError(
             f"The configuration file {str(path)!r} is not valid YAML: {exc}.",
-            fix="Correct the line that the message names.",
+            fix="Correct the line that the error names.",
         ) from exc
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigurationError(
-            f"The configuration file {str(path)!r} contains {type(values).__name__}, not settings.",
-            fix="Write 'key: value' lines.",
+            f"The configuration file {str(path)!r} must be a mapping with text keys,"
+            f" not a value of type {type(values).__name__}.",
+            fix="Write settings as 'key: value' lines.",
         )
     expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1), expand_variables)
     return expanded
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML loader that refuses duplicate keys.
+    """Safe YAML loader that refuses duplicate keys and limits merge keys (``<<``).
 
-    It also limits the number of values in merge keys (``<<``), and names the key of an invalid value,
-    such as the date 2024-13-01.
+    Its errors name the key of an invalid value, such as the date 2024-13-01.
     """
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
@@ -89,12 +89,12 @@ class _StrictLoader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping, or raise an error for duplicate keys."""
+        """Return the mapping of a node, or raise an error for duplicate keys."""
         seen: dict[str, int] = {}
         for key, value in node.value:
             if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
                 continue
-            self._check_value(key, value)
+            self._check_scalar(key, value)
             line = key.start_mark.line + 1
             if key.value in seen:
                 raise yaml.YAMLError(
@@ -103,7 +103,7 @@ class _StrictLoader(yaml.SafeLoader):
             seen[key.value] = line
         return super().construct_mapping(node, deep)
 
-    def _check_value(self, key: yaml.ScalarNode, value: yaml.Node) -> None:
+    def _check_scalar(self, key: yaml.ScalarNode, value: yaml.Node) -> None:
         if not isinstance(value, yaml.ScalarNode):
             return
         try:
@@ -120,13 +120,14 @@ def _expand(
 ) -> Any:
     if next(counter) > _MAX_VALUES:
         raise ConfigurationError(
-            f"The configuration file {file!r} has more than {_MAX_VALUES:,} values.",
-            fix="Shorten it. Each use of a YAML reference counts.",
+            f"The configuration file {file!r} has more than {_MAX_VALUES:,} values; each use of"
+            " a YAML alias counts.",
+            fix="Shorten the file, or use fewer aliases.",
         )
     if depth > 50:
         raise ConfigurationError(
             f"The configuration file {file!r} is nested too deeply at {where!r}.",
-            fix="Flatten it. YAML references must not form a cycle.",
+            fix="Flatten the value. YAML aliases must not form a cycle.",
         )
     if isinstance(value, dict):
         return {
@@ -157,7 +158,7 @@ def _expand(
 def format_validation_errors(
     exc: ValidationError, known_keys: Callable[[tuple[Any, ...]], Iterable[str]] = lambda _: ()
 ) -> str:
-    """Return pydantic's errors about a file as text, one line per error.
+    """Return pydantic's validation errors as text, one line per error.
 
     Args:
         exc: The validation error.
@@ -179,7 +180,7 @@ def format_validation_errors(
 
 
 def deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a mapping, updated recursively with another one."""
+    """Return a copy of a mapping that is updated recursively with another mapping."""
     merged = dict(base)
     for key, value in update.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):

@@ -36,7 +36,7 @@ def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.row("B39")
 def test_a_logger_by_name() -> None:
     assert get_logger(name="mine").name == "capgraph.mine"
-    with pytest.raises(ValueError, match="source='x'"):
+    with pytest.raises(ValueError, match="source is 'x'"):
         get_logger("x")
 
 

@@ -164,9 +164,9 @@ def test_variables_in_files(write: Any, monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "words"),
     [
         ("name: [", "not valid YAML"),
-        ("- a\n- b", "contains list"),
-        ("just text", "contains str"),
-        ("1: a", "not settings"),
+        ("- a\n- b", "type list"),
+        ("just text", "type str"),
+        ("1: a", "mapping with text keys"),
         ("name: !!python/object/apply:os.system ['true']", "not valid YAML"),
         ("a: &a {b: *a}", "nested too deeply"),
         ("name: a\nname: b", "'name' occurs twice, in lines 1 and 2"),
