@@ -1,6 +1,6 @@
 """Context types that the data capabilities exchange.
 
-All types are small, plain data. Rows of a file never enter the state; only answers do.
+All types are small, plain data. The state contains answers but never the rows of a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _StrictModel(BaseModel):
 
 
 class DataSource(CapabilityContext):
-    """Data files that a question is about, supplied by the caller.
+    """Data files that a question refers to, supplied by the caller.
 
     ``vega:NAME`` refers to a file of the ``vega_datasets`` package.
 
@@ -40,7 +40,7 @@ class DataSource(CapabilityContext):
 
 
 class TimeRange(CapabilityContext):
-    """Times that a question is about.
+    """Time range of a question: periods, and recurring times such as months or weekdays.
 
     Attributes:
         label: Description of the whole range in words.
@@ -52,7 +52,7 @@ class TimeRange(CapabilityContext):
         hours: Hours of the day to include.
         window: First or last part of the time that the data covers.
         timezone: Time zone in which relative expressions were resolved.
-        read_from: Text that the range was read from; empty if the caller supplied the range.
+        read_from: Text that contains the time expressions; empty if the caller supplied the range.
 
     >>> TimeRange().get_summary()
     'Time range: the whole data.'
@@ -74,7 +74,7 @@ class TimeRange(CapabilityContext):
 
     @property
     def is_unrestricted(self) -> bool:
-        """True if the question names no time."""
+        """True if the question contains no time expression."""
         limits = (self.periods, self.months, self.days, self.weekdays, self.hours, self.window)
         return not any(limits)
 
@@ -96,7 +96,7 @@ class TimeRange(CapabilityContext):
 
 
 class ResultRow(_StrictModel):
-    """Row of an answer.
+    """One row of an answer.
 
     Attributes:
         value: Computed value.
@@ -140,7 +140,7 @@ class QueryAnswer(_StrictModel):
 
 
 def _excluded_columns(row: ResultRow) -> set[str]:
-    """Return the fields that a table omits because other columns show them."""
+    """Return the row fields that a table omits because other columns contain them."""
     return {"group", "shown", *(["time"] if row.group else [])}
 
 
@@ -168,7 +168,7 @@ class QueryResult(CapabilityContext):
         return " ".join([*(answer.text for answer in self.answers), *notes])
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return a table for each answer that has several rows."""
+        """Return a table for each answer that has more than one row."""
         return {
             f"answer {number}": [
                 dict(zip(answer.query.group_by, row.group, strict=False))
@@ -202,5 +202,5 @@ class Plot(CapabilityContext):
     height: int
 
     def get_summary(self) -> str:
-        """Return the file name only, since the path exists on one machine only."""
+        """Return the file name. The path is omitted because it exists on one machine only."""
         return f"Plot: {Path(self.path).name}"

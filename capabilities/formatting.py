@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 
 def number_text(value: float, decimals: int) -> str:
-    """Return a number with a fixed number of decimals, and with separators from 10,000 on.
+    """Return a number with fixed decimals, and with thousands separators from 10,000 on.
 
     >>> number_text(35, 1), number_text(7601.0, 0), number_text(135450.25, 1)
     ('35.0', '7601', '135,450.2')
@@ -19,7 +19,7 @@ def number_text(value: float, decimals: int) -> str:
 
 
 def value_text(value: float, decimals: int, unit: str | None = None) -> str:
-    """Return a value with its unit.
+    """Return a number as text with its unit.
 
     >>> value_text(35, 1, "°C"), value_text(12, 0, "%")
     ('35.0 °C', '12%')
@@ -40,7 +40,7 @@ def signed_value_text(value: float, decimals: int, unit: str | None = None) -> s
 
 
 def date_text(moment: datetime, frequency: str | None = "day") -> str:
-    """Return a time with the precision of the data's frequency.
+    """Return a date or time as text, as precise as the data's row frequency.
 
     >>> date_text(datetime(2015, 7, 19)), date_text(datetime(2008, 3, 1), "month")
     ('19 July 2015', 'March 2008')
@@ -60,7 +60,7 @@ def date_text(moment: datetime, frequency: str | None = "day") -> str:
 
 
 def date_range_text(first: datetime, last: datetime, frequency: str | None = "day") -> str:
-    """Return a date range as text.
+    """Return the range between two dates as text.
 
     >>> date_range_text(datetime(2001, 1, 1), datetime(2017, 1, 1), "year")
     '2001 to 2017'
@@ -76,7 +76,7 @@ def date_range_text(first: datetime, last: datetime, frequency: str | None = "da
 
 
 def bucket_text(key: object, unit: str) -> str:
-    """Return the name of a group of times, such as a month, a weekday, or an hour of the day.
+    """Return the name of a time group, such as a month, a weekday, or an hour of the day.
 
     >>> bucket_text(3, "month_of_year"), bucket_text(0, "weekday"), bucket_text(15, "hour_of_day")
     ('March', 'Monday', '15:00')
@@ -111,7 +111,7 @@ def count_text(number: int, noun: str) -> str:
 
 
 def join_list(items: list[str], conjunction: str = "and") -> str:
-    """Join items as in a sentence.
+    """Join items with commas and a conjunction, as in a sentence.
 
     >>> join_list(["a", "b", "c"])
     'a, b and c'
@@ -122,5 +122,5 @@ def join_list(items: list[str], conjunction: str = "and") -> str:
 
 
 def last_day_before(end: datetime) -> datetime:
-    """Return the last moment before an exclusive end."""
+    """Return the moment one microsecond before an exclusive end."""
     return end - timedelta(microseconds=1)

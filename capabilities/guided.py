@@ -27,7 +27,9 @@ def _load_guides() -> dict[str, Any]:
 
 
 class GuidedCapability(BaseCapability):
-    """Capability whose planner and classifier guides are stored in ``guides.yml`` under its name.
+    """Base class of capabilities whose prompt guides are stored in ``guides.yml``.
+
+    The file has a planner guide and a classifier guide under the name of each capability.
 
     >>> from capgraph.capabilities.memory import MemoryCapability
     >>> MemoryCapability().orchestrator_guide.priority

@@ -1,4 +1,4 @@
-"""Capability that remembers facts about a user and recalls them in later threads."""
+"""Capability that stores facts about a user and recalls them in later threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 
 
 class Fact(BaseModel):
-    """Remembered statement.
+    """Fact that the user asked the agent to remember.
 
     Attributes:
         text: Statement as the user made it.
@@ -54,12 +54,12 @@ class Fact(BaseModel):
 
 
 class Memory(CapabilityContext):
-    """Facts that one step remembered, recalled, or forgot.
+    """Facts that a memory step stored, recalled, or deleted.
 
     Attributes:
-        action: Action that was performed.
-        facts: Affected facts, best match first, at most 200.
-        more: Number of affected facts that ``facts`` omits.
+        action: Performed action: ``remember``, ``recall``, or ``forget``.
+        facts: Facts that the action applies to, best match first, at most 200.
+        more: Number of further facts that ``facts`` omits.
         thread_only: True if the facts belong to this thread because no user is known.
 
     >>> Memory(action="recall", facts=[]).get_summary()
@@ -75,7 +75,7 @@ class Memory(CapabilityContext):
     thread_only: bool = False
 
     def get_summary(self) -> str:
-        """Return the outcome as a sentence to the user."""
+        """Return the facts as a sentence to the user."""
         texts = "; ".join(fact.text for fact in self.facts)
         texts += f"; and {self.more:,} more" if self.more else ""
         scope = " in this conversation" if self.thread_only else ""
@@ -89,12 +89,12 @@ class Memory(CapabilityContext):
 
 
 class MemoryParameters(BaseModel):
-    """Explicit parameters of a memory step. Without them, the wording of the task decides.
+    """Parameters of a memory step. Without them, the task text determines the action.
 
     Attributes:
         action: ``remember``, ``recall``, or ``forget``.
         fact: Statement to remember or forget.
-        query: Text to recall facts for.
+        query: Text that the recalled facts must match.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -115,15 +115,16 @@ class MemoryCapability(GuidedCapability):
     Parameters: ClassVar[type[BaseModel] | None] = MemoryParameters
 
     async def execute(self) -> Memory:
-        """Remember, recall, or forget facts, as the parameters or the task say.
+        """Store, recall, or delete facts, according to the parameters or the task.
 
         Raises:
-            ValidationError: The graph has no store, or neither a user nor a thread is known.
+            ValidationError: The graph has no store, or the run has neither a user ID nor a thread
+                ID.
         """
         store = getattr(self.runtime, "store", None)
         if store is None:
             raise ValidationError(
-                "The graph has no store: memory needs one to keep facts across threads.",
+                "The graph has no store, which memory needs to keep facts across threads.",
                 fix="Pass a LangGraph store, such as build_graph(..., store=InMemoryStore()).",
             )
         namespace, thread_only = _memory_namespace()
@@ -150,7 +151,7 @@ class MemoryCapability(GuidedCapability):
 def parse_request(
     task: str, parameters: MemoryParameters
 ) -> tuple[Literal["remember", "recall", "forget"], str]:
-    """Return the requested action and the text that it applies to.
+    """Return the action that a task requests, and the fact or query that it applies to.
 
     >>> parse_request("Remember that I live in Oslo.", MemoryParameters())
     ('remember', 'I live in Oslo')
@@ -199,10 +200,10 @@ async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str,
 
 
 def _memory_namespace() -> tuple[tuple[str, ...], bool]:
-    """Return the namespace of the run's memory, and True if it belongs to the thread.
+    """Return the store namespace of the run's memory, and True if it belongs to the thread.
 
-    The namespace belongs to the user or else to the thread. An authenticated user takes precedence
-    over the ``user_id`` that a client sends.
+    The namespace belongs to the user if one is known, and to the thread otherwise. An authenticated
+    user takes precedence over the ``user_id`` that a client sends.
     """
     caller = current_caller()
     if user := caller.user_id:
@@ -218,14 +219,16 @@ def _memory_namespace() -> tuple[tuple[str, ...], bool]:
     thread = current_configurable().get("thread_id")
     if not thread:
         raise ValidationError(
-            "The owner of the memory is unknown: the run has no user_id and no thread_id.",
-            fix="Pass {'configurable': {'user_id': ...}}, or a thread_id for memory of one thread.",
+            "The memory has no owner: the run has neither a user_id nor a thread_id.",
+            fix=(
+                "Pass {'configurable': {'user_id': ...}}, or a thread_id for memory of one thread."
+            ),
         )
     return ("capgraph", "memory of a thread", _escape_label(str(thread))), True
 
 
 def _escape_label(text: str) -> str:
-    r"""Return a name as a namespace label; stores allow no dots in labels.
+    """Return a name without dots, which the store forbids in namespace labels.
 
     >>> _escape_label("ada@example.org")
     'ada@example%2Eorg'

@@ -30,7 +30,7 @@ _CHART_PHRASE = re.compile(
 
 @capability_node
 class Plotting(GuidedCapability):
-    """Capability that draws an answer as a PNG or SVG chart and marks its extremes.
+    """Capability that draws a query answer as a PNG or SVG chart and marks its extreme values.
 
     Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``, and
     ``width`` and ``height`` in inches. Each chart is a new file.
@@ -52,7 +52,7 @@ class Plotting(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-        """Classify an error of data work."""
+        """Return the severity of an error in a data capability."""
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
@@ -73,5 +73,5 @@ class Plotting(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Return True for a request that asks for a chart."""
+        """Return True if the task asks for a chart."""
         return True if _CHART_PHRASE.search(task) else None

@@ -9,7 +9,7 @@ from capgraph.prompts import DATA_RULE, PromptBuilder, as_data, as_request
 
 
 class MemoryExtractionPrompt(PromptBuilder):
-    """Prompt that extracts facts worth remembering. Context: ``conversation``."""
+    """Prompt builder for the extraction of facts to remember. Its context is ``conversation``."""
 
     role = "You find what a person wants an agent to remember about them."
     instructions = (
@@ -22,12 +22,15 @@ class MemoryExtractionPrompt(PromptBuilder):
     )
 
     def get_dynamic_context(self, *, conversation: str = "", **_: Any) -> str:
-        """Return the conversation as data."""
+        """Return the conversation for the prompt, marked as data."""
         return as_data("conversation", conversation)
 
 
 class TimeRangeParsingPrompt(PromptBuilder):
-    """Prompt that reads time ranges. Context: ``text``, ``now`` (ISO 8601), ``timezone``."""
+    """Prompt builder for the parsing of time ranges.
+
+    Its context is ``text``, ``now`` (ISO 8601), and ``timezone``.
+    """
 
     role = "You turn the times that a text speaks of into a start and an end."
     instructions = (
@@ -41,17 +44,17 @@ class TimeRangeParsingPrompt(PromptBuilder):
     def get_dynamic_context(
         self, *, text: str = "", now: str = "", timezone: str = "", **_: Any
     ) -> str:
-        """Return the current time and the text as data."""
+        """Return the current time and the text for the prompt, marked as data."""
         zone = f" ({timezone})" if timezone else ""
         present = f"The present is {now}{zone}.\n\n" if now else ""
         return present + as_data("text", text)
 
 
 class PythonPrompt(PromptBuilder):
-    """Prompt that writes analysis code.
+    """Prompt builder for Python analysis code.
 
-    Context: ``task``, ``inputs`` (descriptions of the available data), ``failure`` (error text of
-    the last run), and ``previous`` (the code that failed).
+    Its context is ``task``, ``inputs`` (descriptions of the available data), ``failure`` (error
+    text of the last run), and ``previous`` (the code that failed).
     """
 
     role = "You write Python that answers a question about data at hand."
@@ -79,7 +82,7 @@ class PythonPrompt(PromptBuilder):
         previous: str = "",
         **_: Any,
     ) -> str:
-        """Return the task, the inputs, and the last failure."""
+        """Return the task, the inputs, and the last failure for the prompt."""
         parts = [as_request(task)]
         if inputs:
             parts.append("Inputs:\n" + as_data("inputs", "\n".join(inputs)))

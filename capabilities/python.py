@@ -35,12 +35,12 @@ from capgraph.capabilities.guided import GuidedCapability
 from capgraph.helpers.plain_data import validation_messages
 
 DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
-"""Context types that the code can read."""
+"""Context types whose data the code can read."""
 _SHOWN_RESULT, _SHOWN_OUTPUT, _SHOWN_TRACEBACK = 2_000, 1_000, 8
 
 
 class Code(CapabilityContext):
-    """Analysis code that has not run yet.
+    """Python code for an analysis that has not run yet.
 
     >>> print(Code(code="result = 6 * 7").get_summary())
     Python code of 1 line:
@@ -54,7 +54,7 @@ class Code(CapabilityContext):
     purpose: str = ""
 
     def get_summary(self) -> str:
-        """Return the complete code, since a person approves it by this text."""
+        """Return the complete code, because a person approves it on the basis of this text."""
         lines = self.code.splitlines()
         shown = "\n".join(f"    {line}".rstrip() for line in lines)
         count = f"{len(lines)} line" + ("" if len(lines) == 1 else "s")
@@ -62,7 +62,7 @@ class Code(CapabilityContext):
 
 
 class CodeFigure(BaseModel):
-    """Figure that the code drew, after validation, in the output folder."""
+    """Validated image file that the code drew."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -73,16 +73,16 @@ class CodeFigure(BaseModel):
 
 
 class CodeResult(CapabilityContext):
-    """Result of running the code.
+    """Outcome of a run of analysis code.
 
     Attributes:
         result: Value of the code's ``result`` variable.
         figures: Figures that the code drew.
-        rejected_figures: Rejected files of ``figures/`` and the reason for each.
+        rejected_figures: Files in ``figures/`` that were rejected, with the reason.
         stdout: Standard output, possibly truncated.
         stderr: Standard error, possibly truncated.
-        code: Code that ran.
-        seconds: Duration of the run.
+        code: The code that ran.
+        seconds: Duration of the run in seconds.
         isolation: Isolation level of the run.
 
     >>> CodeResult(result={"mean": 4.5}, code="...", seconds=0.2, isolation="limits").get_summary()
@@ -101,7 +101,7 @@ class CodeResult(CapabilityContext):
     isolation: str
 
     def get_summary(self) -> str:
-        """Return the result, the printed output, and the names of the figures."""
+        """Return the result, the standard output, and the names of the figures as text."""
         parts = []
         if self.result is not None:
             parts.append(
@@ -125,7 +125,7 @@ class CodeResult(CapabilityContext):
 
 
 class PythonSettings(SandboxSettings):
-    """Settings of the capability: those of the sandbox and the folder for figures.
+    """Settings of the ``python`` capability: those of the sandbox and the folder for figures.
 
     >>> PythonSettings().allow_weak_isolation
     False
@@ -137,7 +137,9 @@ class PythonSettings(SandboxSettings):
 
 
 class PythonParameters(BaseModel):
-    """Parameters of a step. They can lower the limits of the settings but never raise them.
+    """Parameters of a ``python`` step.
+
+    They can lower the limits in the settings but never raise them.
 
     >>> PythonParameters(code="result = 1", timeout_seconds=5).timeout_seconds
     5.0
@@ -151,11 +153,11 @@ class PythonParameters(BaseModel):
 
 
 class CodeFailedError(CapabilityError):
-    """The code raised an exception, crashed, or produced a result that cannot be stored.
+    """Raised if the code fails with an exception, crashes, or returns an invalid result.
 
     Attributes:
-        line: Line of the code, if known.
-        traceback: Last lines of the traceback, restricted to the code.
+        line: Line number in the code, if known.
+        traceback: Last traceback lines that refer to the code.
     """
 
     line: int | None = None
@@ -163,7 +165,7 @@ class CodeFailedError(CapabilityError):
 
 
 def python_settings(config: Mapping[str, Any]) -> PythonSettings:
-    """Validate the settings of the capability.
+    """Validate the settings of the ``python`` capability.
 
     Raises:
         ConfigurationError: Settings are invalid. The message lists each of them.
@@ -182,10 +184,10 @@ def python_settings(config: Mapping[str, Any]) -> PythonSettings:
 
 
 async def isolation_report(config: Mapping[str, Any] | None = None) -> IsolationReport:
-    """Probe the isolation that this host provides. Call it at startup to see what is missing.
+    """Return the isolation that this host provides. Call it at startup to find missing protections.
 
     Args:
-        config: Settings of the capability; the defaults if omitted.
+        config: Settings of the ``python`` capability. Defaults apply if it is None.
     """
     return await sandbox_for(python_settings(config or {})).report()
 
@@ -224,7 +226,7 @@ class RunPython(GuidedCapability):
         report = await sandbox.report()
         if report.level is None or not (report.is_strong or settings.allow_weak_isolation):
             raise CapabilityError(
-                f"The code did not run: this host does not isolate it. {report.summary()}",
+                f"The code was not run: this host does not isolate it. {report.summary()}",
                 fix="Install bubblewrap, allow user namespaces on this host, or accept the risk "
                 "with capabilities.python.allow_weak_isolation: true.",
             )
@@ -246,7 +248,7 @@ class RunPython(GuidedCapability):
         return CodeResult(**fields, figures=figures, code=code, isolation=str(outcome.level))
 
     def _resolve_code(self) -> str:
-        """Return the code of the parameters, or else of a ``CODE`` input."""
+        """Return the code in the step's parameters, or else in its ``CODE`` input."""
         if self.parameters.code:
             return str(self.parameters.code)
         code_context = self.inputs.get("CODE")
@@ -254,13 +256,15 @@ class RunPython(GuidedCapability):
             return str(code_context.code)
         raise ValidationError(
             "The step 'python' has no code.",
-            fix="Put the code into the step's parameters.code, or plan a step 'write_python' "
-            "before it (needs a chat model) and connect its CODE.",
+            fix=(
+                "Put the code into the step's parameters.code, or add a step 'write_python' (needs"
+                " a chat model) before it and connect its CODE."
+            ),
             severity=ErrorSeverity.REPLANNING,
         )
 
     def _step_limits(self, max_limits: SandboxLimits) -> SandboxLimits:
-        """Return the limits of the settings, lowered by those of the step."""
+        """Return the limits in the settings, lowered by the step's parameters."""
         tighter: dict[str, Any] = {}
         if self.parameters.timeout_seconds is not None:
             tighter["wall_seconds"] = min(self.parameters.timeout_seconds, max_limits.wall_seconds)
@@ -270,7 +274,7 @@ class RunPython(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Add the line and traceback of the code to the error that the planner sees."""
+        """Classify an error, and add the failing line and traceback for the planner."""
         classification = BaseCapability.classify_error(exc, context)
         if classification is not None and isinstance(exc, CodeFailedError):
             classification.metadata = {
@@ -282,7 +286,7 @@ class RunPython(GuidedCapability):
 
 
 def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the step's inputs as the plain data that the code reads from ``inputs``.
+    """Return the step's inputs as plain data for the code's variable ``inputs``.
 
     >>> collect_inputs({"CODE": Code(code="1"), "TIME_RANGE": None})
     {}
@@ -298,17 +302,17 @@ def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _raise_for_outcome(outcome: SandboxOutcome) -> None:
-    """Raise the error that corresponds to a failed sandbox run."""
+    """Raise the error that describes a failed sandbox run."""
     if outcome.sandbox_error is not None:
         raise CapabilityError(
-            f"The code did not run: the sandbox failed: {outcome.sandbox_error}",
+            f"The code was not run, because the sandbox failed: {outcome.sandbox_error}",
             fix="Check the host's isolation with capgraph.capabilities.python.isolation_report.",
         )
     if outcome.limit is not None:
         raise CapabilityError(
-            f"The code was stopped after {outcome.seconds:.1f} s: it reached its limit of "
-            f"{outcome.limit}.",
-            fix="Make the code do less, or raise the limit in capabilities.python.limits.",
+            f"The code was stopped after {outcome.seconds:.1f} s: it reached its limit of"
+            f" {outcome.limit}.",
+            fix="Reduce the code's work, or raise the limit in capabilities.python.limits.",
         )
     if outcome.error is None:
         return
@@ -325,7 +329,7 @@ def _raise_for_outcome(outcome: SandboxOutcome) -> None:
 
 
 def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
-    """Write a figure under a name that contains its hash, so that no file is overwritten."""
+    """Write a figure to a file whose name contains its hash, so that no file is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(figure.data).hexdigest()[:12]
     path = folder / f"{figure.name.removesuffix('.png')}-{digest}.png"
@@ -334,5 +338,5 @@ def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
 
 
 def _truncate(text: str, max_chars: int = _SHOWN_RESULT) -> str:
-    """Return the text, shortened with a note if it is long."""
+    """Return the text, shortened to a maximum length with a note."""
     return text if len(text) <= max_chars else f"{text[:max_chars]} … ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""Typed query over data files: what to compute, over which rows, and in which groups."""
+"""Model of a typed query over data files: its measure, row filters, and groups."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Order = Literal["highest", "lowest", "group"]
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in", "missing", "present"]
 
 TIME_UNITS = ("hour", "day", "week", "month", "quarter", "year", "decade")
-"""Units of time that form consecutive groups."""
+"""Units of time that divide rows into consecutive groups, such as each month."""
 TIME_PARTS = ("weekday", "weekend", "hour_of_day", "month_of_year", "iso_week")
-"""Parts of a time that recur."""
+"""Recurring parts of a time that group rows, such as the weekday."""
 _VALUELESS_AGGREGATES = ("rows", "streak", "gaps")
 _MAX_NAME_LENGTH = 500
 
 
 class Filter(BaseModel):
-    """Condition that rows must meet."""
+    """Condition on a column that selected rows must meet."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -41,20 +41,20 @@ class Filter(BaseModel):
     def _check_value(self) -> Filter:
         if self.op in ("missing", "present"):
             if self.value is not None:
-                raise ValueError(f"the operator {self.op!r} takes no value")
+                raise ValueError(f"the operator {self.op!r} must not have a value")
         elif self.value is None:
             raise ValueError(
-                f"the operator {self.op!r} needs a value; for empty cells use 'missing'"
+                f"the operator {self.op!r} requires a value; for empty cells use 'missing'"
             )
         return self
 
 
 class Query(BaseModel):
-    """Query over one table, or over two joined tables.
+    """Typed query over one table, or over two joined tables.
 
-    A column has the name that the file gives it. ``time`` is the time of a row. ``hour`` to
-    ``decade``, ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year``, and ``iso_week`` are
-    parts of it (``time.month`` if a column is named month).
+    Columns have the names in the file. ``time`` is a row's time. ``hour`` to ``decade``,
+    ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year``, and ``iso_week`` are parts of the
+    time (``time.month`` if a column is named month).
 
     >>> Query(aggregate="mean", value="temp", group_by=["month"]).limit
     """
@@ -154,6 +154,6 @@ class Query(BaseModel):
         return self
 
     def column_names(self) -> list[str]:
-        """Return all names that may be columns, to find the table that contains them."""
+        """Return all names in the query that may be columns, to find the table that contains them."""
         found = [self.value, self.by, self.time, *self.group_by, *self.show]
         return [name for name in [*found, *(f.column for f in self.where)] if name]

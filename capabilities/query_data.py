@@ -28,7 +28,7 @@ _QUESTION_PHRASE = re.compile(
 
 
 class QueryDataParameters(Query):
-    """Query to compute. If all fields are empty, the query is derived from the task."""
+    """Query to compute. If all fields are empty, the query is parsed from the task."""
 
     aggregate: Aggregate | None = Field(  # type: ignore[assignment]
         default=None, description=Query.model_fields["aggregate"].description
@@ -45,7 +45,7 @@ class QueryDataParameters(Query):
 
     @property
     def query(self) -> Query | None:
-        """Query of the parameters, or ``None`` if they are empty."""
+        """Query in the parameters, or ``None`` if all fields are empty."""
         fields = self.model_dump(exclude_defaults=True)
         return Query.model_validate(fields) if fields else None
 
@@ -73,14 +73,14 @@ class QueryData(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-        """Classify an error of data work."""
+        """Return the severity of an error in a data capability."""
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = QueryDataParameters
 
     async def execute(self) -> QueryResult:
-        """Compute the query of the parameters, or else the query derived from the task."""
+        """Compute the query in the parameters, or else the query parsed from the task."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
         if not _is_from_current_plan(self.state, self.step, "TIME_RANGE"):
@@ -98,12 +98,12 @@ class QueryData(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Return True for a question about a figure, or for a follow-up question."""
+        """Return True if the task asks for a value in the data, or continues such a question."""
         return True if _QUESTION_PHRASE.search(task) else None
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Describe the tables of the available files to the planner."""
+        """Return a description of the available tables for the planner's prompt."""
         stored = (state.get("capability_context_data") or {}).get("DATA_SOURCE") or {}
         parts = []
         for key, data in list(stored.items())[-3:]:
@@ -120,7 +120,7 @@ class QueryData(GuidedCapability):
 
 
 def _previous_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:
-    """Return the queries of the last result about the same files."""
+    """Return the queries of the thread's last result, if it is about the same files."""
     stored = (state.get("capability_context_data") or {}).get("QUERY_RESULT") or {}
     for data in reversed(list(stored.values())):
         try:

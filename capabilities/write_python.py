@@ -26,7 +26,7 @@ _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 @capability_node
 class WritePython(GuidedCapability):
-    """Capability that asks the chat model for analysis code without running it."""
+    """Capability that lets the chat model write analysis code, which a later step runs."""
 
     name = "write_python"
     description = "Write Python analysis code for a task that no other capability can do"
@@ -37,7 +37,7 @@ class WritePython(GuidedCapability):
     effect: Effect = "none"
 
     async def execute(self) -> Code:
-        """Describe the data to the model and return the code of its answer.
+        """Return Python code that the chat model writes for the task and its data.
 
         Raises:
             ValidationError: No chat model is configured.
@@ -46,7 +46,7 @@ class WritePython(GuidedCapability):
         model = self.chat_model()
         if model is None:
             raise ValidationError(
-                "No chat model is configured: the step 'write_python' needs one.",
+                "The graph has no chat model, which the step 'write_python' needs.",
                 fix="Configure a model, or put the code into parameters.code of the step 'python'.",
             )
         inputs = collect_inputs(self.inputs)
@@ -61,7 +61,7 @@ class WritePython(GuidedCapability):
 
 
 def extract_code(answer: str) -> str:
-    r"""Return the longest fenced block of an answer, or the whole answer if it is plain code.
+    r"""Return the longest fenced block in a model's answer, or the whole answer if it is code.
 
     Raises:
         ModelError: The answer contains no code, or the code is not valid Python.
@@ -76,7 +76,7 @@ def extract_code(answer: str) -> str:
             raise ValueError("no statements")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ModelError(
-            f"The model's answer is not Python code: {error}.",
+            f"The model's answer is not valid Python code: {error}.",
             fix="Ask again, or put the code into parameters.code of the step 'python'.",
             severity=ErrorSeverity.RETRIABLE,
         ) from error
@@ -84,7 +84,7 @@ def extract_code(answer: str) -> str:
 
 
 def describe_inputs(inputs: dict[str, Any]) -> str:
-    """Return the structure of the inputs as JSON, with long lists and texts shortened.
+    """Return the structure of a step's inputs as JSON, with long lists and texts shortened.
 
     >>> describe_inputs({"QUERY_RESULT": {"rows": [1, 2, 3, 4, 5]}})
     '{"QUERY_RESULT": {"rows": [1, 2, 3, "... 5 items in all"]}}'

@@ -17,11 +17,11 @@ _MAX_SIDE_PIXELS, _MAX_PIXELS = 10_000, 40_000_000
 
 
 class HostileOutputError(ValueError):
-    """Output of the sandbox that cannot be accepted."""
+    """Raised if output of the sandbox process is invalid or exceeds a limit."""
 
 
 def decode_output(data: bytes, max_bytes: int, total_bytes: int) -> str:
-    r"""Decode captured output, escape control characters, and mark truncation.
+    r"""Decode captured output, escape control characters, and append a note if it was truncated.
 
     Example:
         >>> decode_output(b"a\x1b[31mb", 100, 7)
@@ -37,7 +37,7 @@ def decode_output(data: bytes, max_bytes: int, total_bytes: int) -> str:
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """Parse a message of the sandbox process as strict JSON.
+    """Parse one line that the sandbox process sent as strict JSON.
 
     Example:
         >>> parse_message(b'{"event": "ready"}')
@@ -53,11 +53,11 @@ def parse_message(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line, parse_constant=refuse)
     except RecursionError:
-        raise HostileOutputError("nested too deeply") from None
+        raise HostileOutputError("the JSON message is nested too deeply") from None
     except ValueError as error:
-        raise HostileOutputError(f"not valid JSON: {error}") from None
+        raise HostileOutputError(f"the message is not valid JSON: {error}") from None
     if not isinstance(message, dict):
-        raise HostileOutputError("not a JSON object")
+        raise HostileOutputError("the message is not a JSON object")
     return message
 
 
@@ -93,7 +93,7 @@ def check_json(value: Any, max_depth: int) -> None:
 
 
 def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
-    """Validate a PNG image, including its pixel data, and rewrite it with only the allowed chunks.
+    """Validate a PNG image with its pixel data, and rewrite it with only the allowed chunks.
 
     Returns:
         The rewritten file, its width, and its height.
@@ -115,7 +115,9 @@ def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
             raise HostileOutputError("the PNG file is truncated")
         body = data[position + 8 : end - 4]
         if zlib.crc32(kind + body) != int.from_bytes(data[end - 4 : end]):
-            raise HostileOutputError("the PNG file is damaged")
+            raise HostileOutputError(
+                "the PNG file is damaged: a chunk has the wrong checksum or type"
+            )
         if (kind == b"IHDR") != (header is None):
             raise HostileOutputError("the PNG header is missing or repeated")
         if kind == b"IHDR":
@@ -133,7 +135,7 @@ def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
 def _check_header(body: bytes) -> tuple[int, ...]:
     """Check the size, depth, and color type of an image."""
     if len(body) != 13:
-        raise HostileOutputError("the PNG header is damaged")
+        raise HostileOutputError("the PNG header has the wrong length")
     width, height, depth, color, packing, filtering, interlace = struct.unpack(">IIBBBBB", body)
     if not (
         0 < width <= _MAX_SIDE_PIXELS
@@ -147,7 +149,7 @@ def _check_header(body: bytes) -> tuple[int, ...]:
         or packing
         or filtering
     ):
-        raise HostileOutputError("the PNG header is damaged")
+        raise HostileOutputError("the PNG header has an unsupported depth or color type")
     if interlace:
         raise HostileOutputError("interlaced PNG files are not supported")
     return width, height, depth, color

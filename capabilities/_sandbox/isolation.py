@@ -1,4 +1,4 @@
-"""Selection of the strongest isolation on this host, by trying to escape from each level."""
+"""Selection of the strongest isolation on this host. A probe tries to escape from each level."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _DISK_PROBE = _ESCAPE_PROBE.split("canary = ", maxsplit=1)[0] + "result = fails(
 
 
 class IsolationReport(BaseModel):
-    """Protections that an isolation level provides on this host, determined by a probe.
+    """Report of a probe: the protections that an isolation level provides on this host.
 
     Example:
         >>> report = IsolationReport(
@@ -99,16 +99,19 @@ class IsolationReport(BaseModel):
 
     @property
     def missing_protections(self) -> list[str]:
-        """Names of the missing protections; `PROTECTIONS` describes each of them."""
+        """Names of the protections that this host does not provide.
+
+        `PROTECTIONS` describes each of them.
+        """
         return [name for name in PROTECTIONS if not self.protections.get(name)]
 
     @property
     def is_strong(self) -> bool:
-        """True if no protection is missing."""
+        """True if the host provides all protections."""
         return self.level is not None and not self.missing_protections
 
     def summary(self) -> str:
-        """Return the level, its missing protections, and the rejected levels as text."""
+        """Return the isolation level, its missing protections, and the rejected levels as text."""
         lines = [f"Isolation level: {self.level or 'none available on this host'}."]
         if self.missing_protections and self.level is not None:
             lines.append(
@@ -121,7 +124,7 @@ class IsolationReport(BaseModel):
 
 
 class SandboxSettings(BaseModel):
-    """Settings of the sandbox.
+    """Settings of the sandbox that runs Python code.
 
     Example:
         >>> SandboxSettings(limits={"wall_seconds": 10}).limits.wall_seconds
@@ -151,7 +154,10 @@ class Sandbox:
         self._layout: HostLayout | None = None
 
     async def report(self) -> IsolationReport:
-        """Return the isolation of this host. The first call takes about a second."""
+        """Return this host's isolation report.
+
+        The first call probes the host and takes about a second.
+        """
         if self._report is None:
             layout = await self._find_layout()
             self._report = await _probe_host(self.settings, layout)
@@ -160,12 +166,12 @@ class Sandbox:
     async def run(
         self, code: str, inputs: Any = None, limits: SandboxLimits | None = None
     ) -> SandboxOutcome:
-        """Run code with the reported protections, or refuse to run it.
+        """Run code in the sandbox, or refuse to run it if the host does not isolate it.
 
         Args:
-            code: Python source that assigns its answer to `result`.
-            inputs: JSON data that the code reads from `inputs`.
-            limits: Limits of this run; those of the settings if omitted.
+            code: Python source that assigns its answer to the variable `result`.
+            inputs: JSON data that the code reads from the variable `inputs`.
+            limits: Limits of this run. Defaults to the limits in the settings.
         """
         report = await self.report()
         if report.level is None or not (report.is_strong or self.settings.allow_weak_isolation):
@@ -188,7 +194,10 @@ def sandbox_for(settings: SandboxSettings) -> Sandbox:
 
 
 async def _probe_host(settings: SandboxSettings, layout: HostLayout) -> IsolationReport:
-    """Probe the allowed levels, strongest first, and return the first one without gaps."""
+    """Probe the allowed isolation levels, strongest first.
+
+    Return the first one without missing protections, or else the best one.
+    """
     if sys.platform != "linux":
         reason = f"needs Linux, this is {sys.platform}"
         return IsolationReport(rejected_levels=dict.fromkeys(ISOLATION_LEVELS, reason))
@@ -212,18 +221,18 @@ async def _probe_host(settings: SandboxSettings, layout: HostLayout) -> Isolatio
 
 
 async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationReport:
-    """Run the escape attempts at one level."""
+    """Run code that tries to escape, and report which attempts the isolation level prevents."""
     limits = SandboxLimits(
         wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, threads=8, folder_bytes=2 * MIB
     )
     folder = await asyncio.to_thread(_create_canary_folder)
     connections: list[int] = []
 
-    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def close_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(1)
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_connection, "127.0.0.1", 0)
     try:
         inputs = {
             "canary": str(folder / "canary"),
@@ -248,7 +257,7 @@ async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationRe
 
 
 def _create_canary_folder() -> Path:
-    """Create a world-readable file that only the sandbox can hide."""
+    """Create a folder with a world-readable file that only the sandbox can hide."""
     folder = Path(tempfile.mkdtemp(prefix="capgraph-probe-"))
     folder.chmod(0o755)
     (folder / "canary").write_text("canary", encoding="ascii")

@@ -1,4 +1,4 @@
-"""Parts of the host that a run can see, and the command that starts its process."""
+"""Files of the host that sandboxed code can read, and the command that starts the sandbox."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find_layout(extra_readable: Sequence[str] = ()) -> HostLayout:
 def build_command(
     level: IsolationLevel, layout: HostLayout, limits: SandboxLimits, descriptor: int
 ) -> list[str]:
-    """Return the command line that starts the sandbox process at this level."""
+    """Return the command line that starts the sandbox process at an isolation level."""
     root = str(Path(__file__).resolve().parent)
     start = _BOOTSTRAP.format(root=root, fd=descriptor)
     python = [layout.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start]
@@ -73,7 +73,9 @@ def build_command(
         return python
     program = shutil.which("bwrap")
     if program is None:
-        raise FileNotFoundError("the program bwrap (package bubblewrap) is not installed")
+        raise FileNotFoundError(
+            "the program bwrap is not installed: it is in the package bubblewrap"
+        )
     options = ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
     for namespace in ("ipc", "pid", "net", "uts", "cgroup-try"):
         options += [f"--unshare-{namespace}"]
@@ -97,7 +99,7 @@ def build_command(
 
 
 def build_environment(work: str) -> dict[str, str]:
-    """Return the complete environment of the code, without any variable of the agent."""
+    """Return the environment variables of sandboxed code, which include none of the agent's."""
     pools = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "NUMEXPR_NUM", "POLARS_MAX")
     return {
         "HOME": work,
@@ -123,7 +125,7 @@ def build_request(
     code: str,
     inputs: Any,
 ) -> dict[str, Any]:
-    """Return the message that tells the sandbox process how to isolate itself and what to run."""
+    """Return the request that configures the sandbox process: its isolation, limits, and code."""
     contained = level in ("bubblewrap", "namespaces")
     work = WORK_FOLDER if contained else scaffold
     return {

@@ -37,12 +37,12 @@ class SandboxLimits(BaseModel):
 
     @property
     def max_outcome_bytes(self) -> int:
-        """Maximum size of the messages: result, figures in base64, and error text."""
+        """Maximum size in bytes of all messages: the result, figures in base64, and error text."""
         return 2 * self.result_bytes + 2 * self.figure_bytes + 256 * 1024
 
     @property
     def max_output_file_bytes(self) -> int:
-        """Size of an output file at which the run is stopped."""
+        """Size in bytes at which an output file stops the run."""
         return 64 * self.output_bytes
 
 
@@ -65,7 +65,7 @@ class CodeError(BaseModel):
 
 
 class SandboxOutcome(BaseModel):
-    """Outcome of one run: exactly one of a result, an error, a limit, or a sandbox error."""
+    """Outcome of one run. It has a result, an error, an exceeded limit, or a sandbox error."""
 
     result: Any = None
     figures: list[Figure] = []
@@ -81,5 +81,5 @@ class SandboxOutcome(BaseModel):
 
     @property
     def succeeded(self) -> bool:
-        """True if the code finished and its result was accepted."""
+        """True if the code finished and its result passed validation."""
         return self.error is None and self.limit is None and self.sandbox_error is None

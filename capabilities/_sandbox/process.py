@@ -1,7 +1,7 @@
 """Lifecycle of one sandbox process: start, supervision, termination, and outcome.
 
-Request, output, and messages are unnamed files, so nothing must be pumped while the code runs, and
-the kernel limits their size.
+The request, the output, and the messages are unnamed files. No task needs to read pipes while the
+code runs, and the kernel limits the size of the files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_MESSAGES = 8
 
 
 class InputTooLargeError(ValueError):
-    """Code and inputs together exceed `input_bytes`."""
+    """Raised if the code and its inputs together exceed the limit `input_bytes`."""
 
 
 async def run_once(
@@ -55,7 +55,9 @@ async def run_once(
     """
     size = len(code) + len(await asyncio.to_thread(json.dumps, inputs))
     if size > limits.input_bytes:
-        raise InputTooLargeError(f"{size} bytes, but the limit is {limits.input_bytes} bytes")
+        raise InputTooLargeError(
+            f"the code and its inputs have {size} bytes, more than the limit of {limits.input_bytes}"
+        )
     run = await asyncio.to_thread(_SandboxProcess, level, limits)
     try:
         message = await asyncio.to_thread(
@@ -81,7 +83,7 @@ async def run_once(
 
 
 class _SandboxProcess:
-    """One sandbox process."""
+    """Sandbox process for one run of code."""
 
     def __init__(self, level: IsolationLevel, limits: SandboxLimits) -> None:
         self.level = level
@@ -132,7 +134,7 @@ class _SandboxProcess:
             ended.cancel()
 
     def _exceeded_limit(self) -> str | None:
-        """Return the name of an exceeded limit, or ``None``."""
+        """Return the name of the limit that the run exceeds, or None."""
         if (
             max(_file_size(self.stdout), _file_size(self.stderr))
             > self.limits.max_output_file_bytes
@@ -145,7 +147,7 @@ class _SandboxProcess:
         return "folder size" if full else None
 
     async def stop(self) -> None:
-        """Kill the process tree in any state."""
+        """Kill the process and all its descendants."""
         process = self.process
         if process is None:
             return
@@ -170,7 +172,7 @@ class _SandboxProcess:
         shutil.rmtree(self.scaffold, ignore_errors=True)
 
     def outcome(self) -> SandboxOutcome:
-        """Return the outcome. The reports of the process are untrusted."""
+        """Return the run's outcome, built from the process's untrusted messages."""
         max_bytes = self.limits.output_bytes
         outcome = SandboxOutcome(
             stdout=decode_output(
@@ -205,32 +207,37 @@ class _SandboxProcess:
         return outcome
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages of the process. Reject forged ones that would be expensive to parse.
+        """Return the messages of the process.
+
+        Forged messages that are expensive to parse are refused.
 
         Raises:
             HostileOutputError: There are too many messages or values.
         """
         data = _read_head(self.messages, self.limits.max_outcome_bytes)
         if data.count(b"\n") > _MAX_MESSAGES:
-            raise HostileOutputError("too long: it has too many messages")
+            raise HostileOutputError("the output has too many messages")
         # A value of a few bytes can take a hundred times as much memory when parsed.
         if sum(map(data.count, (b",", b"[", b"{"))) > self.limits.result_bytes:
-            raise HostileOutputError("too large: it has too many values")
+            raise HostileOutputError("the output has too many values")
         return [parse_message(line) for line in data.split(b"\n") if line]
 
     def _startup_error(self, message: dict[str, Any] | None, stderr: str) -> str:
-        """Return why the isolation could not be set up."""
+        """Return the reason why the isolation could not be set up."""
         if message is not None:
             return f"{message.get('stage')}: {message.get('message')}"
         code = self.process.returncode if self.process else None
-        return f"it exited with status {code} before it was ready: {stderr.strip()[-500:]}"
+        return (
+            f"the sandbox process exited with status {code} before it was ready:"
+            f" {stderr.strip()[-500:]}"
+        )
 
     def _accept_result(self, message: dict[str, Any], outcome: SandboxOutcome) -> None:
         """Add the result and the figures that pass validation to the outcome."""
         try:
             check_json(message.get("result"), self.limits.result_depth)
             if len(json.dumps(message.get("result"))) > self.limits.result_bytes:
-                raise HostileOutputError("result exceeds its size limit")
+                raise HostileOutputError("the result exceeds its size limit")
         except HostileOutputError as error:
             outcome.error = CodeError(type="ResultError", message=str(error))
             return
@@ -247,7 +254,7 @@ class _SandboxProcess:
                 data = base64.b64decode(str(item.get("data")), validate=True)
                 remaining_bytes -= len(data)
                 if remaining_bytes < 0:
-                    raise HostileOutputError("figures exceed their size limit")
+                    raise HostileOutputError("the figures exceed their size limit")
                 clean, width, height = sanitize_png(data)
             except ValueError as error:
                 outcome.rejected_figures[name] = str(error)
@@ -255,7 +262,7 @@ class _SandboxProcess:
             outcome.figures.append(Figure(name=name, width=width, height=height, data=clean))
 
     def _classify_exit(self, outcome: SandboxOutcome) -> None:
-        """Distinguish a limit from a crash if the process ended without a message."""
+        """Record in the outcome which limit or signal ended a process that sent no final message."""
         code = self.process.returncode if self.process else None
         number = -code if code is not None and code < 0 else (code or 0) - 128
         if number == signal.SIGXCPU:
@@ -327,7 +334,7 @@ def _read_head(file: IO[bytes], limit: int) -> bytes:
 
 
 def _folder_size(folder: str) -> int:
-    """Return the disk usage of a folder: at least a block per entry, links not followed."""
+    """Return a folder's disk usage in bytes: at least one block per entry, without following links."""
     total = 0
     for parent, _, names in os.walk(folder):
         total += 4096

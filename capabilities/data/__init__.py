@@ -1,1 +1,1 @@
-"""Query engine of the data capabilities: files, columns, units, questions, and answers in words."""
+"""Query engine of the data capabilities, which parses questions and computes answers with DuckDB."""

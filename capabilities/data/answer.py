@@ -1,4 +1,4 @@
-"""Answers to queries and questions over data files."""
+"""Functions that answer queries and questions about data files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def answer_query(
     """Compute a query that the caller supplied.
 
     Args:
-        files: Data files.
-        query: Query to compute, exactly as it is.
+        files: Paths of the data files.
+        query: Query to compute without changes.
         times: Time range for a query without periods.
         settings: Settings of the capability.
 
     Raises:
-        ValidationError: The query does not match the data. The message lists what exists.
+        ValidationError: The query does not match the data. The message lists valid names.
     """
     if times is not None and not query.periods:
-        query = query.model_copy(update=_time_constraints(times, query))
+        query = query.model_copy(update=_convert_times(times, query))
     return _compute_answers(files, lambda _profiles: [query], settings, "")
 
 
@@ -46,17 +46,17 @@ def answer_question(
     previous: Sequence[Query],
     settings: Mapping[str, Any],
 ) -> QueryResult:
-    """Build queries from a question and compute them.
+    """Parse a question into queries and compute them.
 
     Args:
-        files: Data files.
-        question: Question in words.
-        times: Times of the question, if an earlier step read them.
-        previous: Queries of the previous question.
+        files: Paths of the data files.
+        question: Question in natural language.
+        times: Time range that an earlier step parsed from the question, if any.
+        previous: Queries of the thread's previous question, for follow-up questions.
         settings: Settings of the capability.
 
     Raises:
-        ValidationError: Words of the question are not understood, or no rows match.
+        ValidationError: The question contains unknown words, or no rows match.
     """
     question = question[:MAX_TEXT_CHARS]
     asked, question = question, paraphrase(question)
@@ -100,6 +100,6 @@ def _compute_answers(
     return QueryResult(answers=answers, notes=notes, files=list(files), question=question)
 
 
-def _time_constraints(times: TimeRange, query: Query) -> dict[str, Any]:
+def _convert_times(times: TimeRange, query: Query) -> dict[str, Any]:
     periods = [(period.start, period.end) for period in times.periods]
     return {"periods": periods, "where": [*query.where, *recurring_filters(times)]}

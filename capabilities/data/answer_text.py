@@ -1,4 +1,4 @@
-"""Answers in words."""
+"""Functions that write query results as sentences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_result(computed: ComputedQuery) -> str:
 
 
 class _AnswerWriter:
-    """Writer of the sentences for one result."""
+    """Writer of the sentences that describe one query result."""
 
     def __init__(self, computed: ComputedQuery) -> None:
         self.computed = computed
@@ -44,46 +44,46 @@ class _AnswerWriter:
     def text(self) -> str:
         query, rows = self.query, self.computed.rows
         if query.aggregate == "streak":
-            return self._streak()
+            return self._describe_streak()
         if not rows:
-            return f"There are no rows{self._conditions()}."
+            return f"There are no rows{self._describe_conditions()}."
         if query.aggregate == "gaps":
             row = rows[0]
             return (
-                f"{self._value_text(row)} times are missing between {self._moment_text(row.time)} and"
-                f" {self._moment_text(row.until)}."
+                f"{self._format_value(row)} times are missing between {self._format_moment(row.time)} and"
+                f" {self._format_moment(row.until)}."
             )
         if query.group_by:
-            return self._grouped_values()
+            return self._describe_groups()
         if len(rows) == 1 or query.periods:
-            listing = [self._single_value(row) for row in rows]
+            listing = [self._describe_single_value(row) for row in rows]
             if len(listing) > 1 and query.aggregate == "values":
-                return self._listed_values()
-            return " ".join(listing) + self._tie_note()
-        return self._listed_values()
+                return self._describe_list()
+            return " ".join(listing) + self._describe_ties()
+        return self._describe_list()
 
     # --- sentences -----------------------------------------------------------------------------
 
-    def _single_value(self, row: ResultRow) -> str:
-        when = _period_phrase(row.period)
+    def _describe_single_value(self, row: ResultRow) -> str:
+        when = _format_period(row.period)
         if self.query.share and row.percent is not None:
-            of = "all rows" if self.query.aggregate == "rows" else f"the {self._subject()}"
-            part = _percent_text(row.percent)
-            return f"Rows{self._conditions()}: {part} of {of}{when} ({self._value_text(row)})."
-        text = f"The {self._subject()}{self._conditions()}{when} was {self._value_text(row)}"
+            of = "all rows" if self.query.aggregate == "rows" else f"the {self._describe_subject()}"
+            part = _format_percent(row.percent)
+            return f"Rows{self._describe_conditions()}: {part} of {of}{when} ({self._format_value(row)})."
+        text = f"The {self._describe_subject()}{self._describe_conditions()}{when} was {self._format_value(row)}"
         if self.query.by and self.query.aggregate == "sum" and isinstance(row.value, int | float):
-            text += f" ({_percent_text(100 * row.value)})"
+            text += f" ({_format_percent(100 * row.value)})"
         found_there = self.query.order == "group" and self.query.aggregate == "values"
-        where = self._row_labels(row, include_time=not (when and found_there))
+        where = self._format_row_labels(row, include_time=not (when and found_there))
         text += f", {where}" if where else ""
         if row.change is not None:
             percent = f" ({row.percent:+.2f}%)" if row.percent is not None else ""
             higher = "higher" if row.change > 0 else "lower" if row.change < 0 else "different"
-            amount = value_text(abs(row.change), self._decimal_places(row.change), self._unit())
+            amount = value_text(abs(row.change), self._choose_decimals(row.change), self._unit())
             text += f", {amount} {higher}{percent} than in {self.computed.rows[0].period}"
         return f"{text}."
 
-    def _grouped_values(self) -> str:
+    def _describe_groups(self) -> str:
         query, found = self.query, self.computed
         groups = join_list(
             [name.removeprefix("time.").replace("_", " ") for name in query.group_by]
@@ -91,54 +91,56 @@ class _AnswerWriter:
         kind = "Change of the " if query.change and not query.periods else "The "
         order = f", {query.order} first" if query.order != "group" and len(found.rows) > 1 else ""
         period = found.rows[0].period
-        when = _period_phrase(period) if len(query.periods) == 1 else ""
+        when = _format_period(period) if len(query.periods) == 1 else ""
         if query.limit == 1 and len(found.rows) == 1:
             row = found.rows[0]
             best = "highest" if query.order == "highest" else "lowest"
             return (
-                f"{', '.join(row.group)} has the {best} {self._subject()}{self._conditions()}"
-                f"{when}: {self._entry_text(row)}.{self._tie_note()}"
+                f"{', '.join(row.group)} has the {best} {self._describe_subject()}{self._describe_conditions()}"
+                f"{when}: {self._format_entry(row)}.{self._describe_ties()}"
             )
         entries = "; ".join(
-            f"{self._group_label(row)}: {self._entry_text(row)}" for row in found.rows
+            f"{self._format_group(row)}: {self._format_entry(row)}" for row in found.rows
         )
         more = (
             f"; and {count_text(found.omitted_count, 'group')} more" if found.omitted_count else ""
         )
         return (
-            f"{kind}{self._subject()}{self._conditions()}{when} by {groups}{order} \u2013"
+            f"{kind}{self._describe_subject()}{self._describe_conditions()}{when} by {groups}{order} \u2013"
             f" {entries}{more}."
         )
 
-    def _listed_values(self) -> str:
+    def _describe_list(self) -> str:
         found = self.computed
         entries = "; ".join(
-            ", ".join(part for part in (self._value_text(row), self._row_labels(row)) if part)
+            ", ".join(
+                part for part in (self._format_value(row), self._format_row_labels(row)) if part
+            )
             for row in found.rows
         )
         more = f"; and {count_text(found.omitted_count, 'row')} more" if found.omitted_count else ""
         order = f", {self.query.order} first" if self.query.order != "group" else ""
-        return f"{self._subject()}{self._conditions()}{order}: {entries}{more}."
+        return f"{self._describe_subject()}{self._describe_conditions()}{order}: {entries}{more}."
 
-    def _streak(self) -> str:
+    def _describe_streak(self) -> str:
         if not self.computed.rows:
-            return f"There are no rows{self._conditions()}."
+            return f"There are no rows{self._describe_conditions()}."
         row = self.computed.rows[0]
         text = (
-            f"The longest run of rows{self._conditions()} has {count_text(int(row.value or 0), 'row')},"
-            f" from {self._moment_text(row.time)} to {self._moment_text(row.until)}."
+            f"The longest run of rows{self._describe_conditions()} has {count_text(int(row.value or 0), 'row')},"
+            f" from {self._format_moment(row.time)} to {self._format_moment(row.until)}."
         )
-        return text + self._tie_note("runs as long")
+        return text + self._describe_ties("runs as long")
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def _subject(self) -> str:
+    def _describe_subject(self) -> str:
         query = self.query
         name = (query.value or "").strip("`")
         if query.rolling:
             name = f"{name} (mean of {query.rolling} rows)"
         if query.aggregate == "values":
-            return name if len(self.computed.rows) > 1 else self._extreme(name)
+            return name if len(self.computed.rows) > 1 else self._describe_extreme(name)
         if query.aggregate == "percentile":
             return f"{query.percentile:g}th percentile of {name}"
         if query.aggregate == "correlation":
@@ -151,49 +153,49 @@ class _AnswerWriter:
             return name  # follows "has the highest"
         return f"{_AGGREGATE_WORDS[query.aggregate]} {name}"
 
-    def _extreme(self, name: str) -> str:
+    def _describe_extreme(self, name: str) -> str:
         return {"highest": f"highest {name}", "lowest": f"lowest {name}"}.get(
             self.query.order, name
         )
 
-    def _conditions(self) -> str:
-        tests = [_filter_text(row_filter) for row_filter in self.query.where]
+    def _describe_conditions(self) -> str:
+        tests = [_describe_filter(row_filter) for row_filter in self.query.where]
         return f" where {' and '.join(tests)}" if tests else ""
 
-    def _entry_text(self, row: ResultRow) -> str:
-        text = self._value_text(row)
+    def _format_entry(self, row: ResultRow) -> str:
+        text = self._format_value(row)
         if self.query.change and not self.query.periods and isinstance(row.value, int | float):
-            text = signed_value_text(row.value, self._decimal_places(row.value), self._unit())
+            text = signed_value_text(row.value, self._choose_decimals(row.value), self._unit())
         if row.change is not None:
-            text += f" ({signed_value_text(row.change, self._decimal_places(row.change), self._unit())})"
-        return text + (f" ({_percent_text(row.percent)})" if row.percent is not None else "")
+            text += f" ({signed_value_text(row.change, self._choose_decimals(row.change), self._unit())})"
+        return text + (f" ({_format_percent(row.percent)})" if row.percent is not None else "")
 
-    def _group_label(self, row: ResultRow) -> str:
+    def _format_group(self, row: ResultRow) -> str:
         many = len(self.query.periods) > 1 and row.period
         return ", ".join([*row.group, *([str(row.period)] if many else [])])
 
-    def _row_labels(self, row: ResultRow, *, include_time: bool = True) -> str:
+    def _format_row_labels(self, row: ResultRow, *, include_time: bool = True) -> str:
         parts = [f"{name} {text}" for name, text in row.shown.items()]
         if row.time is not None and include_time:
             exact = self.computed.profile.frequency in ("minute", "hour", "day", "week", None)
-            parts.append(f"{'on' if exact else 'in'} {self._moment_text(row.time)}")
+            parts.append(f"{'on' if exact else 'in'} {self._format_moment(row.time)}")
         return ", ".join(parts)
 
-    def _tie_note(self, noun: str = "rows with it") -> str:
+    def _describe_ties(self, noun: str = "rows with it") -> str:
         if self.computed.tied_groups:
             return f" The same holds for {join_list(list(self.computed.tied_groups))}."
         return (
             f" There are {self.computed.tie_count:,} {noun}." if self.computed.tie_count > 1 else ""
         )
 
-    def _moment_text(self, moment: datetime | None) -> str:
+    def _format_moment(self, moment: datetime | None) -> str:
         return date_text(moment, self.computed.profile.frequency) if moment else "?"
 
     def _unit(self) -> str | None:
         plain = self.query.aggregate in (*_COUNTING_AGGREGATES, "correlation") or self.query.by
         return None if plain else self.computed.unit
 
-    def _decimal_places(self, value: float) -> int:
+    def _choose_decimals(self, value: float) -> int:
         if self.query.aggregate in _COUNTING_AGGREGATES:
             return 0
         is_whole = isinstance(value, int) or float(value).is_integer()
@@ -208,16 +210,16 @@ class _AnswerWriter:
             else max(small, min(self.decimals, 2))
         )
 
-    def _value_text(self, row: ResultRow) -> str:
+    def _format_value(self, row: ResultRow) -> str:
         if not isinstance(row.value, int | float) or isinstance(row.value, bool):
             return str(row.value)
-        return value_text(row.value, self._decimal_places(row.value), self._unit())
+        return value_text(row.value, self._choose_decimals(row.value), self._unit())
 
 
-def _period_phrase(period: str | None) -> str:
-    """Return the prepositional phrase for a period.
+def _format_period(period: str | None) -> str:
+    """Return the prepositional phrase for a period, such as "in June 2012".
 
-    >>> _period_phrase("July 2015"), _period_phrase("1 June 2015 to 31 August 2015")
+    >>> _format_period("July 2015"), _format_period("1 June 2015 to 31 August 2015")
     (' in July 2015', ' from 1 June 2015 to 31 August 2015')
     """
     if not period:
@@ -229,11 +231,11 @@ def _period_phrase(period: str | None) -> str:
     return f" {'on' if len(period.split()) > 2 else 'in'} {period}"
 
 
-def _percent_text(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{value:.2f}%" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}%"
 
 
-def _filter_text(row_filter: Filter) -> str:
+def _describe_filter(row_filter: Filter) -> str:
     if row_filter.op in ("missing", "present"):
         return f"{row_filter.column} is {'empty' if row_filter.op == 'missing' else 'given'}"
     values = row_filter.value if isinstance(row_filter.value, list) else [row_filter.value]

@@ -1,4 +1,4 @@
-"""Translation of column arithmetic, the only expressions in a query, to SQL."""
+"""Translator of column arithmetic, the only expressions in a query, to SQL."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def arithmetic_sql(text: str, column_sql: Callable[[str], str]) -> str:
-    """Translate arithmetic of columns and numbers to SQL.
+    """Return SQL for an arithmetic expression over columns and numbers.
 
     Args:
-        text: Expression such as ``"tip / (total_bill - tip)"``, with other names in backticks.
-        column_sql: Function that returns a column as a numeric SQL expression.
+        text: Expression such as ``"tip / (total_bill - tip)"``, with names that are not identifiers
+            in backticks.
+        column_sql: Function that returns the numeric SQL expression of a column.
 
     Raises:
-        SyntaxError: The text is not such an expression.
+        SyntaxError: The text is not an arithmetic expression.
 
     >>> arithmetic_sql("tip / `total bill`", lambda name: f'"{name}"')
     '("tip" / nullif("total bill", 0))'
     """
     quoted: list[str] = []
 
-    def keep(match: re.Match[str]) -> str:
+    def replace_quoted_name(match: re.Match[str]) -> str:
         quoted.append(match[1])
         return f" quoted_{len(quoted) - 1} "
 
@@ -45,7 +46,7 @@ def arithmetic_sql(text: str, column_sql: Callable[[str], str]) -> str:
         raise SyntaxError(text)
 
     try:
-        tree = ast.parse(re.sub("`([^`]+)`", keep, text).strip(), mode="eval")
+        tree = ast.parse(re.sub("`([^`]+)`", replace_quoted_name, text).strip(), mode="eval")
     except (ValueError, RecursionError, MemoryError) as exc:
         raise SyntaxError(text) from exc
     try:

@@ -1,4 +1,4 @@
-"""Number and time formats of cells: detection, and SQL that parses them."""
+"""Functions that detect the formats of numbers and times in cells, and return SQL that parses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MISSING_MARKS = (
     "-999.0",
 )
 MISSING_MARKS_SQL = ", ".join(quote_literal(mark) for mark in MISSING_MARKS)
-"""``MISSING_MARKS`` as a list of SQL literals."""
+"""``MISSING_MARKS``, the texts of empty cells, as a list of SQL literals."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 # Affixes of a number: signs, currencies, a percent sign; brackets mean a minus sign.
 _NUMBER_PREFIX = r"^[-+]?\s*(?:[$€£¥]|USD|EUR|GBP|CHF)?\s*[-+]?\s*"
@@ -84,12 +84,12 @@ _NAMED_MONTH = re.compile(rf"(?:{'|'.join(_MONTHS)})[^\W\d]*\.?[ -]\d{{4}}", re.
 
 @dataclass(frozen=True)
 class TimeColumns:
-    """Column or columns that contain the time.
+    """One or more columns that contain the time of a row.
 
     Attributes:
         columns: Names of the columns.
         format: Format of the text.
-        timezone: Time zone for times that have a zone of their own.
+        timezone: Target time zone for times that state a zone.
     """
 
     columns: tuple[str, ...]
@@ -98,7 +98,7 @@ class TimeColumns:
 
 
 def number_sql(number_format: str, name: str) -> str:
-    """Return SQL for a column as a number, or ``NULL`` if it contains none.
+    """Return SQL that reads a column as a number, or ``NULL`` if a cell contains none.
 
     >>> number_sql("native", "x")
     '(CASE WHEN isfinite(TRY_CAST(x AS DOUBLE)) THEN TRY_CAST(x AS DOUBLE) END)'
@@ -108,14 +108,14 @@ def number_sql(number_format: str, name: str) -> str:
         return f"CAST(CAST({name} AS INTEGER) AS DOUBLE)"
     value = f"TRY_CAST({name if number_format == 'native' else text} AS DOUBLE)"
     if number_format in _WRITTEN_NUMBERS:
-        written = _written_number_sql(text, number_format)
+        written = _formatted_number_sql(text, number_format)
         # With decimal commas, 1.250 means 1250.
         value = written if number_format == "comma" else f"coalesce({value}, {written})"
     return f"(CASE WHEN isfinite({value}) THEN {value} END)"
 
 
-def _written_number_sql(text: str, number_format: str) -> str:
-    """Return SQL for a number with separators, currencies, or brackets."""
+def _formatted_number_sql(text: str, number_format: str) -> str:
+    """Return SQL that parses a number with thousands separators, currency signs, or brackets."""
     bare = f"regexp_replace({text}, '[^0-9,.+-]', '', 'g')"
     if number_format == "comma":
         bare = f"replace(replace({bare}, '.', ''), ',', '.')"
@@ -129,7 +129,7 @@ def _written_number_sql(text: str, number_format: str) -> str:
 
 
 def unreadable_sql(name: str, value: str) -> str:
-    """Return SQL that is true for text that is neither a value nor a mark for a missing value."""
+    """Return a SQL condition for text that is neither a value nor a mark for a missing value."""
     text = f"lower(trim(CAST({name} AS VARCHAR)))"
     return f"({value} IS NULL AND {text} IS NOT NULL AND {text} NOT IN ({MISSING_MARKS_SQL}))"
 
@@ -144,7 +144,7 @@ def has_time_name(name: str) -> bool:
 
 
 def detect_time_format(name: str, values: Sequence[str], day_first: bool = False) -> str | None:
-    """Return the format in which texts contain times, or ``None`` if they contain none.
+    """Return the time format of texts, or ``None`` if they contain no times.
 
     >>> detect_time_format("d", ["Jan 1 2000"]), detect_time_format("year", ["1931", "1932"])
     ('format:%b %d %Y', 'year')
@@ -171,20 +171,23 @@ def detect_time_format(name: str, values: Sequence[str], day_first: bool = False
     if len(fitting) > 1:
         # For 03/04/2015, the order of the rows shows which number is the month.
         fitting.sort(
-            key=lambda fmt: (_count_descents(fmt, present[:200]), _order_penalty(fmt, day_first))
+            key=lambda fmt: (
+                _count_descents(fmt, present[:200]),
+                _get_order_penalty(fmt, day_first),
+            )
         )
     return f"format:{fitting[0]}"
 
 
 def _is_unambiguous(value: str) -> bool:
-    return any(_parse(fmt, value) is not None for fmt in _UNAMBIGUOUS_FORMATS)
+    return any(_parse_time(fmt, value) is not None for fmt in _UNAMBIGUOUS_FORMATS)
 
 
-def _order_penalty(fmt: str, day_first: bool) -> int:
+def _get_order_penalty(fmt: str, day_first: bool) -> int:
     return 0 if (fmt.find("%d") < fmt.find("%m")) == day_first else 1
 
 
-def _parse(fmt: str, value: str) -> datetime | None:
+def _parse_time(fmt: str, value: str) -> datetime | None:
     try:
         return datetime.strptime(value, fmt)
     except ValueError:
@@ -192,13 +195,17 @@ def _parse(fmt: str, value: str) -> datetime | None:
 
 
 def _count_parsed(fmt: str, values: list[str]) -> int:
-    if _parse(fmt, values[0]) is None and len(values) > 20 and _parse(fmt, values[1]) is None:
+    if (
+        _parse_time(fmt, values[0]) is None
+        and len(values) > 20
+        and _parse_time(fmt, values[1]) is None
+    ):
         return 0
-    return sum(_parse(fmt, value) is not None for value in values)
+    return sum(_parse_time(fmt, value) is not None for value in values)
 
 
 def _count_descents(fmt: str, values: list[str]) -> int:
-    moments = [moment for value in values if (moment := _parse(fmt, value))]
+    moments = [moment for value in values if (moment := _parse_time(fmt, value))]
     return sum(b < a for a, b in pairwise(moments))
 
 
@@ -240,13 +247,13 @@ def _month_number_sql(text: str) -> str:
 
 
 def _date_sql(text: str) -> str:
-    """Return SQL for a date in ISO format or another unambiguous format."""
+    """Return SQL that parses a date in ISO or another unambiguous format."""
     forms = ", ".join(quote_literal(fmt) for fmt in _UNAMBIGUOUS_FORMATS)
     return f"coalesce(TRY_CAST({text} AS TIMESTAMP), try_strptime({text}, [{forms}]))"
 
 
 def time_sql(time: TimeColumns, alias: str = "") -> str:
-    """Return SQL for the time of a row, as a local ``TIMESTAMP``."""
+    """Return SQL for the time of a row as a local ``TIMESTAMP``."""
     names = [alias + quote_identifier(column) for column in time.columns]
     text = f"trim(CAST({names[0]} AS VARCHAR))"
     reading, _, extra = time.format.partition("+")
@@ -304,9 +311,9 @@ def find_time_columns(
     """Return the columns that may contain the time of a row, the most likely one first.
 
     Args:
-        column_types: Names and DuckDB types of the columns.
-        samples: Sample values of each column.
-        timezone: Time zone for times that have a zone of their own.
+        column_types: Name and DuckDB type of each column.
+        samples: Sample values by column name.
+        timezone: Target time zone for times that state a zone.
         day_first: True if ambiguous dates such as 03/04/2015 have the day first.
     """
     found = []
@@ -327,7 +334,7 @@ def find_time_columns(
     rows = max(map(len, samples.values()), default=0)
 
     def rank(time: TimeColumns) -> tuple[bool, bool, bool, bool]:
-        """Return a sort key. Among equal columns the first one without missing values wins."""
+        """Return a sort key. Among equal columns, the first one without missing values is chosen."""
         values = samples[time.columns[0]]
         named, filled = has_time_name(time.columns[0]), len(values) >= 0.98 * rows
         return not _has_day_precision(time), not named, not filled, len(set(values)) == 1
@@ -342,7 +349,7 @@ def _has_day_precision(time: TimeColumns) -> bool:
 
 
 def _find_date_parts(samples: Mapping[str, Sequence[str]], timezone: str) -> TimeColumns | None:
-    """Find dates that are spread over columns named year, month, day, and hour."""
+    """Return the columns of a date that is split into year, month, day, and hour, or ``None``."""
     found: list[str] = []
     for names, low, high in (
         ("year yr yyyy jahr", 1000, 2200), ("month mon mo mm monat", 1, 12),
@@ -351,7 +358,8 @@ def _find_date_parts(samples: Mapping[str, Sequence[str]], timezone: str) -> Tim
         fitting = [
             name
             for name, values in samples.items()
-            if split_name(name) in [[n] for n in names.split()] and _all_between(values, low, high)
+            if split_name(name) in [[n] for n in names.split()]
+            and _are_all_between(values, low, high)
         ]
         if not fitting:
             break
@@ -359,7 +367,7 @@ def _find_date_parts(samples: Mapping[str, Sequence[str]], timezone: str) -> Tim
     return TimeColumns(tuple(found), "parts", timezone) if len(found) >= 2 else None
 
 
-def _all_between(values: Sequence[str], low: int, high: int) -> bool:
+def _are_all_between(values: Sequence[str], low: int, high: int) -> bool:
     try:
         return bool(values) and all(low <= float(value) <= high for value in values)
     except ValueError:
@@ -378,9 +386,9 @@ def _add_clock_column(
         words, values = split_name(name), samples[name]
         extra = None
         if time.format == "year" and words in (["quarter"], ["qtr"]):
-            extra = "quarter" if _all_between(values, 1, 4) else None
+            extra = "quarter" if _are_all_between(values, 1, 4) else None
         elif not coarse and words in (["hour"], ["hr"], ["hh"]):
-            extra = "hour" if _all_between(values, 0, 24) else None
+            extra = "hour" if _are_all_between(values, 0, 24) else None
         elif not coarse and (kind == "TIME" or "time" in words) and values:
             extra = "time" if all(v.count(":") in (1, 2) for v in values[:50]) else None
         if extra and name != time.columns[0]:

@@ -1,4 +1,4 @@
-"""Charts of answers: bars for groups, and lines over time with the extremes marked."""
+"""Functions that draw charts of answers: bars for groups, and lines over time."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _UNIT_SECONDS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month
 
 
 class PlottingParameters(BaseModel):
-    """Parameters of ``plotting``.
+    """Parameters of a ``plotting`` step.
 
     Attributes:
         title: Title of the chart.
-        kind: Lines over time, or bars of groups.
-        file_format: Format of the file.
+        kind: ``line`` for values over time, or ``bar`` for groups.
+        file_format: File format of the chart.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -52,7 +52,7 @@ class PlottingParameters(BaseModel):
 
 @dataclass
 class Curve:
-    """Points of one line."""
+    """Points of one line in a chart."""
 
     name: str
     times: list[datetime]
@@ -65,9 +65,10 @@ def draw_chart(
     """Draw an answer and write the chart to a new file.
 
     Args:
-        result: Answers. The last one with groups is drawn, or else the values behind the first.
-        parameters: Title, kind, and format; derived from the answer if omitted.
-        settings: Settings of ``query_data`` and of ``plotting``.
+        result: Answers to draw. The last one with groups is drawn, or else the values that the
+            first one was computed from.
+        parameters: Title, kind, and format. Missing ones are derived from the answer.
+        settings: Settings of ``query_data`` and ``plotting``.
 
     Raises:
         ValidationError: The answer contains nothing to draw.
@@ -82,7 +83,7 @@ def draw_chart(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _style_axes(axes)
-    compared = [a for a in result.answers if 2 <= len(_bar_values(a)) <= _MAX_BARS]
+    compared = [a for a in result.answers if 2 <= len(_list_bars(a)) <= _MAX_BARS]
     extremes = [a for a in result.answers if a.rows and a.rows[0].time and not a.rows[0].group]
     if compared and parameters.kind != "line" and not (extremes and parameters.kind is None):
         answer = compared[-1]
@@ -108,7 +109,7 @@ def draw_chart(
 
 
 def readable_name(name: str) -> str:
-    """Return a column name in readable form.
+    """Return a column name as words for people.
 
     >>> readable_name("net_generation")
     'Net generation'
@@ -118,7 +119,7 @@ def readable_name(name: str) -> str:
 
 
 def chart_title(answer: QueryAnswer) -> str:
-    """Return a title that names the value, the groups, and the periods."""
+    """Return a chart title that names the value, the groups, and the periods."""
     query = answer.query
     title = readable_name(query.value or "Number of rows")
     if query.group_by:
@@ -136,7 +137,7 @@ def _truncate(text: str, max_chars: int) -> str:
 
 
 def _escape_mathtext(text: str) -> str:
-    """Escape the characters that matplotlib would interpret as a formula."""
+    """Escape the characters that matplotlib interprets as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -150,7 +151,7 @@ def _style_axes(axes: Axes) -> None:
     axes.yaxis.label.set_color(_TEXT)
 
 
-def _bar_values(answer: QueryAnswer) -> list[tuple[str, float]]:
+def _list_bars(answer: QueryAnswer) -> list[tuple[str, float]]:
     """Return the label and value of each bar: groups, or else periods."""
     return [
         (
@@ -162,7 +163,7 @@ def _bar_values(answer: QueryAnswer) -> list[tuple[str, float]]:
     ]
 
 
-def _axis_label(answer: QueryAnswer) -> str:
+def _format_axis_label(answer: QueryAnswer) -> str:
     name = answer.query.value or "number of rows"
     label = readable_name(name) + (
         f" ({answer.unit})" if answer.unit and answer.unit not in name else ""
@@ -171,7 +172,7 @@ def _axis_label(answer: QueryAnswer) -> str:
 
 
 def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
-    bars = _bar_values(answer)
+    bars = _list_bars(answer)
     names = [_escape_mathtext(_truncate(name, _MAX_NAME_CHARS)) for name, _ in bars]
     values = [value for _, value in bars]
     top = values.index(max(values))
@@ -180,7 +181,7 @@ def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
     slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     crowded = len(bars) > 13 or (len(bars) > 4 and max(map(len, names)) > 10)
     axes.set_xticks(range(len(bars)), names, **(slanted if crowded else {}))
-    axes.set_ylabel(_axis_label(answer))
+    axes.set_ylabel(_format_axis_label(answer))
     low, high = min(values), max(values)
     if low > 0.6 * high > 0:
         # With a zero baseline, nearly equal bars would hide their difference.
@@ -196,12 +197,12 @@ def _draw_values(
     result: QueryResult,
     settings: Mapping[str, Any],
 ) -> None:
-    """Draw the values from which an answer was computed."""
+    """Draw the values that an answer was computed from."""
     query = answer.query
     profiles = read_tables(session, result.files, settings)
     profile = choose_table(profiles, query.model_copy(update={"table": answer.table}))
     if query.value is None or profile.first is None or profile.last is None:
-        raise _nothing_to_plot_error(answer)
+        raise _create_empty_error(answer)
     filtered = {row_filter.column for row_filter in query.where}
     series = [name for name in profile.series if name not in filtered][:1]
     unit = "time"  # with too many points, the mean of each hour, day, and so on
@@ -235,12 +236,12 @@ def _draw_values(
             times = [row.time - shift for row in curve_rows if row.time]
             curves.append(Curve(label, times, [float(row.value or 0) for row in curve_rows]))
     if not any(len(curve.times) > 1 for curve in curves):
-        raise _nothing_to_plot_error(answer)
+        raise _create_empty_error(answer)
     few = max(len(curve.times) for curve in curves) <= 40
     for color, curve in zip(_COLORS, curves, strict=False):
         axes.plot(curve.times, curve.values, color=color, linewidth=1.7, label=_escape_mathtext(_truncate(curve.name, _MAX_NAME_CHARS)) or None,
                   marker="o" if few else None, markersize=4, solid_capstyle="round")  # fmt: skip
-    axes.set_ylabel(_axis_label(answer))
+    axes.set_ylabel(_format_axis_label(answer))
     axes.margins(x=0.015, y=0.14)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=10, ncols=min(4, len(curves)), labelcolor=_TEXT)
@@ -248,15 +249,15 @@ def _draw_values(
     _format_time_axis(axes)
 
 
-def _nothing_to_plot_error(answer: QueryAnswer) -> ValidationError:
+def _create_empty_error(answer: QueryAnswer) -> ValidationError:
     return ValidationError(
         f"The answer about {answer.table} contains nothing to plot.",
-        fix="Ask for values over time, or for groups.",
+        fix="Ask for values over time or by group.",
     )
 
 
 def _annotate_extremes(axes: Any, answer: QueryAnswer) -> None:
-    """Mark the points that the answer mentions."""
+    """Mark the extreme values that the answer mentions."""
     if answer.query.group_by or len(answer.query.periods) > 1:
         return
     for row in answer.rows[:6]:
@@ -306,5 +307,6 @@ def _save_figure(figure: Figure, folder: Path, kind: str, title: str) -> Path:
             fix="Set 'output_dir' of plotting to a writable folder.",
         ) from exc
     raise CapabilityError(
-        f"The folder {str(folder)!r} has too many plots of this name.", fix="Move old plots away."
+        f"The folder {str(folder)!r} contains too many plots with the same name.",
+        fix="Move old plots to another folder.",
     )

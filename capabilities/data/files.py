@@ -1,4 +1,4 @@
-"""Data files: access checks, file formats, and the tables in them."""
+"""Functions that find data files, check access to them, and detect their formats and tables."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _C1_CONTROLS = re.compile(rb"[\x80-\x9f]")
 
 
 def find_file(name: str, settings: Mapping[str, Any]) -> Path:
-    """Return the path of a data file that may be read.
+    """Return the path of a data file that the caller may read.
 
-    The error about a file outside the allowed folders does not reveal whether the file exists.
+    The error for a file outside the allowed folders does not reveal whether the file exists.
 
     Args:
         name: Path relative to the working folder or to an allowed folder, or ``vega:NAME`` for a
             file of the ``vega_datasets`` package.
-        settings: ``data_folders`` lists the allowed folders and files; an empty list allows none.
-            It is compared with the path after all symbolic links are resolved.
+        settings: Settings of the capability. ``data_folders`` lists the allowed folders and files;
+            an empty list allows none. Symbolic links are resolved before the comparison.
 
     Raises:
-        ValidationError: The file does not exist or may not be read.
+        ValidationError: The file does not exist, or the caller may not read it.
     """
     if name.startswith("vega:"):
-        return _packaged_file(name.removeprefix("vega:"))
+        return _find_packaged_file(name.removeprefix("vega:"))
     try:
         allowed = [Path(item).expanduser().resolve() for item in settings.get("data_folders") or ()]
         path = Path(name).expanduser().resolve()
@@ -57,7 +57,8 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
             f"{name[:200]!r} is not a valid path.", fix="Pass the path of a data file."
         ) from exc
     is_packaged = (
-        path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package_folder()
+        path.parent.parts[-2:] == ("vega_datasets", "_data")
+        and path.parent == _find_package_folder()
     )
     allowed_paths = [
         one for one in candidates if any(one == item or item in one.parents for item in allowed)
@@ -78,14 +79,14 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     return path
 
 
-def _package_folder() -> Path:
+def _find_package_folder() -> Path:
     package = require_extra("vega_datasets", "demo")
     return (Path(str(package.__file__)).parent / "_data").resolve()
 
 
-def _packaged_file(name: str) -> Path:
+def _find_packaged_file(name: str) -> Path:
     files_by_name = {
-        path.name: path for path in _package_folder().iterdir() if path.suffix in _SUFFIXES
+        path.name: path for path in _find_package_folder().iterdir() if path.suffix in _SUFFIXES
     }
     found = next(
         (files_by_name[n] for n in (name, f"{name}.csv", f"{name}.json") if n in files_by_name),
@@ -128,7 +129,7 @@ def list_tables(session: DataSession, path: Path) -> list[DataTable]:
     if kind == "sqlite":
         return [
             DataTable(path, kind, f"{path.name}:{name}", size, name)
-            for name in _sqlite_tables(path, session.operation)
+            for name in _list_sqlite_tables(path, session.operation)
         ]
     if kind != "csv":
         return [DataTable(path, kind, path.name, size)]
@@ -152,7 +153,7 @@ def _detect_kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "
     return "json" if kind == "json" or (not kind and head.lstrip()[:1] in b"[{") else "csv"
 
 
-def _sqlite_tables(path: Path, operation: DataOperation) -> list[str]:
+def _list_sqlite_tables(path: Path, operation: DataOperation) -> list[str]:
     try:
         uri = f"{path.as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as found:
@@ -179,7 +180,7 @@ def _sqlite_tables(path: Path, operation: DataOperation) -> list[str]:
 
 
 def _detect_utf16(head: bytes) -> str | None:
-    """Return the UTF-16 encoding of a text, detected by its byte order mark or by zero bytes."""
+    """Return the UTF-16 encoding that a byte order mark or zero bytes indicate, or ``None``."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     even, odd = head[:4096:2], head[1:4096:2]
@@ -190,7 +191,10 @@ def _detect_utf16(head: bytes) -> str | None:
 
 
 def find_encoding(path: Path, head: bytes, operation: DataOperation) -> str:
-    """Detect the encoding of a text file. Reads all of it, since a single character decides."""
+    """Return the encoding of a text file.
+
+    The function reads the whole file, because a single character can rule out an encoding.
+    """
     if wide := _detect_utf16(head):
         return wide
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -209,7 +213,7 @@ def find_encoding(path: Path, head: bytes, operation: DataOperation) -> str:
 
 
 def _has_year_headers(cells: list[str]) -> bool:
-    """Return True for a first line of names that include consecutive years."""
+    """Return True if a file's first line consists of names that include consecutive years."""
     years = [int(cell) for cell in cells if re.fullmatch(r"(?:19|20)\d\d", cell.strip())]
     texts = len(cells) - len(years)
     run = [*range(min(years), min(years) + len(years))] if len(years) > 1 else []
@@ -217,7 +221,7 @@ def _has_year_headers(cells: list[str]) -> bool:
 
 
 def _detect_dialect(session: DataSession, table: DataTable, head: bytes) -> DataTable:
-    """Detect the delimiter, quotes, and header of a text file."""
+    """Return the table with its detected delimiter, quotes, and header."""
     path = session.readable_path(table)
     ((delimiter, quote, escape, header, skip),) = session.query(
         f"SELECT Delimiter, Quote, Escape, HasHeader, SkipRows FROM sniff_csv({quote_path(path)})",  # noqa: S608

@@ -1,4 +1,4 @@
-"""Meaning of the words and phrases of a question, independent of the data."""
+"""Tables of the words and phrases in questions, independent of the data."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ _SYNONYMS = (
     "sunday sun",
 )
 CONCEPTS = {word: line.split()[0] for line in _SYNONYMS for word in line.split()}
-"""Synonyms in questions and column names, mapped to their concept."""
+"""Concept by synonym, for words in questions and column names."""
 
 ADDITIVE_QUANTITIES = word_set(
     "revenue precipitation snow profit quantity amount unit consumption customer visitor "
     "death birth disease wound energy volume downtime production generation expense "
     "spending cost sold order marriage divorce count number"
 )
-"""Quantities whose values are added up over rows."""
+"""Quantities whose values are added when rows are grouped."""
 ADDITIVE_UNITS = frozenset({"kWh", "MWh", "GWh", "EUR", "USD", "GBP"})
 AVERAGED_QUANTITIES = word_set(
     "temperature humidity wind speed pressure price rate ratio percent score index age "
     "weight height length expectancy per percap capita mean average co2 concentration level power load "
     "flow return yield unemployment inflation discount"
 )
-"""Quantities whose values are averaged over rows."""
+"""Quantities whose values are averaged when rows are grouped."""
 
 # For each quantity: highest, lowest, more, and less.
 _DEGREES = {
@@ -141,7 +141,7 @@ FREQUENCY_ADJECTIVES = {
 ROW_NOUNS = word_set(
     "row record entry entries observation reading measurement item time sample case"
 )
-"""Words for the rows of any table, in addition to the name of the file."""
+"""Words that refer to the rows of any table, in addition to the name of the file."""
 FILLER_WORDS = word_set(
     "a an the of in on at for to is was were are be been being there it its what whats "
     "what's show me give tell please find get did do does has have had having this that "
@@ -154,7 +154,7 @@ FILLER_WORDS = word_set(
     "die das den und bring brought earn earned achieve achieved handle handled"
     " see saw seen run ran single individual exactly approximately roughly lie located"
 )
-"""Words without meaning once all other words are parsed."""
+"""Words to ignore after all other words are parsed."""
 TIME_PREPOSITIONS = word_set(
     "since between over during from until till before after through throughout by in on "
     "at for within of am im seit vor nach bis zwischen the and"
@@ -167,87 +167,103 @@ NUMBER_WORDS = {"zero": 0, **expressions.NUMBERS}
 SCALE_WORDS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "bn": 1e9}
 
 
-def _phrase(pattern: str) -> re.Pattern[str]:
+def _compile_phrase(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
 NUMBER_PATTERN = re.compile(r"[-\u2212]?\d[\d,]*(?:\.\d+)?")
-CLAUSE_BREAK = _phrase(
+CLAUSE_BREAK = _compile_phrase(
     r"(?<!\s)\s*+[,;?.\u2013]\s++(?:and\s++)?(?=(?:how|which|what|when|in which|on which)\b)"
     r"|(?<!\s)\s++-\s++(?=(?:which|what|when)\b)"
     r"|(?<!\s)\s++and\s++(?=how (?:did|do|does|have|has)\b)"
 )
-FOLLOW_UP_PHRASE = _phrase(r"^\W*(?:and|what about|how about|und|or)\b")
-CHART_PHRASE = _phrase(
+FOLLOW_UP_PHRASE = _compile_phrase(r"^\W*(?:and|what about|how about|und|or)\b")
+CHART_PHRASE = _compile_phrase(
     r"\b(?:(?:make|draw|show|give me|create)\s+)?(?:me\s+)?(?:an?\s+|the\s+)?(?:(?:bar|line|svg|png)\s+)?"
     r"(?:plot|chart|graph|figure|picture|diagram|visuali[sz]e|draw)s?\b(?:\s+(?:of|for|showing|with))?"
     r"|\bas (?:an?\s+)?(?:svg|png|bars?|lines?|(?:bar|line)? ?(?:chart|plot|graph))\b"
 )
-PRECIPITATION_VERB = _phrase(r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bprecipitation )fell\b")
-COUNT_PHRASE = _phrase(
+PRECIPITATION_VERB = _compile_phrase(
+    r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bprecipitation )fell\b"
+)
+COUNT_PHRASE = _compile_phrase(
     r"\b(?:how many|how often|how many times|wie viele|(?:the )?(?:number|count|amount) of)\b|^\W*count(?: the)?\b"
 )
 _LIMIT_WORDS = r"(?:above|over|below|under|exceed(?:s|ed)?|pass(?:es|ed)?|surpass(?:es|ed)?|more than|less than)\b"
 QUESTION_KINDS = [
-    ("trend", _phrase(r"\b(?:trend|slope)(?:\s+(?:of|in))?\b")),
+    ("trend", _compile_phrase(r"\b(?:trend|slope)(?:\s+(?:of|in))?\b")),
     (
         "streak",
-        _phrase(r"\blongest\s+(?:streak|run|stretch|period|spell)(?:\s+of)?(?:\s+consecutive)?"),
+        _compile_phrase(
+            r"\blongest\s+(?:streak|run|stretch|period|spell)(?:\s+of)?(?:\s+consecutive)?"
+        ),
     ),
     (
         "crossing",
-        _phrase(
+        _compile_phrase(
             rf"\bfirst\s+(?:\w+\s+)?(?={_LIMIT_WORDS})"
             r"|\bfor the first time\b|\b(?:the )?first time\b"
         ),
     ),
     (
         "last crossing",
-        _phrase(rf"\blast\s+(?={_LIMIT_WORDS})|\bfor the last time\b|\b(?:the )?last time\b"),
+        _compile_phrase(
+            rf"\blast\s+(?={_LIMIT_WORDS})|\bfor the last time\b|\b(?:the )?last time\b"
+        ),
     ),
     (
         "rolling",
-        _phrase(
+        _compile_phrase(
             r"\b(?P<n>\d+)[\s-]?(?P<unit>h|hour|day|week|month|year)?s?[\s-]*(?:point\s+)?"
             r"(?:moving|rolling|running)\s+(?:average|mean)\b"
         ),
     ),
-    ("percentile", _phrase(r"\b(?P<n>\d{1,2})(?:st|nd|rd|th) percentile\b")),
+    ("percentile", _compile_phrase(r"\b(?P<n>\d{1,2})(?:st|nd|rd|th) percentile\b")),
     (
         "gaps",
-        _phrase(
+        _compile_phrase(
             r"\bhow many (?P<unit>\w+?)s? (?:are|is|were) missing\b(?:\s+(?:from|in)\s+(?:the\s+)?"
             r"(?:log|data|file|table|series|record))?"
         ),
     ),
     (
         "share",
-        _phrase(r"\b(?:what\s+)?(?:share|fraction|proportion|percentage|percent|pct|%)\s+of\b"),
+        _compile_phrase(
+            r"\b(?:what\s+)?(?:share|fraction|proportion|percentage|percent|pct|%)\s+of\b"
+        ),
     ),
-    ("distinct", _phrase(r"\b(?:how many|number of|count of) (?:different|distinct|unique)\b")),
+    (
+        "distinct",
+        _compile_phrase(r"\b(?:how many|number of|count of) (?:different|distinct|unique)\b"),
+    ),
     ("count", COUNT_PHRASE),
     (
         "correlation",
-        _phrase(
+        _compile_phrase(
             r"\bcorrelat\w*(?:\s+(?:with|to|between))?|\brelated\b"
             r"|\b(?:relationship|connection|relation|link|association)\s+between\b"
         ),
     ),
-    ("list", _phrase(r"^\W*(?:list|name|show|what are|which are)\s+(?:all\s+)?(?:the\s+)?")),
-    ("", _phrase(r"\b(?P<std>standard deviation)\b")),
+    (
+        "list",
+        _compile_phrase(r"^\W*(?:list|name|show|what are|which are)\s+(?:all\s+)?(?:the\s+)?"),
+    ),
+    ("", _compile_phrase(r"\b(?P<std>standard deviation)\b")),
 ]
-"""Kinds of questions with their phrases; the first match decides."""
-HOW_DID_PHRASE = _phrase(r"^\W*(?:show )?how\s+(?:did|do|does|have|has)\b")
-DEVELOPMENT_VERB = _phrase(
+"""Kinds of questions and their phrases. The first matching phrase determines the kind."""
+HOW_DID_PHRASE = _compile_phrase(r"^\W*(?:show )?how\s+(?:did|do|does|have|has)\b")
+DEVELOPMENT_VERB = _compile_phrase(
     r"\b(?:move[ds]?|develop(?:ed)?|vary|varied|change[ds]?|evolve[ds]?)\b"
     r"(?:\s+(?:over|through|throughout|during))?(?:\s+(?:the\s+)?time)?"
 )
-COMPARISON_PHRASE = _phrase(
+COMPARISON_PHRASE = _compile_phrase(
     r"\b(?:diff\w*ence|compared? (?:to|with)|compare|versus|vs|change[ds]?|develop(?:ed)?"
     r"|by how much|than)\b(?:\s+(?:in|between|of)\b)?"
 )
-CHANGE_VERB = _phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
-WHEN_CLAUSE = _phrase(r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b")
+CHANGE_VERB = _compile_phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
+WHEN_CLAUSE = _compile_phrase(
+    r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b"
+)
 _ADJECTIVES = {
     None: ("high big large great strong good", "low small little weak bad"),
     "temperature": ("hot warm mild", "cold cool chilly"),
@@ -275,78 +291,80 @@ ADJECTIVES = {
     for word in word_list.split()
 }
 """Quantity and direction of adjectives, as in "how cold did it get" and "most expensive"."""
-HOW_PHRASE = _phrase(rf"\bhow (?P<word>{'|'.join(ADJECTIVES)})\b(?=(?P<rest>.*))")
-REACHED_EXTREME = _phrase(
+HOW_PHRASE = _compile_phrase(rf"\bhow (?P<word>{'|'.join(ADJECTIVES)})\b(?=(?P<rest>.*))")
+REACHED_EXTREME = _compile_phrase(
     r"\s+(?:did|has|have|does)\b.*\b(?:get|go|got|gone|reach(?:ed)?|become|rise|climb|fall|drop|sink|run)\b"
     r"|.*\b(?:at (?:most|best|worst|its|the) ?(?:peak|highest|lowest|maximum|minimum|extreme)?\W*$)"
 )
-AT_EXTREME = _phrase(r"\bat (?:most|best|worst|(?:its|the) (?:peak|extreme))(?=\W*$)")
-HOW_EXTREME_VERB = _phrase(
+AT_EXTREME = _compile_phrase(r"\bat (?:most|best|worst|(?:its|the) (?:peak|extreme))(?=\W*$)")
+HOW_EXTREME_VERB = _compile_phrase(
     r"\b(?:did|has|have|does)\b|\b(?:get|go|got|gone|reach|become|rise|climb|fall|drop|sink)(?=\W*$)"
 )
-EXTREME_REACHED_PHRASE = _phrase(
+EXTREME_REACHED_PHRASE = _compile_phrase(
     r"\b(?:drop(?:ped)?|fall|fell|sink|sank|go|went|climb(?:ed)?|rise|rose|reach(?:ed)?|hit|come|came"
     r"|get|got|be)\s+(?:down\s+|up\s+)?(?:to\s+|at\s+)?(?:(?:its|their|the)\s+)?"
     r"(?=(?:absolute\s+)?(?:min|max|low|high|peak|record|top)\w*)"
 )
-HOW_CLAUSE = _phrase(
+HOW_CLAUSE = _compile_phrase(
     r"(?<!\s)(?:\s*+,\s++|\s++)and\s++how\s++(?:low|high|cold|hot|warm|strong|windy|fast|big|large|heavy|much|deep)"
     r"(?:\s+(?:was|did)\s+it(?:\s+(?:get|go))?)?(?=\s*+[?.!]*+\s*+$)"
 )
-"""Question for the value of an extreme, which every answer states anyway."""
-POSSESSION_VERB = _phrase(r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b")
-STATE_VERB = _phrase(r"\b(?:is|are)\b")
-TREND_VERB = _phrase(
+"""Phrase that asks for an extreme's value, which every answer states anyway."""
+POSSESSION_VERB = _compile_phrase(
+    r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b"
+)
+STATE_VERB = _compile_phrase(r"\b(?:is|are)\b")
+TREND_VERB = _compile_phrase(
     r"\b(?:rise|rose|risen|fall|fell|fallen|grow|grew|grown|increase[ds]?|decrease[ds]?|drop(?:ped)?"
     r"|climb(?:ed)?|shr[aiu]nk|decline[ds]?|gain(?:ed)?|lost|lose)\b"
 )
-DANGLING_WORDS = _phrase(
+DANGLING_WORDS = _compile_phrase(
     r"(?<!\s)\s++(?:of|for|by|with)(?=\s++(?:in|on|at|during|since|between|from|to|of|for|by|with)\b)"
     r"|(?:(?<!\s)\s++(?:in|of|on|at|for|with|by|from|the|an?)\b){0,4}\s*+(?=[?.!]*+$)"
 )
-ESSENTIAL_WORD = _phrase(
+ESSENTIAL_WORD = _compile_phrase(
     r"\b(?:best|worst|first|last|same|any|more|less|than|not|no|non|why|per|each|without|except"
     rf"|{'|'.join([*SUPERLATIVES, *COMPARATIVES])})\b"
 )
-"""Words without which a question is another question."""
-SALES_PHRASE = _phrase(
+"""Words that change the meaning of a question, so that they must not be dropped."""
+SALES_PHRASE = _compile_phrase(
     r"\b(?P<best>best|top|most|worst|least)[\s-]+(?:selling|sold)\b"
     r"|\b(?P<verb>loses?|lost|makes?|made|earns?)\s+the\s+(?P<most>most|least)(?:\s+money)?\b"
     r"|\b(?P<most2>most|least)\s+profitable\b"
     r"|\b(?:biggest|largest|greatest|highest|worst)\s+(?P<loss>loss)(?:es)?\b"
 )
-"""Phrases for extremes of sales and profit."""
-GROUP_PHRASE = _phrase(
+"""Phrases that ask for the extremes of sales and profit."""
+GROUP_PHRASE = _compile_phrase(
     r"\b(?:(?:grouped|broken down|split) by|(?:for|in|on) (?:each|every)|by|per|each|every|across)\b"
 )
-HIGH_LOW_NOUN = _phrase(
+HIGH_LOW_NOUN = _compile_phrase(
     r"\b(?P<kind>daily|day's|the|average|mean|median|typical|usual|normal|overnight|lowest|highest|record"
     r"|absolute|its|their|an?)\s+(?P<word>high|low)\b|\b(?P<plural>highs|lows)\b"
 )
 RECORD_WORDS = word_set("record absolute")
-AFTER_NOUN = _phrase(
+AFTER_NOUN = _compile_phrase(
     r"\W*(?:$|(?:in|on|of|for|during|since|between|at|by|from|over|ever|and|before|after|was|were|is)\b)"
 )
-"""Text after a noun: the end, or a word that does not continue the noun."""
-MISSING_PHRASE = _phrase(
+"""Text that may follow a noun: the end, or a word that does not continue the noun."""
+MISSING_PHRASE = _compile_phrase(
     r"\b(?:(?:have|has|had|with)\s+)?(?:no|without|lack|lacks|lacking|missing)\b"
     r"|\b(?:is|are|was|were)\s+(?:unknown|missing|empty|blank|not (?:known|given|recorded))\b"
 )
-SIGN_ADJECTIVE = _phrase(
+SIGN_ADJECTIVE = _compile_phrase(
     r"\b(?P<sign>negative|positive)\b|\b(?P<loss>(?:lose|lost|losing)\s+money|(?:make|made)\s+a\s+loss)\b"
 )
-MARGIN_PHRASE = _phrase(r"\b(?:profit\s+)?margin\b")
-TOP_PHRASE = _phrase(
+MARGIN_PHRASE = _compile_phrase(r"\b(?:profit\s+)?margin\b")
+TOP_PHRASE = _compile_phrase(
     r"\b(?:the\s+)?(?:(?P<top>top)|first)\s+(?P<a>\d+|\w+)\b"
     rf"|\b(?P<b>\d+|\w+)\s+(?=(?:\w+\s+){{0,3}}(?:with the\s+)?(?:{'|'.join(SUPERLATIVES)})\b)"
 )
 TIME_PART_PHRASES = [
     (
         "hour_of_day",
-        _phrase(r"\bhours? of (?:the )?day\b|(?<=\bat what )hour\b|(?<=\bat which )hour\b"),
+        _compile_phrase(r"\bhours? of (?:the )?day\b|(?<=\bat what )hour\b|(?<=\bat which )hour\b"),
     ),
-    ("weekday", _phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
-    ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
+    ("weekday", _compile_phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
+    ("month_of_year", _compile_phrase(r"\bmonths? of (?:the )?year\b")),
 ]
 BOOLEAN_WORDS = {True: ("yes", "true", "y", "1"), False: ("no", "false", "n", "0")}
 PERSON_NOUNS = word_set(
@@ -356,9 +374,9 @@ CASUALTIES = word_set("death wound disease casualty injury")
 ACTION_VERBS = word_set(
     "sold sell bought buy made make used use produced generated flown driven travelled traveled paid"
 )
-"""Verbs that add nothing to a column that is named."""
+"""Verbs that may accompany a named column without changing the meaning."""
 OPPOSITES = {"died": "survived", "perished": "survived", "drowned": "survived"}
-"""Verbs that negate a column of yes and no."""
+"""Verbs that negate a yes/no column, by opposite."""
 UNIT_QUANTITIES = {
     "energy": word_set("Wh kWh MWh GWh J kJ MJ"),
     "electricity": word_set("Wh kWh MWh GWh"),
@@ -366,11 +384,11 @@ UNIT_QUANTITIES = {
     "pressure": word_set("bar mbar hPa kPa Pa psi"),
     "money": word_set("EUR USD GBP"),
 }
-"""Quantities that the unit of a column implies."""
+"""Quantities by the units that imply them."""
 MEDIUM_NOUNS = word_set("water air sea ambient surface outside outdoor")
-"""Nouns that may precede a quantity that only one column measures."""
+"""Nouns that may precede a quantity if a single column measures it."""
 WEATHER_SUBJECTS = MEDIUM_NOUNS | {"it"}
-"""Subjects of a question about the temperature: "was it below zero"."""
+"""Subjects of a question about temperature, such as "it" in "was it below zero"."""
 _PARAPHRASES = (
     (r"\b(?:on record|in (?:the )?(?:records|history)|of all times?)\b", ""),
     (r"\ball[- ]time\b", "record"),
@@ -398,11 +416,11 @@ _PARAPHRASES = (
         "longest streak with precipitation above 0",
     ),
 )
-_PARAPHRASE_RULES = [(_phrase(pattern), words) for pattern, words in _PARAPHRASES]
+_PARAPHRASE_RULES = [(_compile_phrase(pattern), words) for pattern, words in _PARAPHRASES]
 
 
 def paraphrase(question: str) -> str:
-    """Return the question with phrases replaced by words of the same meaning that the rules cover.
+    """Return the question with idioms replaced by words that the parser supports.
 
     >>> paraphrase("What is the most common color?")
     'What is the most rows color?'
@@ -413,10 +431,10 @@ def paraphrase(question: str) -> str:
 
 
 NONZERO_WORDS = word_set("rainy wet snowy rain rained snow snowed")
-FELL_PHRASE = _phrase(
+FELL_PHRASE = _compile_phrase(
     r"\b(?:rainy|wet|snowy|(?:rain|snow)ed|(?:did|does|had|with|saw|see|was|any)\s+(?:it\s+|any\s+)?(?:rain|snow))\b"
 )
-"""Phrases for a day with rain or snow."""
+"""Phrases that ask for a day with rain or snow."""
 MEASURE_NOUNS = word_set(
     "speed level concentration count price content reading value amount figure"
 )

@@ -1,4 +1,4 @@
-"""Search for the columns and values that the words of a question mention."""
+"""Functions that find the columns and values that a question mentions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capgraph.capabilities.data.words import Word, fold, split_name, split_words
 
 _MAX_RUN_LENGTH = 6
 _LITERAL_BONUS = 16
-"""Score bonus of a literal match, which outweighs a synonym of a whole name."""
+"""Score bonus for a literal match, which must outweigh a synonym of a whole name."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Mention:
     """Mention of a column, or of one of its values, in a question.
 
     Attributes:
-        column: Column that is mentioned.
-        positions: Positions of the words.
-        value: Value that is mentioned, if any.
-        score: Quality of the match; from 100 on, the words spell the name.
-        is_literal: True if the name contains these exact words, which outweighs a synonym.
+        column: Mentioned column.
+        positions: Positions of the words that mention it.
+        value: Mentioned value, if any.
+        score: Quality of the match. From 100 on, the words spell out the name.
+        is_literal: True if the name contains exactly these words.
     """
 
     column: TableColumn
@@ -36,7 +36,7 @@ class Mention:
 
 
 def concept_of(word: str) -> str:
-    """Return the concept that a word and its synonyms share.
+    """Return the concept that represents a word and its synonyms.
 
     >>> concept_of("rainfall"), concept_of("sugar")
     ('precipitation', 'sugar')
@@ -56,13 +56,13 @@ def quantity_words(column: TableColumn) -> list[str]:
 
 
 def direction_of(column: TableColumn) -> str | None:
-    """Return ``max`` or ``min`` if a column contains highs or lows, and otherwise ``None``."""
+    """Return ``max`` or ``min`` if a column contains highs or lows, and ``None`` otherwise."""
     words = set(split_name(column.name))
     return "max" if words & MAXIMUM_WORDS else "min" if words & MINIMUM_WORDS else None
 
 
-def _root(word: str) -> str:
-    """Return a word without the ending of a verb or noun: "generated" and "generation" share it."""
+def _strip_ending(word: str) -> str:
+    """Return a word without its verb or noun ending, so that "generated" matches "generation"."""
     for ending in ("ions", "ion", "ing", "ed", "es", "er", "or", "al", "e"):
         if word.endswith(ending) and len(word) - len(ending) > 4:
             return word.removesuffix(ending)
@@ -70,21 +70,21 @@ def _root(word: str) -> str:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _similarity(word: str, part: str, is_whole_name: bool) -> int:
-    """Return 3 for equal words, 2 for a shared concept, 1 for an abbreviation, and otherwise 0."""
+def _rate_similarity(word: str, part: str, is_whole_name: bool) -> int:
+    """Return 3 for equal words, 2 for a shared concept, 1 for an abbreviation, and 0 otherwise."""
     if word == part:
         return 3
     if concept_of(word) == concept_of(part):
         return 2
-    if len(word) > 5 and _root(word) == _root(part):
+    if len(word) > 5 and _strip_ending(word) == _strip_ending(part):
         return 1
     short, long = sorted((word, part), key=len)
     prefix = long.startswith(short) and len(short) >= (3 if is_whole_name and short == part else 4)
     return 1 if prefix or (part.endswith(word) and len(word) >= 6) else 0
 
 
-def _word_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list[int]]:
-    """Yield all runs of adjacent positions."""
+def _iterate_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list[int]]:
+    """Yield all sequences of adjacent positions."""
     available = set(positions)
     for start in sorted(available):
         for length in range(1, _MAX_RUN_LENGTH + 1):
@@ -97,24 +97,25 @@ def _word_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list
 def find_columns(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
-    """Find the columns that words mention.
+    """Return the columns that words mention.
 
-    Each entry lists the columns that the same words may mention. A single column is unambiguous.
+    Each inner list contains the columns that the same words may mention. A list with one column is
+    unambiguous.
     """
     timed = [TableColumn(name, "text") for name in (profile.time.columns if profile.time else [])]
-    runs = [(run, [words[place] for place in run]) for run in _word_runs(words, positions)]
+    runs = [(run, [words[place] for place in run]) for run in _iterate_runs(words, positions)]
     found = []
     for column in [*profile.columns, *timed]:
         names, parts = split_name(column.name), quantity_words(column)
         for run, run_words in runs:
-            if score := _match_score(run_words, fold(column.name), names, parts):
+            if score := _rate_match(run_words, fold(column.name), names, parts):
                 literal = {word.stem for word in run_words} <= {*names}
                 found.append(Mention(column, frozenset(run), score=score, is_literal=literal))
     return _group_mentions(found)
 
 
-def _match_score(words: list[Word], name: str, names: list[str], parts: list[str]) -> float:
-    """Rate how well adjacent words match the name of a column."""
+def _rate_match(words: list[Word], name: str, names: list[str], parts: list[str]) -> float:
+    """Return a score for how well adjacent words match a column name."""
     text, full_name = "".join(word.stem for word in words), "".join(names)
     plain = "".join(fold(word.text) for word in words)
     initials = "".join(part[0] for part in names)
@@ -137,9 +138,11 @@ def _match_score(words: list[Word], name: str, names: list[str], parts: list[str
     remaining, total = list(parts), 0
     for word in words:
         best = max(
-            remaining, key=lambda part: _similarity(word.stem, part, len(parts) == 1), default=""
+            remaining,
+            key=lambda part: _rate_similarity(word.stem, part, len(parts) == 1),
+            default="",
         )
-        alike = _similarity(word.stem, best, len(parts) == 1) if best else 0
+        alike = _rate_similarity(word.stem, best, len(parts) == 1) if best else 0
         if not alike:
             return 0.0
         remaining.remove(best)
@@ -150,10 +153,10 @@ def _match_score(words: list[Word], name: str, names: list[str], parts: list[str
 def find_values(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
-    """Find the category values that words mention. Several columns may contain the same value."""
+    """Return the category values that words mention. Several columns may contain the same value."""
     runs_by_form: dict[tuple[str, ...], list[int]] = {}
-    for run in _word_runs(words, positions):
-        for form in _comparison_forms([words[place] for place in run]):
+    for run in _iterate_runs(words, positions):
+        for form in _list_comparison_forms([words[place] for place in run]):
             runs_by_form.setdefault(form, run)
     found = []
     for column in profile.category_columns:
@@ -163,22 +166,22 @@ def find_values(
                 len(tokens) == 1 and (value.isdigit() or tokens[0].stem in FILLER_WORDS)
             ):
                 continue
-            forms = [*_comparison_forms(tokens), *_demonyms(tokens)]
+            forms = [*_list_comparison_forms(tokens), *_list_demonyms(tokens)]
             run = next((runs_by_form[form] for form in forms if form in runs_by_form), [])
             if run and (len(value) > 2 or words[run[0]].text == value):
                 found.append(Mention(column, frozenset(run), value, len(run)))
     return _group_mentions(found)
 
 
-def _demonyms(words: Sequence[Word]) -> list[tuple[str, ...]]:
-    """Return the adjectives of a name, such as "japanese" for "Japan"."""
+def _list_demonyms(words: Sequence[Word]) -> list[tuple[str, ...]]:
+    """Return the adjectives for a country name, such as "japanese" for "Japan"."""
     name = words[0].stem
     if len(words) > 1 or len(name) < 4 or not words[0].text[0].isupper():
         return []
     return [(name + ending,) for ending in ("n", "an", "ian", "ese", "ish")]
 
 
-def _comparison_forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
+def _list_comparison_forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
     stems = tuple(word.stem for word in words)
     return [tuple(fold(word.text) for word in words), stems, tuple(map(concept_of, stems))]
 

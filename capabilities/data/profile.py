@@ -1,4 +1,4 @@
-"""Profiles of tables: their columns, times, ranges, and series."""
+"""Profiles of tables: the columns, time range, value ranges, and series."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _NUMERIC_TYPES = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Column of a table.
+    """Column of a table, with the kind and range of its values.
 
     Attributes:
         name: Name in the file.
-        kind: Kind of its values.
-        number_format: Format in which its text contains numbers.
+        kind: Kind of the values: numbers, categories, flags, or text.
+        number_format: Number format, if the column contains numbers as text.
         values: Distinct values of a category.
-        decimals: Number of decimals.
+        decimals: Maximum number of decimals.
         low: Lowest number.
         high: Highest number.
-        unreadable_values: Number of unreadable values, and examples.
-        has_all_values: True if ``values`` is complete.
+        unreadable_values: Number of unreadable values, and examples of them.
+        has_all_values: True if ``values`` contains all distinct values.
     """
 
     name: str
@@ -62,12 +62,12 @@ class TableColumn:
 
     @property
     def unit(self) -> str | None:
-        """Unit from the name or, for temperatures, inferred from the values."""
+        """Unit in the column name, or inferred from the values of temperatures."""
         return unit_in_name(self.name) or self.inferred_unit
 
     @property
     def inferred_unit(self) -> str | None:
-        """Unit of temperatures inferred from their range, if the name contains none."""
+        """Temperature unit inferred from the value range, if the column name contains no unit."""
         if self.low is None or self.high is None or unit_in_name(self.name):
             return None
         if not _TEMPERATURES.intersection(split_name(self.name)):
@@ -77,20 +77,20 @@ class TableColumn:
 
 @dataclass
 class TableProfile:
-    """Profile of a table.
+    """Profile of a table, which describes its columns and the times of its rows.
 
     Attributes:
         table: Table that the profile describes.
-        columns: All columns except those of the time.
-        time: Columns that contain the time, if any.
+        columns: All columns except time columns.
+        time: Columns that contain the time of a row, if any.
         rows: Number of rows.
         first: Earliest time.
         last: Latest time.
-        frequency: Usual interval between two times.
-        precision: Coarsest unit in which all times are whole.
+        frequency: Usual interval between consecutive times.
+        precision: Finest unit in which all times are whole.
         series: Columns that distinguish rows of the same time (long format).
         unique_times: True if no two rows have the same time.
-        unreadable_times: Number of unreadable times, and examples.
+        unreadable_times: Number of unreadable times, and examples of them.
         alternate_profiles: Profiles of the same table with another date column as its time.
         date_columns: Names of all date columns.
     """
@@ -111,7 +111,7 @@ class TableProfile:
 
     @property
     def label_column(self) -> str | None:
-        """Column whose value names the row's item. ``None`` if rows are times rather than items."""
+        """Column whose value names a row's item. ``None`` if rows are times rather than items."""
         if self.series:
             return None
         texts = [c for c in self.columns if c.kind in ("text", "category")]
@@ -123,7 +123,7 @@ class TableProfile:
 
     @property
     def item_nouns(self) -> set[str]:
-        """Words for a row, taken from the name of a first column with unique values."""
+        """Nouns for a row's item, taken from the name of a first column with unique values."""
         first = (
             self.columns[0]
             if self.columns and self.columns[0].name not in self.date_columns
@@ -140,16 +140,16 @@ class TableProfile:
 
     @property
     def numeric_columns(self) -> list[TableColumn]:
-        """Columns of numbers."""
+        """Columns that contain numbers."""
         return [column for column in self.columns if column.kind == "number"]
 
     @property
     def category_columns(self) -> list[TableColumn]:
-        """Columns of categories and flags."""
+        """Columns that contain categories or flags."""
         return [column for column in self.columns if column.kind in ("category", "flag")]
 
     def column_list(self) -> str:
-        """Return the column names for messages, shortened if there are very many."""
+        """Return the column names for a message, shortened if there are many."""
         timed = [] if self.time is None else self.time.columns
         names = [*timed, *(c.name for c in self.columns if c.name not in timed)]
         more = len(names) - _MAX_LISTED_NAMES
@@ -157,7 +157,7 @@ class TableProfile:
         return f"{shown} and {more:,} more" if more > 0 else shown
 
     def unreadable_notes(self, columns: Iterable[str], *, include_time: bool = True) -> list[str]:
-        """Return one note for each of the columns, and for the time, that has unreadable values."""
+        """Return a note for each given column, and for the time, if it has unreadable values."""
         label, selected = self.table.label, set(columns)
         problems = []
         if include_time and self.unreadable_times[0] and self.time is not None:
@@ -183,9 +183,9 @@ def profile_table(
     """Return the profile of a table.
 
     Args:
-        session: Session to read with.
-        table: Table to read.
-        timezone: Time zone for times that have a zone of their own.
+        session: Session that reads the table.
+        table: Table to profile.
+        timezone: Target time zone for times that state a zone.
         day_first: True if ambiguous dates such as 03/04/2015 have the day first.
 
     Raises:
@@ -236,7 +236,7 @@ def _profile_columns(
     """Classify the columns as numbers, categories, flags, or text."""
     native = {name for name, kind in column_types if kind.lstrip("U").startswith(_NUMERIC_TYPES)}
     texts = [name for name, kind in column_types if name not in native and kind != "BOOLEAN"]
-    written = _text_number_formats(
+    written = _detect_text_numbers(
         session, {name: samples[name] for name in texts}, table.has_semicolons
     )
     columns: list[TableColumn] = []
@@ -251,7 +251,7 @@ def _profile_columns(
         elif (name in native or name in written) and not (
             _is_code(name, sample) or (not place and _is_row_counter(sample))
         ):
-            reading, decimals = written.get(name) or ("native", _max_decimals(sample))
+            reading, decimals = written.get(name) or ("native", _count_decimals(sample))
             columns.append(TableColumn(name, "number", reading, decimals=min(decimals, 4)))
         elif place >= _MAX_SCANNED_COLUMNS:
             # A query for each of thousands of columns is too slow; use the sample.
@@ -274,7 +274,7 @@ def _profile_columns(
     return columns
 
 
-def _text_number_formats(
+def _detect_text_numbers(
     session: DataSession, samples: dict[str, list[str]], semicolons: bool
 ) -> dict[str, tuple[str, int]]:
     """Return the number format and the decimals of each text column that contains numbers."""
@@ -294,17 +294,17 @@ def _text_number_formats(
         )
         if reading is not None:
             mark = "," if reading == "comma" else "."
-            found[name] = reading, _max_decimals(samples[name], mark)
+            found[name] = reading, _count_decimals(samples[name], mark)
     return found
 
 
-def _max_decimals(sample: list[str], mark: str = ".") -> int:
+def _count_decimals(sample: list[str], mark: str = ".") -> int:
     parts = [value.strip().rstrip("%$€£ )").partition(mark)[2] for value in sample[:500]]
     return max((len(part.rstrip("0")) for part in parts if part.isdigit()), default=0)
 
 
 def _is_code(name: str, sample: list[str]) -> bool:
-    """Return True for numbers that identify items: IDs, postal codes, or phone numbers."""
+    """Return True if numbers identify items, such as IDs, postal codes, and phone numbers."""
     words = set(split_name(name))
     if words & {"id", "zip", "zipcode", "postcode", "postal", "fip", "uuid", "phone", "isbn"}:
         return True
@@ -312,13 +312,13 @@ def _is_code(name: str, sample: list[str]) -> bool:
 
 
 def _is_row_counter(sample: list[str]) -> bool:
-    """Return True for a first column that counts the rows: 1, 2, 3, and so on."""
+    """Return True if the first column numbers the rows: 1, 2, 3, and so on."""
     start = sample[0] if sample[0] in ("0", "1") else "1"
     return len(sample) > 9 and sample == [str(int(start) + n) for n in range(len(sample))]
 
 
 def _measure_time(session: DataSession, profile: TableProfile) -> None:
-    """Find the time range, the frequency, and the columns that distinguish series."""
+    """Set the profile's time range, frequency, and the columns that distinguish series."""
     if profile.time is None:
         return
     relation, label = session.relation(profile.table), profile.table.label
@@ -332,7 +332,7 @@ def _measure_time(session: DataSession, profile: TableProfile) -> None:
         label=label,
     )[0]
     profile.rows, profile.first, profile.last, distinct = row[:4]
-    profile.unreadable_times = _unreadable_examples(*row[4:6])
+    profile.unreadable_times = _list_examples(*row[4:6])
     profile.precision = next((u for u, w in zip(_UNITS, row[6:], strict=True) if w), "minute")
     if profile.first is None:
         profile.time = None
@@ -347,24 +347,24 @@ def _measure_time(session: DataSession, profile: TableProfile) -> None:
     profile.frequency = frequency_of(gap)
     profile.unique_times = distinct >= 0.98 * profile.rows
     if not profile.unique_times:
-        profile.series = _series_columns(session, profile, moment)
+        profile.series = _find_series_columns(session, profile, moment)
 
 
 def _measure_numbers(session: DataSession, profile: TableProfile) -> None:
-    """Find the ranges of numeric columns and their unreadable values, over all rows.
+    """Set the ranges and the unreadable values of numeric columns, computed over all rows.
 
-    A fast pass suffices for plain numbers; the remaining columns are read again.
+    Plain numbers need one fast pass. The remaining columns are read again.
     """
     places = [i for i, c in enumerate(profile.columns) if c.kind == "number"][:_MAX_SCANNED_COLUMNS]
-    _measure_pass(session, profile, places)
+    _measure_columns(session, profile, places)
     odd = [i for i in places if profile.columns[i].unreadable_values[0]]
     for place in odd:
         if profile.columns[place].number_format == "simple":
             profile.columns[place] = replace(profile.columns[place], number_format="plain")
-    _measure_pass(session, profile, odd)
+    _measure_columns(session, profile, odd)
 
 
-def _measure_pass(session: DataSession, profile: TableProfile, indexes: list[int]) -> None:
+def _measure_columns(session: DataSession, profile: TableProfile, indexes: list[int]) -> None:
     parts = []
     for place in indexes:
         column = profile.columns[place]
@@ -385,16 +385,16 @@ def _measure_pass(session: DataSession, profile: TableProfile, indexes: list[int
             profile.columns[place],
             low=low,
             high=high,
-            unreadable_values=_unreadable_examples(count, example),
+            unreadable_values=_list_examples(count, example),
         )
 
 
-def _unreadable_examples(count: int, example: str | None) -> tuple[int, tuple[str, ...]]:
+def _list_examples(count: int, example: str | None) -> tuple[int, tuple[str, ...]]:
     return count, (example,) if example is not None else ()
 
 
 def frequency_of(seconds: float | None) -> Frequency | None:
-    """Return the name of the usual interval between two rows.
+    """Return the name of the interval between two rows, given in seconds.
 
     >>> frequency_of(3600), frequency_of(86400), frequency_of(31 * 86400)
     ('hour', 'day', 'month')
@@ -409,8 +409,8 @@ def frequency_of(seconds: float | None) -> Frequency | None:
     return next((name for limit, name in limits if seconds <= limit), "year")
 
 
-def _series_columns(session: DataSession, profile: TableProfile, moment: str) -> list[str]:
-    """Return the smallest set of columns that, with the time, makes every row unique."""
+def _find_series_columns(session: DataSession, profile: TableProfile, moment: str) -> list[str]:
+    """Return the smallest set of columns that, together with the time, identifies every row."""
     candidates = [
         column
         for column in profile.category_columns

@@ -1,8 +1,8 @@
-"""Construction of queries from questions, without a model.
+"""Builder of queries from questions, without a model.
 
 Every word of a question must become part of the query or be a known filler word. If a word is left
-over or several readings are possible, an error names the words: an answer to another question is
-worse than none.
+over, or if several readings are possible, an error names the words, because a wrong answer is worse
+than none.
 """
 
 from __future__ import annotations
@@ -45,32 +45,33 @@ def build_queries(
     previous_queries: Sequence[Query] = (),
     parsed_time: ParsedTime | None = None,
 ) -> list[Query]:
-    """Build a query for each part of a question.
+    """Return a query for each part of a question.
 
     Args:
-        question: Question in words.
-        profiles: Available tables.
-        settings: ``now``, ``timezone``, ``day_first``, ``hemisphere``.
+        question: Question in natural language.
+        profiles: Profiles of the available tables.
+        settings: Settings of the capability: ``now``, ``timezone``, ``day_first``, and
+            ``hemisphere``.
         previous_queries: Queries of the previous question, for a follow-up ("and in 1985?").
-        parsed_time: Times of the question, if an earlier step read them.
+        parsed_time: Times that an earlier step parsed from the question, if any.
 
     Raises:
-        ValidationError: A word is not understood or is ambiguous.
+        ValidationError: The question contains an unknown or ambiguous word.
     """
     try:
         return _build_queries(question, profiles, settings, previous_queries, parsed_time)
     except UnparsedWordsError as problem:
-        for proposal in _proposals(question, problem):
+        for proposal in _propose_questions(question, problem):
             try:
                 _build_queries(proposal, profiles, settings, previous_queries, None)
             except (UnparsedWordsError, ValidationError):
                 continue
-            raise _with_proposal(problem.error, proposal) from None
+            raise _add_proposal(problem.error, proposal) from None
         raise problem.error from None
 
 
-def _proposals(question: str, problem: UnparsedWordsError) -> list[str]:
-    """Return similar questions without the words that are not understood."""
+def _propose_questions(question: str, problem: UnparsedWordsError) -> list[str]:
+    """Return similar questions without the unknown words."""
     proposals: list[str] = []
     lost = " ".join(problem.words)
     if (
@@ -92,8 +93,8 @@ def _proposals(question: str, problem: UnparsedWordsError) -> list[str]:
     return proposals
 
 
-def _with_proposal(error: ValidationError, proposal: str) -> ValidationError:
-    """Return the error with a question that can be answered."""
+def _add_proposal(error: ValidationError, proposal: str) -> ValidationError:
+    """Return the error with a proposed question that can be answered."""
     return ValidationError(
         error.message, fix=f"Ask {proposal!r}. {error.fix}", facts={"question": proposal}
     )
@@ -116,7 +117,7 @@ def _build_queries(
             else parse_times(clause, settings)
         )
         # A part of a month or season can only be read with a year.
-        if times.months and not times.periods and (year := _only_year(profiles)):
+        if times.months and not times.periods and (year := _find_only_year(profiles)):
             dated = parse_times(clause, {**settings, "year": year})
             times = dated if dated.periods else times
         try:
@@ -135,15 +136,15 @@ def _build_queries(
     return queries
 
 
-def _only_year(profiles: Sequence[TableProfile]) -> int | None:
-    """Return the year that contains all times of the tables, or ``None``."""
+def _find_only_year(profiles: Sequence[TableProfile]) -> int | None:
+    """Return the year that contains all times in the tables, or ``None`` if they span several."""
     moments = [(p.first, p.last) for p in profiles if p.first and p.last]
     years = {moment.year for pair in moments for moment in pair}
     return years.pop() if len(years) == 1 else None
 
 
 def _split_clauses(text: str, settings: Mapping[str, Any]) -> list[str]:
-    """Split a question into parts that ask something. "In 2007, how many …" is one part."""
+    """Split a question into clauses that each ask for a value. "In 2007, how many …" is one clause."""
     parts = [
         part
         for part in CLAUSE_BREAK.split(HOW_CLAUSE.sub("", text))
@@ -164,7 +165,7 @@ def _build_clause_query(
     is_same_question: bool,
     reading: str | None = None,
 ) -> Query:
-    """Build a query over the only table that explains every word."""
+    """Return the query of the only table that explains every word of a clause."""
     found: list[tuple[int, Query]] = []
     problems: list[UnparsedWordsError] = []
     for profile, main in [(known, p) for p in profiles for known in (p, *p.alternate_profiles)]:
@@ -195,14 +196,15 @@ def _build_clause_query(
 
 
 class _QueryBuilder(QuestionParser):
-    """Builder of a query from the parsed words of a question."""
+    """Builder of a query from the parsed words of one question."""
 
     def build(self, previous_query: Query | None, is_same_question: bool) -> Query:
         """Parse all words and return the query.
 
         Args:
             previous_query: Query of the previous question, which supplies missing times.
-            is_same_question: True if that query belongs to another part of the same question.
+            is_same_question: True if the previous query belongs to another part of the same
+                question.
 
         Raises:
             UnparsedWordsError: A word is left over, or several readings are possible.
@@ -221,12 +223,12 @@ class _QueryBuilder(QuestionParser):
             "unit": placed.unit,
         }  # fmt: skip
         followed = (
-            self._follow_up_fields(previous_query, is_same_question, value_columns)
+            self._build_follow_up(previous_query, is_same_question, value_columns)
             if previous_query is not None
             else None
         )
         if followed is None:
-            self.fields |= self._question_fields(list(dict.fromkeys(value_columns)))
+            self.fields |= self._build_fields(list(dict.fromkeys(value_columns)))
         else:
             self.fields = followed
         self._add_time_constraints(previous_query)
@@ -245,17 +247,17 @@ class _QueryBuilder(QuestionParser):
             ]  # fmt: skip
         return Query.model_validate(self.fields)
 
-    def _follow_up_fields(
+    def _build_follow_up(
         self, previous_query: Query, is_same_question: bool, value_columns: list[str]
     ) -> dict[str, Any] | None:
-        """Return the fields of the previous query, updated by this question."""
+        """Return the fields of the previous query with this question's changes, or ``None``."""
         placed, form = self.parsed, previous_query.model_dump()
         if is_same_question:
             parts = {"hour": "hour_of_day", "day": "weekday", "month": "month_of_year"}
             same = {placed.subject, parts.get(placed.subject or "")} & set(previous_query.group_by)
             if not (same and placed.rank) or placed.where or placed.aggregate:
                 return None
-            return form | {"order": _sort_order(placed.rank.direction)}
+            return form | {"order": _choose_order(placed.rank.direction)}
         if placed.kind not in ("", "count") or placed.rank or placed.groups or placed.subject:
             return None
         if value_columns or placed.limits or not (placed.where or self.times.periods):
@@ -268,14 +270,16 @@ class _QueryBuilder(QuestionParser):
         return form | ({"aggregate": placed.aggregate} if placed.aggregate else {})
 
     def _add_time_constraints(self, previous_query: Query | None) -> None:
-        """Add the constraints of the question's times."""
+        """Add the periods and recurring times in the question to the query."""
         times, profile = self.times, self.profile
         if not self.has_time:
             if times.periods or times.window:
                 raise self.unparsed_error(
                     times.label,
-                    message=f"The table {profile.table.label} has no column with dates: {times.label!r}"
-                    " cannot be selected.",
+                    message=(
+                        f"The table {profile.table.label} has no column with dates, so"
+                        f" {times.label!r} cannot be selected."
+                    ),
                     fix=f"Ask without a time. Columns: {profile.column_list()}.",
                 )
             return
@@ -285,7 +289,7 @@ class _QueryBuilder(QuestionParser):
         if self.compares_endpoints():
             periods = [(i.start, i.end) for i in times.endpoints]
         if times.window is not None and profile.first and profile.last:
-            periods = [_window_bounds(times.window, profile.first, profile.last)]
+            periods = [_find_window_bounds(times.window, profile.first, profile.last)]
         if not periods and previous_query is not None:
             periods = list(previous_query.periods)
         single = self.fields["aggregate"] == "values" or self.fields.get("rolling")
@@ -297,8 +301,8 @@ class _QueryBuilder(QuestionParser):
 
     # --- kinds of questions --------------------------------------------------------------------
 
-    def _question_fields(self, value_columns: list[str]) -> dict[str, Any]:
-        """Return the query fields that depend on the kind of question."""
+    def _build_fields(self, value_columns: list[str]) -> dict[str, Any]:
+        """Return the query fields that depend on the question's kind."""
         placed = self.parsed
         kind, rank = placed.kind, placed.rank
         tested = {row_filter.column for row_filter in placed.where}
@@ -318,7 +322,7 @@ class _QueryBuilder(QuestionParser):
                 is_own_unit or ("crossing" in kind and placed.subject in UNIT_ORDER)
             ):
                 raise self.unparsed_error(kind)
-            return self._special_fields(kind, value_columns)
+            return self._build_special(kind, value_columns)
         if kind == "share":
             free = [name for name in value_columns if name not in tested]
             if rank or placed.groups or placed.subject or len(placed.where) != 1:
@@ -327,7 +331,7 @@ class _QueryBuilder(QuestionParser):
                 )  # ambiguous: share of all rows, or of the rows that match?
             if not free:
                 return {"aggregate": "rows", "share": True}
-            if self.is_additive(self._single_column(free)) is False or self._is_boolean(free[0]):
+            if self.is_additive(self._require_column(free)) is False or self._is_boolean(free[0]):
                 raise self.unparsed_error(free[0])
             return {"aggregate": "sum", "value": free[0], "share": True}
         if kind == "distinct" or (
@@ -340,24 +344,24 @@ class _QueryBuilder(QuestionParser):
                 return {"aggregate": "distinct", "value": subject}
             return {"aggregate": "rows", "group_by": [subject]}
         if kind == "moved":
-            return self._development_fields(self._single_column(value_columns))
+            return self._build_development(self._require_column(value_columns))
         if kind == "count":
-            return self._count_fields([name for name in value_columns if name not in tested])
-        return self._extreme_fields(value_columns) if rank else self._value_fields(value_columns)
+            return self._build_count([name for name in value_columns if name not in tested])
+        return self._build_extreme(value_columns) if rank else self._build_value(value_columns)
 
-    def _special_fields(self, kind: str, value_columns: list[str]) -> dict[str, Any]:
+    def _build_special(self, kind: str, value_columns: list[str]) -> dict[str, Any]:
         placed = self.parsed
         if kind == "correlation" and len(value_columns) == 2:
             return {"aggregate": "correlation", "value": value_columns[0], "by": value_columns[1]}
         if kind == "streak" and placed.where:
             return {"aggregate": "streak"}
-        if kind == "ratio" and self.is_additive(self._single_column(value_columns)):
+        if kind == "ratio" and self.is_additive(self._require_column(value_columns)):
             return {"aggregate": "sum", "value": value_columns[0], "by": placed.divisor}
         if kind == "gaps" and not value_columns and not placed.where:
             return {"aggregate": "gaps"}
         if kind in ("correlation", "streak", "gaps", "ratio") or self._has_several_series():
             raise self.unparsed_error(kind)
-        name = self._single_column(value_columns)
+        name = self._require_column(value_columns)
         if "crossing" in kind and any(row_filter.column == name for row_filter in placed.where):
             if kind == "last crossing":
                 return {"aggregate": "last", "value": name}
@@ -368,26 +372,26 @@ class _QueryBuilder(QuestionParser):
             return {"aggregate": "last", "value": name, "rolling": int(placed.number)}
         raise self.unparsed_error(kind)
 
-    def _development_fields(self, name: str) -> dict[str, Any]:
-        """Return the query fields for a question about a development: groups over time."""
+    def _build_development(self, name: str) -> dict[str, Any]:
+        """Return the query fields for a question about a trend: groups over time."""
         placed = self.parsed
         unit = placed.subject or next(iter(placed.groups), "month")
         if placed.rank or not self.has_time or unit not in UNIT_ORDER:
             raise self.unparsed_error("how")
         if unit == self.profile.frequency:
             unit = UNIT_ORDER[min(UNIT_ORDER.index(unit) + (2 if unit == "day" else 1), 7)]
-        aggregate = placed.aggregate or self._default_aggregate(name)
+        aggregate = placed.aggregate or self._choose_aggregate(name)
         return {"aggregate": aggregate, "value": name, "group_by": [unit]}
 
-    def _count_fields(self, value_columns: list[str]) -> dict[str, Any]:
+    def _build_count(self, value_columns: list[str]) -> dict[str, Any]:
         """Return the query fields for "how many": rows, distinct items, or a sum of counts."""
         placed = self.parsed
         if placed.rank is not None:
             if placed.rank.word == "top" or placed.subject:
-                return self._most_rows_fields(value_columns)
+                return self._build_most_rows(value_columns)
             raise self.unparsed_error(placed.rank.word)
         if value_columns:
-            name = self._single_column(value_columns)
+            name = self._require_column(value_columns)
             heads = self._has_quantity(name, "population") and self._is_single_time_step()
             if placed.subject or not (self.is_additive(name) or heads):
                 raise self.unparsed_error(*value_columns)
@@ -401,7 +405,7 @@ class _QueryBuilder(QuestionParser):
             return {"aggregate": "distinct", "value": placed.subject}
         return {"aggregate": "rows"}
 
-    def _most_rows_fields(self, value_columns: list[str]) -> dict[str, Any]:
+    def _build_most_rows(self, value_columns: list[str]) -> dict[str, Any]:
         """Return the query fields for "which X has the most rows"."""
         placed = self.parsed
         assert placed.rank is not None
@@ -412,22 +416,22 @@ class _QueryBuilder(QuestionParser):
             raise self.unparsed_error(placed.rank.word)  # each time has one row
         return {
             "aggregate": "rows", "group_by": [*placed.groups, placed.subject],
-            "order": _sort_order(placed.rank.direction), "limit": placed.limit or 1,
+            "order": _choose_order(placed.rank.direction), "limit": placed.limit or 1,
         }  # fmt: skip
 
-    def _extreme_fields(self, value_columns: list[str]) -> dict[str, Any]:
+    def _build_extreme(self, value_columns: list[str]) -> dict[str, Any]:
         """Return the query fields for "which X had the highest V", "highest V", or "heaviest X"."""
         placed, rank = self.parsed, self.parsed.rank
         assert rank is not None
         vague = rank.word in ("most", "fewest", "least")
         if rank.quantity == "rows" or (not value_columns and (vague or rank.word == "top")):
-            return self._most_rows_fields(value_columns)
-        name, subject = self._single_column(value_columns), placed.subject
+            return self._build_most_rows(value_columns)
+        name, subject = self._require_column(value_columns), placed.subject
         if placed.groups:
             if subject is not None or placed.aggregate:
                 raise self.unparsed_error(subject or rank.word)
             return {"aggregate": rank.direction, "value": name}
-        ranked = {"value": name, "order": _sort_order(rank.direction), "limit": placed.limit or 1}
+        ranked = {"value": name, "order": _choose_order(rank.direction), "limit": placed.limit or 1}
         series, frequency = self._has_several_series(), self.profile.frequency
         if subject is None or (subject == self.profile.frequency and not series):
             if placed.aggregate:
@@ -440,11 +444,11 @@ class _QueryBuilder(QuestionParser):
             is_coarser = rank.quantity and subject != frequency
             is_single_day = subject == "day" and not (placed.aggregate or adds)
             if not (placed.aggregate or adds or is_coarser or is_single_day):
-                raise self._ambiguous_aggregate_error(rank.word, subject)
+                raise self._create_aggregate_error(rank.word, subject)
             aggregate = (
                 rank.direction
                 if is_single_day
-                else placed.aggregate or self._default_aggregate(name)
+                else placed.aggregate or self._choose_aggregate(name)
             )
             return {**ranked, "aggregate": aggregate, "group_by": [subject]}
         has_one_row = self._has_one_row_per_item(subject)
@@ -460,15 +464,15 @@ class _QueryBuilder(QuestionParser):
             return {**ranked, "aggregate": "mean", "group_by": [subject]}
         return {**ranked, "aggregate": "values", "show": [subject]}
 
-    def _value_fields(self, value_columns: list[str]) -> dict[str, Any]:
+    def _build_value(self, value_columns: list[str]) -> dict[str, Any]:
         """Return the query fields for "mean of V", "V by group", or "V in 1932"."""
         placed, subject = self.parsed, self.parsed.subject
         tested = {row_filter.column for row_filter in placed.where}
         compares = len(self.times.periods) > 1 or self.compares_endpoints() or placed.compares_items
         only_number = len(self.profile.numeric_columns) == 1
         if not value_columns and not ((placed.aggregate or compares) and only_number):
-            return self._row_count_fields(subject)
-        name = self._single_column(value_columns)
+            return self._build_row_count(subject)
+        name = self._require_column(value_columns)
         single = (
             not placed.groups and not self._has_several_series() and self._is_single_time_step()
         )
@@ -485,17 +489,17 @@ class _QueryBuilder(QuestionParser):
             return {"aggregate": "values", "value": name}
         if placed.aggregate is None and placed.wants_chart and self.is_additive(name) is None:
             return {"aggregate": "mean", "value": name}
-        aggregate = placed.aggregate or self._default_aggregate(name)
+        aggregate = placed.aggregate or self._choose_aggregate(name)
         units = [unit for unit in placed.groups if unit in UNIT_ORDER]
         if placed.frequency_group and self._has_several_series():
             units.append(placed.frequency_group)
         if aggregate == "mean" and units and self.is_additive(name):
-            raise self._ambiguous_aggregate_error(units[0], units[0])
+            raise self._create_aggregate_error(units[0], units[0])
         if aggregate == "sum" and placed.frequency_group and not placed.groups:
             return {"aggregate": "sum", "value": name, "group_by": [placed.frequency_group]}
         return {"aggregate": aggregate, "value": name}
 
-    def _row_count_fields(self, subject: str | None) -> dict[str, Any]:
+    def _build_row_count(self, subject: str | None) -> dict[str, Any]:
         """Return the query fields for questions without a value column ("events per month")."""
         placed = self.parsed
         if placed.aggregate is None and placed.kind == "":
@@ -508,19 +512,20 @@ class _QueryBuilder(QuestionParser):
 
     # --- ambiguities ---------------------------------------------------------------------------
 
-    def _single_column(self, value_columns: list[str]) -> str:
+    def _require_column(self, value_columns: list[str]) -> str:
         candidates = value_columns or [column.name for column in self.profile.numeric_columns]
         if len(set(candidates)) == 1:
             return candidates[0]
         raise self.unparsed_error(
             *(value_columns or ["which column"]),
-            message="The question is ambiguous: it does not say which column of"
-            f" {self.profile.table.label} it means"
-            f"{': ' + ', '.join(value_columns) if value_columns else ''}.",
+            message=(
+                "The question is ambiguous: it does not state which column of"
+                f" {self.profile.table.label} it means{(': ' + ', '.join(value_columns) if value_columns else '')}."
+            ),
             fix=f"Name one of: {self.profile.column_list()}.",
         )
 
-    def _default_aggregate(self, name: str) -> str:
+    def _choose_aggregate(self, name: str) -> str:
         adds = self.is_additive(name)
         if self._has_quantity(name, "population"):
             adds = True if self._is_single_time_step() else None  # people are counted once per time
@@ -541,7 +546,7 @@ class _QueryBuilder(QuestionParser):
     def _has_quantity(name: str, quantity: str) -> bool:
         return concept_of(quantity) in {concept_of(word) for word in split_name(name)}
 
-    def _ambiguous_aggregate_error(self, word: str, unit: str) -> UnparsedWordsError:
+    def _create_aggregate_error(self, word: str, unit: str) -> UnparsedWordsError:
         return self.unparsed_error(
             word,
             message="The question is ambiguous: it does not say whether it means single values or"
@@ -564,7 +569,7 @@ class _QueryBuilder(QuestionParser):
         return not set(self.profile.series) <= filtered
 
     def _is_single_time_step(self) -> bool:
-        """Return True if the question selects a single time of the table."""
+        """Return True if the question selects a single time in the table."""
         frequency, intervals = self.profile.frequency, self.times.periods
         if len(intervals) != 1 or frequency in (None, "minute"):
             return False
@@ -572,7 +577,7 @@ class _QueryBuilder(QuestionParser):
         return bool(start and end and end <= shift(floor(start, frequency), 1, frequency))
 
     def _has_one_row_per_item(self, subject: str) -> bool:
-        """Return True if each item has one row, or one row in the selected time."""
+        """Return True if each item has one row, or one row at the selected time."""
         profile = self.profile
         if profile.time is None:
             column = next(c for c in profile.columns if c.name == subject)
@@ -584,14 +589,14 @@ class _QueryBuilder(QuestionParser):
         )
 
 
-def _sort_order(direction: str) -> str:
+def _choose_order(direction: str) -> str:
     return "highest" if direction == "max" else "lowest"
 
 
-def _window_bounds(
+def _find_window_bounds(
     window: DataWindow, first: datetime, last: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the first or last part of the time that the data covers."""
+    """Return the start and end of the first or last part of the data's time range."""
     amount, unit = window.amount, window.unit
     if window.edge == "last":
         end = shift(floor(last, unit), 1, unit)
@@ -601,7 +606,7 @@ def _window_bounds(
 
 
 def recurring_filters(times: Any) -> list[Filter]:
-    """Return filters for recurring times: months, weekdays, and hours."""
+    """Return query filters for recurring times: months, weekdays, and hours."""
     return [
         Filter(column=column, op="in", value=list(numbers))
         for column, numbers in (

@@ -1,4 +1,4 @@
-"""Computation of queries: DuckDB SQL with quoted names and bound values."""
+"""Computation of queries with DuckDB. Names are quoted, and values are bound as parameters."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _COMPARISONS = {
 
 @dataclass
 class ComputedQuery:
-    """Result of a query.
+    """Result of a query, with the facts that its description needs.
 
     Attributes:
         query: Query that was computed.
-        rows: Result rows.
+        rows: Rows of the result.
         unit: Unit of the values.
         decimals: Number of decimals in the data.
-        profile: Table that the query read.
+        profile: Profile of the table that the query read.
         omitted_count: Number of result rows that ``rows`` omits.
-        tie_count: Number of rows that share the extreme.
-        tied_groups: Other groups that share the extreme.
-        notes: Remarks for the reader.
+        tie_count: Number of rows with the extreme value.
+        tied_groups: Other groups with the extreme value.
+        notes: Remarks for the user.
     """
 
     query: Query
@@ -69,23 +69,23 @@ def compute_query(
     query: Query,
     max_groups: int = MAX_GROUPS,
 ) -> ComputedQuery:
-    """Compute a query.
+    """Compute a query over a table and return its result.
 
     Args:
         session: Session in which the tables are open.
-        profiles: Available tables.
+        profiles: Profiles of the available tables.
         query: Query to compute.
         max_groups: Maximum number of groups for a query without a limit.
 
     Raises:
         ValidationError: A name, value, or period does not exist in the data. The message lists
-            what exists.
+            valid ones.
     """
     return _QueryRun(session, profiles, query, max_groups).compute()
 
 
 class _QueryRun:
-    """Computation of one query."""
+    """Computation of one query, period by period."""
 
     def __init__(
         self, session: DataSession, profiles: Sequence[TableProfile], query: Query, max_groups: int
@@ -102,7 +102,7 @@ class _QueryRun:
             query.group_by or query.change or query.share or query.having
         )
         self.groups = [self.scope.group_sql(name) for name in query.group_by]
-        self.value = self._value_sql()
+        self.value = self._build_value_sql()
         self.divisor = self.scope.value_sql(query.by) if query.by else "NULL"
         self.label_columns = self._find_label_columns()
         self.tests = [self.scope.filter_sql(row_filter) for row_filter in query.where]
@@ -114,7 +114,7 @@ class _QueryRun:
         if query.aggregate in ("first", "last", "slope", "gaps", "streak") or query.rolling:
             self.scope.require_time_sql()
 
-    def _value_sql(self) -> str:
+    def _build_value_sql(self) -> str:
         query, scope = self.query, self.scope
         if query.value is None:
             return "1"
@@ -139,7 +139,7 @@ class _QueryRun:
         return [n for n in dict.fromkeys(names) if n not in {self.query.value, *filtered}]
 
     def compute(self) -> ComputedQuery:
-        """Compute all periods and combine their rows."""
+        """Compute all periods and combine their rows into a result."""
         query = self.query
         rows: list[ResultRow] = []
         profile = self.scope.profile
@@ -148,11 +148,11 @@ class _QueryRun:
             early = end is not None and profile.first is not None and end <= profile.first
             if late or early:  # a count of 0 would be misleading
                 self._raise_no_rows(start, end)
-            inside = self._period_tests(start, end)
+            inside = self._build_period_tests(start, end)
             found = self._compute_period(inside)
             if not found:
                 self._raise_no_rows(start, end)
-            label = _period_label(start, end) if query.periods else None
+            label = _format_period(start, end) if query.periods else None
             rows += [row.model_copy(update={"period": label}) for row in found]
         self._compare_periods(rows)
         unit = (
@@ -170,12 +170,12 @@ class _QueryRun:
             decimals = 2
         return ComputedQuery(
             query, rows, query.unit or unit, decimals, self.scope.profile, self.omitted_count, self.tie_count,
-            self.tied_groups, tuple(self._notes()),
+            self.tied_groups, tuple(self._collect_notes()),
         )  # fmt: skip
 
     # --- one period ----------------------------------------------------------------------------
 
-    def _period_tests(self, start: datetime | None, end: datetime | None) -> list[str]:
+    def _build_period_tests(self, start: datetime | None, end: datetime | None) -> list[str]:
         tests = []
         for moment, sign in ((start, ">="), (end, "<")):
             if moment is not None:
@@ -194,8 +194,8 @@ class _QueryRun:
             return self._list_rows(period_tests)
         return self._group_rows(period_tests)
 
-    def _rows_sql(self, tests: list[str], period_tests: list[str]) -> str:
-        """Return the SQL of the rows to aggregate."""
+    def _build_rows_sql(self, tests: list[str], period_tests: list[str]) -> str:
+        """Return SQL that selects the rows to aggregate."""
         moment = self.scope.moment_sql or "CAST(NULL AS TIMESTAMP)"
         groups = "".join(f", {sql} AS g{n}" for n, (sql, _) in enumerate(self.groups))
         shown = "".join(
@@ -206,7 +206,7 @@ class _QueryRun:
         if self.query.rolling:
             # The window extends before the period, so the period is applied afterwards.
             window = (
-                f"OVER ({self._partition_sql()}ORDER BY {moment} ROWS BETWEEN"
+                f"OVER ({self._build_partition_sql()}ORDER BY {moment} ROWS BETWEEN"
                 f" {self.query.rolling - 1} PRECEDING AND CURRENT ROW)"
             )
             value = (
@@ -224,7 +224,7 @@ class _QueryRun:
             base = f"SELECT * FROM ({base}) WHERE {later}"
         return base
 
-    def _partition_sql(self) -> str:
+    def _build_partition_sql(self) -> str:
         listed = ", ".join(sql for sql, _ in self.groups)
         if not listed and not self.scope.profile.unique_times and not self.query.where:
             raise query_error(
@@ -240,7 +240,7 @@ class _QueryRun:
 
     def _group_rows(self, period_tests: list[str]) -> list[ResultRow]:
         query = self.query
-        base = self._rows_sql(self.tests, period_tests)
+        base = self._build_rows_sql(self.tests, period_tests)
         names = ", ".join(f"g{n}" for n in range(len(self.groups)))
         grouped = f" GROUP BY {names} ORDER BY {names}" if names else ""
         edge = {"first": "min(t)", "last": "max(t)"}.get(query.aggregate, "NULL")
@@ -252,7 +252,7 @@ class _QueryRun:
         found = [
             ResultRow(
                 value=_to_plain(value),
-                group=self._group_names(keys),
+                group=self._format_groups(keys),
                 time=next((key for key in (*keys, edge_time) if isinstance(key, datetime)), None),
             )
             for value, count, edge_time, *keys in self._execute(sql + grouped)
@@ -264,12 +264,12 @@ class _QueryRun:
         ]
         if query.share:
             total = self._execute(
-                f"SELECT {self.aggregate} FROM ({self._rows_sql([], period_tests)})"
+                f"SELECT {self.aggregate} FROM ({self._build_rows_sql([], period_tests)})"
             )[0][0]
             for row in found:
                 row.percent = 100 * _to_float(row.value) / total if total else None
         if query.change and names:
-            found = _differences(found)
+            found = _subtract_previous(found)
         if query.having is not None:
             test, limit = _COMPARISONS[query.having.op], float(query.having.value)  # type: ignore[arg-type]
             found = [row for row in found if test(_to_float(row.value), limit)]
@@ -284,9 +284,9 @@ class _QueryRun:
             ]
         return found[:limit]
 
-    def _group_names(self, keys: Sequence[Any]) -> list[str]:
+    def _format_groups(self, keys: Sequence[Any]) -> list[str]:
         return [
-            _group_name(key, part, name)
+            _format_group(key, part, name)
             for key, (_, part), name in zip(keys, self.groups, self.query.group_by, strict=True)
         ]
 
@@ -295,7 +295,7 @@ class _QueryRun:
         order = {"max": "highest", "min": "lowest"}.get(query.aggregate, query.order)
         by = {"highest": "v DESC, t", "lowest": "v, t"}.get(order, "t, v")
         limit = 1 if self.is_extreme else query.limit or MAX_ROWS
-        base = self._rows_sql(self.tests, period_tests)
+        base = self._build_rows_sql(self.tests, period_tests)
         names = "".join(f", s{n}" for n in range(len(self.label_columns)))
         rows = self._execute(
             f"SELECT v, t{names} FROM ({base}) WHERE v IS NOT NULL"
@@ -324,10 +324,10 @@ class _QueryRun:
         ]
 
     def _find_streak(self, period_tests: list[str]) -> list[ResultRow]:
-        """Find the longest streak of rows that meet the conditions."""
-        partition = self._partition_sql() if self.query.group_by else ""
+        """Return the longest streak of consecutive rows that meet the conditions."""
+        partition = self._build_partition_sql() if self.query.group_by else ""
         if not self.scope.profile.unique_times and not partition:
-            self._partition_sql()
+            self._build_partition_sql()
         hit = " AND ".join(self.tests)
         where = " AND ".join(period_tests) or "TRUE"
         rows = self._execute(
@@ -341,8 +341,8 @@ class _QueryRun:
         return [ResultRow(value=n, time=start, until=end) for start, end, n in rows[:1]]
 
     def _count_gaps(self, period_tests: list[str]) -> list[ResultRow]:
-        """Count the missing times between the first and the last one."""
-        base = self._rows_sql(self.tests, period_tests)
+        """Count the missing times between the first and the last row."""
+        base = self._build_rows_sql(self.tests, period_tests)
         count, first, last, gap = self._execute(
             "SELECT count(*), min(t), max(t), median(gap) FROM (SELECT t, epoch(t) - lag(epoch(t))"
             f" OVER (ORDER BY t) AS gap FROM (SELECT DISTINCT t FROM ({base}) WHERE t IS NOT NULL))"
@@ -367,7 +367,7 @@ class _QueryRun:
             row.percent = 100 * row.change / abs(before) if before else None
 
     def _raise_no_rows(self, start: datetime | None, end: datetime | None) -> None:
-        """Raise an error for an empty result. The message names the time range of the data.
+        """Raise an error for an empty result. The message contains the data's time range.
 
         Raises:
             ValidationError: Always.
@@ -375,7 +375,7 @@ class _QueryRun:
         profile = self.scope.profile
         label = f"{profile.table.label} has no rows"
         if start or end:
-            label += f" for {_period_label(start, end)}"
+            label += f" for {_format_period(start, end)}"
         if self.query.where:
             label += " that match the filters"
         if profile.first and profile.last:
@@ -385,7 +385,7 @@ class _QueryRun:
             )
         raise query_error(f"{label}.", "Use other filters.")
 
-    def _notes(self) -> list[str]:
+    def _collect_notes(self) -> list[str]:
         query, profile = self.query, self.scope.profile
         notes = []
         tables: dict[str, TableProfile] = {profile.table.label: profile}
@@ -426,7 +426,7 @@ def _convert_units(row: ResultRow, factor: float, offset: float) -> None:
         row.change = None if row.change is None else row.change * factor
 
 
-def _differences(rows: list[ResultRow]) -> list[ResultRow]:
+def _subtract_previous(rows: list[ResultRow]) -> list[ResultRow]:
     """Return the difference of each group from the previous one."""
     found = []
     for before, row in pairwise(rows):
@@ -447,7 +447,7 @@ def _to_float(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _group_name(key: Any, part: str | None, name: str) -> str:
+def _format_group(key: Any, part: str | None, name: str) -> str:
     if key is None:
         return f"no {name}"
     if part is not None:
@@ -457,10 +457,10 @@ def _group_name(key: Any, part: str | None, name: str) -> str:
     return str(key)
 
 
-def _period_label(start: datetime | None, end: datetime | None) -> str:
-    """Return the name of a period.
+def _format_period(start: datetime | None, end: datetime | None) -> str:
+    """Return the name of a period, such as "June 2012".
 
-    >>> _period_label(datetime(2015, 7, 1), datetime(2015, 8, 1)), _period_label(None, None)
+    >>> _format_period(datetime(2015, 7, 1), datetime(2015, 8, 1)), _format_period(None, None)
     ('July 2015', 'all times')
     """
     if start is None and end is None:

@@ -1,4 +1,4 @@
-"""Resolution of the names in a query to columns and their SQL."""
+"""Resolver of the names in a query to columns and SQL expressions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MAX_LISTED_NAMES = 20
 
 
 def query_error(message: str, fix: str) -> ValidationError:
-    """Return an error with severity REPLANNING, so that the planner corrects the query."""
+    """Return an error with the severity REPLANNING, so that the planner corrects the query."""
     return ValidationError(message, fix=fix, severity=ErrorSeverity.REPLANNING)
 
 
 def list_names(names: Iterable[str], similar_to: str = "") -> str:
-    """Return names as a list. If there are very many, return those most similar to a word.
+    """Return names as text. A long list is shortened to the names most similar to a word.
 
     >>> list_names(["wind", "rain"])
     'wind, rain'
@@ -57,12 +57,12 @@ def list_names(names: Iterable[str], similar_to: str = "") -> str:
 
 @dataclass(frozen=True)
 class KnownColumn:
-    """Column that a query may use.
+    """Column that a query can refer to.
 
     Attributes:
-        column: Column; ``None`` for a column of the time.
-        sql: SQL of the column.
-        profile: Table of the column.
+        column: Profiled column, or ``None`` for a time column.
+        sql: SQL expression of the column.
+        profile: Profile of the table that contains the column.
     """
 
     column: TableColumn | None
@@ -71,18 +71,18 @@ class KnownColumn:
 
 
 class QueryScope:
-    """Names that one query may use.
+    """Scope of one query, which resolves its names to SQL expressions.
 
     Args:
         session: Session in which the tables are open.
-        profiles: Available tables.
+        profiles: Profiles of the available tables.
         query: Query to resolve.
 
     Attributes:
-        profile: Table that the query reads.
-        source: SQL after FROM.
-        moment_sql: SQL of a row's time, if the table has one.
-        parameters: Values of the query, bound by name.
+        profile: Profile of the table that the query reads.
+        source: SQL to use after FROM.
+        moment_sql: SQL expression of a row's time, if the table has one.
+        parameters: Query values by placeholder name.
         used_columns: Columns that the query reads.
     """
 
@@ -98,9 +98,9 @@ class QueryScope:
         self.parameters: dict[str, Any] = {}
         self.used_columns: dict[str, KnownColumn] = {}
         self.source: str = session.relation(self.profile.table)
-        self.known_columns: dict[str, KnownColumn] = _table_columns(self.profile, "a")
+        self.known_columns: dict[str, KnownColumn] = _list_columns(self.profile, "a")
         if query.join:
-            self._join(session, _table_named(profiles, query.join))
+            self._join(session, _find_named_table(profiles, query.join))
         else:
             self.source = f"{self.source} AS a"
         self.moment_sql: str | None = (
@@ -108,8 +108,8 @@ class QueryScope:
         )
 
     def _join(self, session: DataSession, other: TableProfile) -> None:
-        """Join a table by a key, so that no row is counted twice."""
-        theirs = _table_columns(other, "b")
+        """Join a second table by a unique key, so that no row is counted twice."""
+        theirs = _list_columns(other, "b")
         shared = [name for name in theirs if name in self.known_columns]
         relation = session.relation(other.table)
         key = None
@@ -137,7 +137,9 @@ class QueryScope:
     # --- names ---------------------------------------------------------------------------------
 
     def find_column(self, name: str) -> KnownColumn | None:
-        """Find a column by name. An exact match takes precedence over other spellings.
+        """Return the column with a name, or ``None``.
+
+        An exact match takes precedence over other spellings.
 
         Raises:
             ValidationError: Several columns match.
@@ -162,7 +164,7 @@ class QueryScope:
         return self.known_columns[found[0]]
 
     def require_column(self, name: str) -> KnownColumn:
-        """Find a column that must exist.
+        """Return the column with a name.
 
         Raises:
             ValidationError: The column does not exist. The message lists the columns.
@@ -176,10 +178,10 @@ class QueryScope:
         return found
 
     def require_time_sql(self) -> str:
-        """Return the SQL of a row's time.
+        """Return the SQL expression of a row's time.
 
         Raises:
-            ValidationError: The table has no time.
+            ValidationError: The table has no time column.
         """
         if self.moment_sql is None:
             raise query_error(
@@ -189,13 +191,13 @@ class QueryScope:
         return self.moment_sql
 
     def bind_value(self, value: Any) -> str:
-        """Bind a value and return its placeholder."""
+        """Bind a value as a query parameter and return its placeholder."""
         name = f"v{len(self.parameters)}_"
         self.parameters[name] = value
         return f"${name}"
 
     def unit_of(self, text: str | None) -> str | None:
-        """Return the unit of a column, days for a difference of dates, or ``None``."""
+        """Return a column's unit, ``days`` for a difference of dates, or ``None``."""
         found = self.find_column(text) if text else None
         dates = [name.strip("` ") for name in (text or "").split(" - ")]
         if found is None and len(dates) == 2 and self.profile.date_columns.issuperset(dates):
@@ -205,7 +207,7 @@ class QueryScope:
     # --- expressions ---------------------------------------------------------------------------
 
     def number_sql(self, name: str) -> str:
-        """Return SQL for a column as a number.
+        """Return SQL that reads a column as a number.
 
         Raises:
             ValidationError: The column contains no numbers.
@@ -246,7 +248,7 @@ class QueryScope:
         raise AssertionError(name)
 
     def _check_precision(self, part: str) -> None:
-        """Raise an error for a part that is finer than the times, such as the weekday of a year."""
+        """Raise an error if a time part is finer than the data, such as the weekday of yearly data."""
         needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
         units = ("hour", "day", "month", "quarter", "year")
         if self.profile.precision in units[units.index(needed) + 1 :] and self.require_time_sql():
@@ -257,7 +259,7 @@ class QueryScope:
             )
 
     def value_sql(self, text: str) -> str:
-        """Return SQL for a column as a number, or for arithmetic of columns."""
+        """Return SQL for a numeric column, or for arithmetic over columns."""
         if self.find_column(text) is not None:
             return self.number_sql(text)
         if text in TIME_UNITS or text == "weekend":
@@ -269,7 +271,7 @@ class QueryScope:
         if not re.search(r"[-+*/]", text):
             self.require_column(text.strip("` "))
         try:
-            return arithmetic_sql(text, self._term_sql)
+            return arithmetic_sql(text, self._build_term_sql)
         except SyntaxError:
             raise query_error(
                 f"The table {self.profile.table.label} has no column {text!r}, and the text is not"
@@ -278,7 +280,7 @@ class QueryScope:
                 f" {list_names(self.known_columns)}.",
             ) from None
 
-    def _term_sql(self, name: str) -> str:
+    def _build_term_sql(self, name: str) -> str:
         """Return SQL for a term of an arithmetic expression. Dates are converted to days."""
         found, own_time = self.find_column(name), self.profile.time
         time = (
@@ -289,7 +291,7 @@ class QueryScope:
     # --- tests ---------------------------------------------------------------------------------
 
     def filter_sql(self, row_filter: Filter) -> str:
-        """Return SQL for a filter.
+        """Return the SQL condition of a filter.
 
         Raises:
             ValidationError: No row can have the value. The message lists the possible values.
@@ -309,15 +311,15 @@ class QueryScope:
         if found_column is None and row_filter.column in _TIME_PART_NAMES:
             names = _TIME_PART_NAMES[row_filter.column]
             offset = 0 if row_filter.column == "weekday" else 1
-            values = [_name_index(value, names, offset) for value in values]
+            values = [_find_name_index(value, names, offset) for value in values]
         if kind == "flag":
-            values = [_to_flag(value) for value in values]
+            values = [_convert_flag(value) for value in values]
         if row_filter.op in ("<", "<=", ">", ">="):
-            return self._comparison_sql(row_filter, values[0])
+            return self._build_comparison_sql(row_filter, values[0])
         negated = row_filter.op in ("!=", "not in")
         if self._is_numeric(row_filter.column, kind, values):
             left = self.value_sql(row_filter.column)
-            factor, offset_by = self._unit_conversion(row_filter)
+            factor, offset_by = self._find_conversion(row_filter)
             placeholders = ", ".join(self.bind_value(float(v) * factor + offset_by) for v in values)
         else:
             left = f"lower({self.text_sql(row_filter.column)})"
@@ -340,15 +342,15 @@ class QueryScope:
                 )
         return False
 
-    def _unit_conversion(self, row_filter: Filter) -> tuple[float, float]:
+    def _find_conversion(self, row_filter: Filter) -> tuple[float, float]:
         return (
             unit_conversion(row_filter.unit, self.unit_of(row_filter.column))
             if row_filter.unit
             else (1.0, 0.0)
         )
 
-    def _comparison_sql(self, row_filter: Filter, value: Any) -> str:
-        """Return SQL that compares with a number, a time, or another column."""
+    def _build_comparison_sql(self, row_filter: Filter, value: Any) -> str:
+        """Return a SQL condition that compares a column with a number, a time, or another column."""
         found = self.find_column(row_filter.column)
         timed = row_filter.column == "time" and found is None
         timed = timed or (found is not None and found.column is None and not _is_number(value))
@@ -364,7 +366,7 @@ class QueryScope:
             return f"({moment_sql} {row_filter.op} {self.bind_value(moment)})"
         left = self.value_sql(row_filter.column)
         if _is_number(value):
-            factor, offset = self._unit_conversion(row_filter)
+            factor, offset = self._find_conversion(row_filter)
             return f"({left} {row_filter.op} {self.bind_value(float(value) * factor + offset)})"
         return f"({left} {row_filter.op} {self.value_sql(str(value))})"
 
@@ -388,7 +390,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _name_index(value: Any, names: list[str], offset: int) -> Any:
+def _find_name_index(value: Any, names: list[str], offset: int) -> Any:
     if _is_number(value):
         return value
     found = [i for i, n in enumerate(names) if n.startswith(str(value).strip().lower())]
@@ -397,12 +399,12 @@ def _name_index(value: Any, names: list[str], offset: int) -> Any:
     return found[0] + offset
 
 
-def _to_flag(value: Any) -> Any:
+def _convert_flag(value: Any) -> Any:
     text = str(value).strip().lower()
     return 1 if text in _YES else 0 if text in _NO else value
 
 
-def _table_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
+def _list_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
     found = {
         c.name: KnownColumn(c, f"{alias}.{quote_identifier(c.name)}", profile)
         for c in profile.columns
@@ -414,8 +416,8 @@ def _table_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
     }
 
 
-def _table_named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
-    """Return the table with this label or name, or the only one whose label contains it."""
+def _find_named_table(profiles: Sequence[TableProfile], name: str) -> TableProfile:
+    """Return the only table whose label or name matches."""
     folded_name = fold(name)
     names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
     stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}
@@ -437,7 +439,7 @@ def _table_named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
 
 
 def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
-    """Return the table of a query: the named one, or the only one with its columns.
+    """Return the table that a query names, or the only one that contains its columns.
 
     Raises:
         ValidationError: No table or several tables match, or the table lacks the time column.
@@ -467,14 +469,14 @@ def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile
 
 def _find_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
     if query.table:
-        return _table_named(profiles, query.table)
+        return _find_named_table(profiles, query.table)
     if len(profiles) == 1:
         return profiles[0]
     required = {fold(name) for name in query.column_names()} - {*TIME_UNITS, *TIME_PARTS, "time"}
     fitting = [
         profile
         for profile in profiles
-        if required <= {fold(name) for name in _table_columns(profile, "a")}
+        if required <= {fold(name) for name in _list_columns(profile, "a")}
     ]
     if len(fitting) == 1:
         return fitting[0]

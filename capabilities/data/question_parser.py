@@ -24,11 +24,11 @@ from capgraph.capabilities.query import Filter
 
 
 class TwoReadingsError(Exception):
-    """Exception for a question with two readings. The caller answers both.
+    """Raised if a question has two readings, both of which the caller then answers.
 
     Attributes:
-        readings: ``max`` and ``min`` for highs and lows, or ``mean`` and ``values`` for the mean of
-            each item and single values.
+        readings: ``max`` and ``min`` for highs and lows, or ``mean`` and ``values`` for each item's
+            mean and single values.
     """
 
     def __init__(self, *readings: str) -> None:
@@ -37,12 +37,12 @@ class TwoReadingsError(Exception):
 
 
 class UnparsedWordsError(Exception):
-    """Exception for a reading of the question that is incomplete or ambiguous.
+    """Raised if a reading of the question is incomplete or ambiguous.
 
     Attributes:
-        words: Words that are not understood.
-        error: Error for the user.
-        replacements: Texts that make the question clear in place of the words.
+        words: Unknown or ambiguous words.
+        error: Error to show to the user.
+        replacements: Texts that make the question clear when they replace the words.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class UnparsedWordsError(Exception):
 
 @dataclass
 class NumericLimit:
-    """Number in the question to compare a column with.
+    """Number in a question that a column is compared with.
 
     Attributes:
         position: Position of the word that introduces the limit.
@@ -78,7 +78,7 @@ class NumericLimit:
 
 @dataclass
 class Rank:
-    """Superlative in the question, such as "hottest" or "most".
+    """Superlative in a question, such as "hottest" or "most".
 
     Attributes:
         quantity: Quantity that the word implies, if any.
@@ -91,8 +91,8 @@ class Rank:
     word: str
 
 
-def _sales_rank(match: re.Match[str]) -> Rank:
-    """Return the rank for "best-selling", "loses the most", or "most profitable"."""
+def _parse_sales_rank(match: re.Match[str]) -> Rank:
+    """Return the superlative in "best-selling", "loses the most", or "most profitable"."""
     groups = {name: (text or "").lower() for name, text in match.groupdict().items()}
     if groups["loss"]:
         return Rank("profit", "min", "loss")
@@ -106,7 +106,7 @@ def _sales_rank(match: re.Match[str]) -> Rank:
 
 @dataclass
 class ParsedQuestion:
-    """Parts of a question after parsing."""
+    """Columns, values, groups, limits, and kind of a parsed question."""
 
     kind: str = ""
     number: float = 0.0
@@ -129,12 +129,12 @@ class ParsedQuestion:
 
 
 class QuestionParser:
-    """Parser of one question for one table. Each rule consumes the words that it understands.
+    """Parser of one question about one table. Each rule consumes the words that it matches.
 
     Args:
-        text: Question in words.
-        profile: Table that the question may refer to.
-        times: Times of the question.
+        text: Question in natural language.
+        profile: Profile of the table that the question may refer to.
+        times: Times that were parsed from the question.
         reading: One of the readings of a :class:`TwoReadingsError`.
     """
 
@@ -178,7 +178,7 @@ class QuestionParser:
     # --- helpers -------------------------------------------------------------------------------
 
     def unused_between(self, begin: int, end: int) -> set[int]:
-        """Return the positions of unused words in a part of the text."""
+        """Return the positions of unused words between two text indexes."""
         return {
             p
             for p in self.unused_positions
@@ -186,7 +186,10 @@ class QuestionParser:
         }
 
     def consume(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Consume the words of a pattern. Return the match, or ``None`` without unused words."""
+        """Match a regular expression and mark its words as used.
+
+        Return None if nothing matches or the matched words are already used.
+        """
         for match in pattern.finditer(self.text):
             if places := self.unused_between(*match.span()):
                 self.unused_positions -= places
@@ -194,7 +197,7 @@ class QuestionParser:
         return None
 
     def consume_word(self, words: dict[str, str] | frozenset[str]) -> str | None:
-        """Consume the first unused word of a set and return it."""
+        """Mark the first unused word in a set as used and return it."""
         for place in sorted(self.unused_positions):
             if self.words[place].stem in words:
                 self.unused_positions.discard(place)
@@ -204,7 +207,7 @@ class QuestionParser:
     def unparsed_error(
         self, *words: object, message: str = "", fix: str = "", replacements: Sequence[str] = ("",)
     ) -> UnparsedWordsError:
-        """Return an error that names the words that are not understood."""
+        """Return an error that names the unknown words."""
         listed = ", ".join(repr(str(word)[:60]) for word in words[:8])
         return UnparsedWordsError(
             list(map(str, words)),
@@ -219,7 +222,7 @@ class QuestionParser:
         )
 
     def compares_periods(self) -> bool:
-        """Return True if the question compares several times."""
+        """Return True if the question compares several periods."""
         return len(self.times.periods) > 1 or len(self.times.endpoints) == 2
 
     def compares_endpoints(self) -> bool:
@@ -228,7 +231,7 @@ class QuestionParser:
         return bool(self.times.endpoints) and any(p.search(self.text) for p in patterns)
 
     def columns_for_quantity(self, quantity: str, direction: str | None) -> list[TableColumn]:
-        """Return the columns of a quantity, restricted to highs or lows if both exist."""
+        """Return the columns that measure a quantity, restricted to highs or lows if both exist."""
         numbers = self.profile.numeric_columns
         found = [c for c in numbers if quantity in {concept_of(word) for word in quantity_words(c)}]
         if quantity == "price":  # prefer the price of an item to its unit price
@@ -237,7 +240,7 @@ class QuestionParser:
         return fitting if len(found) > 1 and fitting else found
 
     def is_additive(self, name: str) -> bool | None:
-        """Return True for a column that adds up, False for one to average, or ``None``."""
+        """Return True if a column's values add up, False if they are averaged, or else None."""
         column = next(
             (c for c in self.profile.columns if c.name == name), TableColumn(name, "text")
         )
@@ -251,7 +254,7 @@ class QuestionParser:
     # --- rules ---------------------------------------------------------------------------------
 
     def parse(self) -> ParsedQuestion:
-        """Parse all words.
+        """Parse all words of the question.
 
         Raises:
             UnparsedWordsError: A word is left over, or several readings are possible.
@@ -273,8 +276,8 @@ class QuestionParser:
         return self.parsed
 
     def _is_filler(self, position: int) -> bool:
-        """Return True for a word that adds nothing to the parts that are parsed."""
-        word, columns = self.words[position], [m.column for m in self._numeric_mentions()]
+        """Return True if an unused word adds nothing to the parsed parts."""
+        word, columns = self.words[position], [m.column for m in self._list_numeric_mentions()]
         if {word.stem, word.text.lower()} & lex.FILLER_WORDS:
             return True
         concepts = {concept_of(part) for column in columns for part in split_name(column.name)}
@@ -292,7 +295,7 @@ class QuestionParser:
         return quantity is not None and any(self._is_measure_of(c, quantity) for c in columns)
 
     def _measures_one_temperature(self) -> bool:
-        """Return True if the table has one temperature, whose name says nothing else."""
+        """Return True if the table has a single column of temperatures without a qualifier."""
         columns = self.columns_for_quantity("temperature", None)
         return len(columns) == 1 and len(quantity_words(columns[0])) == 1
 
@@ -306,7 +309,7 @@ class QuestionParser:
         sold = lex.SALES_PHRASE.search(self.text)
         is_column = sold and sold["loss"] and self._has_word("loss")
         if sold and not is_column and placed.rank is None and self.consume(lex.SALES_PHRASE):
-            placed.rank = _sales_rank(sold)
+            placed.rank = _parse_sales_rank(sold)
         self._parse_margin()
         quantities = {
             word for column in self.profile.numeric_columns for word in quantity_words(column)
@@ -341,7 +344,7 @@ class QuestionParser:
         self._parse_development()
 
     def _has_word(self, word: str) -> bool:
-        """Return True if the name of a column contains a word."""
+        """Return True if a column name contains a word."""
         return any(word in split_name(column.name) for column in self.profile.columns)
 
     def _parse_margin(self) -> None:
@@ -369,12 +372,12 @@ class QuestionParser:
             while self.consume(lex.HOW_EXTREME_VERB):
                 pass
         elif quantity is None or any(
-            self._degree(place)[0] == quantity for place in self.unused_positions - places
+            self._get_degree(place)[0] == quantity for place in self.unused_positions - places
         ):
             self.unused_positions -= places  # "how long is the longest bill"
 
-    def _degree(self, position: int) -> tuple[str | None, str]:
-        """Return the quantity and direction of a superlative or comparative at a position."""
+    def _get_degree(self, position: int) -> tuple[str | None, str]:
+        """Return the quantity and direction of a superlative or comparative."""
         stem = self.words[position].stem
         return lex.SUPERLATIVES.get(stem) or lex.COMPARATIVES.get(stem) or (None, "")
 
@@ -390,7 +393,7 @@ class QuestionParser:
         elif lex.HOW_DID_PHRASE.match(self.text) and self.consume(lex.DEVELOPMENT_VERB):
             placed.kind = "moved"
             self.consume(lex.HOW_DID_PHRASE)
-        in_names = self._aggregates_in_names()
+        in_names = self._find_aggregates_in_names()
         self.unused_positions -= in_names  # "the average price" of a column AveragePrice
         while word := self.consume_word(frozenset(lex.AGGREGATES)):
             if placed.aggregate not in (None, lex.AGGREGATES[word]):
@@ -398,8 +401,8 @@ class QuestionParser:
             placed.aggregate = lex.AGGREGATES[word]
         self.unused_positions |= in_names
 
-    def _aggregates_in_names(self) -> set[int]:
-        """Return the positions of aggregates that belong to the name of a column."""
+    def _find_aggregates_in_names(self) -> set[int]:
+        """Return the positions of words such as "mean" that are part of a column name."""
         names = [split_name(column.name) for column in self.profile.numeric_columns]
         stems = [word.stem for word in self.words]
         return {
@@ -457,7 +460,7 @@ class QuestionParser:
         self.unused_positions.discard(position)
 
     def _parse_number(self, position: int) -> tuple[float, str | None, int] | None:
-        """Parse the number at a position. Return its value, its unit, and the position after it."""
+        """Return the number at a position, its unit, and the next position, or ``None``."""
         word, until, unit = self.words[position], position + 1, None
         sign = self.text[word.begin - 1 : word.begin] in ("-", "\u2212")
         if match := lex.NUMBER_PATTERN.match(self.text, word.begin - sign):
@@ -520,7 +523,7 @@ class QuestionParser:
             placed.where.append(Filter(column=target.column.name, op="missing"))
 
     def _find_mentions(self) -> None:
-        """Add the columns that unused words mention."""
+        """Add the columns that the unused words mention."""
         placed = self.parsed
         degrees = {**lex.SUPERLATIVES, **lex.COMPARATIVES}
         ranking = {word for word, (quantity, _) in degrees.items() if quantity}
@@ -542,7 +545,7 @@ class QuestionParser:
                 placed.where.append(Filter(column=mention.column.name, op=">", value=0))
             else:
                 placed.columns.append(mention)
-        if not self._numeric_mentions() and len(named_like_file) == 1 and not placed.kind:
+        if not self._list_numeric_mentions() and len(named_like_file) == 1 and not placed.kind:
             mention = named_like_file[0]  # "google" in google_stock.csv names Google_Return
             if mention.column.kind == "number" and mention.positions <= self.unused_positions:
                 placed.columns.append(mention)
@@ -567,7 +570,7 @@ class QuestionParser:
         )
 
     def _describes_rows(self, mention: Mention) -> bool:
-        """Return True if an adjective, such as "cold", stands before a word for rows or times."""
+        """Return True if an adjective such as "cold" precedes a word for rows or times."""
         begin, after = min(mention.positions), max(mention.positions) + 1
         word = self.words[begin].stem
         nouns = {*self.row_nouns, *lex.TIME_UNIT_WORDS}
@@ -581,7 +584,7 @@ class QuestionParser:
         )
 
     def _parse_counts_of_items(self) -> None:
-        """Parse "cars with 8 cylinders": a column of whole numbers that equals a number."""
+        """Parse "cars with 8 cylinders": an integer column that equals a number."""
         placed = self.parsed
         numbers = [m for m in placed.columns if m.column.kind == "number"]
         for mention in numbers:
@@ -597,8 +600,8 @@ class QuestionParser:
             placed.where.append(Filter(column=mention.column.name, op="=", value=int(text)))
 
     def _parse_columns_of_units(self) -> None:
-        """Parse "energy" as the only column in kWh, if no word names a column of numbers."""
-        if self._numeric_mentions():
+        """Parse "energy" as the only column in kWh, if no word mentions a numeric column."""
+        if self._list_numeric_mentions():
             return
         for place in sorted(self.unused_positions):
             units = lex.UNIT_QUANTITIES.get(self.words[place].stem, frozenset())
@@ -609,7 +612,7 @@ class QuestionParser:
                 return
 
     def _consume_measure_nouns(self, mention: Mention) -> None:
-        """Consume nouns around a column: "wind speed", "price of gas", "water temperature"."""
+        """Mark nouns next to a column as used: "wind speed", "price of gas", "water temperature"."""
         begin, after = min(mention.positions), max(mention.positions) + 1
         nouns = {after: lex.MEASURE_NOUNS, begin - 2: lex.MEASURE_NOUNS}
         if begin < 2 or self.words[begin - 1].stem != "of":
@@ -621,7 +624,7 @@ class QuestionParser:
                 self.unused_positions.discard(place)
 
     def _parse_high_low(self) -> None:
-        """Parse "the low": a column of lows if the table has one, and otherwise an extreme."""
+        """Parse "the low": a column of lows if the table has one, and an extreme otherwise."""
         placed = self.parsed
         for match in lex.HIGH_LOW_NOUN.finditer(self.text):
             word = (match["word"] or match["plural"]).lower().removesuffix("s")
@@ -648,7 +651,7 @@ class QuestionParser:
         return bool(begin and self.words[begin - 1].stem in ("by", "per", "each", "which"))
 
     def _choose_column(self, mentions: list[Mention]) -> Mention | None:
-        """Choose one of the columns that the same words may mention."""
+        """Return one of the columns that the same words may mention."""
         stems = {self.words[p].stem for p in mentions[0].positions}
         is_whole_name = mentions[0].score >= 20 + 10 * len(mentions[0].positions)
         counted = stems <= self.profile.item_nouns and self.parsed.kind != "distinct"
@@ -667,15 +670,17 @@ class QuestionParser:
             names = ", ".join(m.column.name for m in mentions[:8])
             raise self.unparsed_error(
                 phrase,
-                message=f"{phrase!r} is ambiguous: it may mean several columns of"
-                f" {self.profile.table.label}: {names}.",
+                message=(
+                    f"{phrase!r} is ambiguous: it may mean several columns of"
+                    f" {self.profile.table.label}: {names}."
+                ),
                 fix="Name one of them.",
                 replacements=[m.column.name for m in mentions[:8]],
             )
         return None if self.has_time and stems <= set(lex.TIME_UNIT_WORDS) else mentions[0]
 
     def _is_ranked(self, column: TableColumn) -> bool:
-        """Return True if a superlative of the question refers to the column's quantity.
+        """Return True if a superlative in the question refers to the column's quantity.
 
         For wind, the quantity is the speed, not the direction.
         """
@@ -745,7 +750,7 @@ class QuestionParser:
                 self._parse_item_comparison()
 
     def _parse_item_comparison(self) -> None:
-        """Parse "are males heavier than females": the mean of both."""
+        """Parse "are males heavier than females": a comparison of two means."""
         placed = self.parsed
         placed.compares_items = True
         self.consume(lex.COMPARISON_PHRASE)
@@ -755,7 +760,7 @@ class QuestionParser:
                 self.unused_positions.discard(place)
             if not sign:
                 continue
-            if quantity and not self._numeric_mentions():
+            if quantity and not self._list_numeric_mentions():
                 self._parse_comparative(place, quantity)
             elif quantity is None:
                 self.unused_positions.discard(place)
@@ -779,10 +784,10 @@ class QuestionParser:
             names: list[str] = []
             while place < len(self.words):
                 mention = next((m for m in placed.columns if place in m.positions), None)
-                part = self._time_part_at(place)
+                part = self._find_time_part(place)
                 if mention is not None:
                     place = max(mention.positions) + 1
-                    names += self._group_columns(mention, place)
+                    names += self._list_group_columns(mention, place)
                 elif part is not None:
                     self.unused_positions -= part[1]
                     names.append(part[0])
@@ -801,12 +806,15 @@ class QuestionParser:
             if placed.frequency_group != self.profile.frequency:
                 placed.groups.append(placed.frequency_group)
 
-    def _group_columns(self, mention: Mention, position: int) -> list[str]:
-        """Return the group columns of a mention; "hire year" only selects the date column."""
+    def _list_group_columns(self, mention: Mention, position: int) -> list[str]:
+        """Return the group columns of a mention.
+
+        In "hire year", the year only selects the date column.
+        """
         self.parsed.columns.remove(mention)
         name, part = (
             mention.column.name,
-            position < len(self.words) and self._time_part_at(position),
+            position < len(self.words) and self._find_time_part(position),
         )
         if part and name in self.profile.date_columns:
             self.parsed.time_column = name
@@ -822,8 +830,8 @@ class QuestionParser:
         self.parsed.kind, self.parsed.divisor = "ratio", names[0]
         return True
 
-    def _time_part_at(self, position: int) -> tuple[str, set[int]] | None:
-        """Parse a unit or part of the time at a position."""
+    def _find_time_part(self, position: int) -> tuple[str, set[int]] | None:
+        """Return the time unit or part at a position, and the positions of its words."""
         if not self.has_time or position not in self.unused_positions:
             return None
         for name, pattern in lex.TIME_PART_PHRASES:
@@ -836,7 +844,7 @@ class QuestionParser:
     def _parse_rank(self) -> None:
         placed = self.parsed
         for place in sorted(self.unused_positions):
-            superlative = self._superlative_at(place)
+            superlative = self._find_superlative(place)
             if superlative is None:
                 continue
             # "The hottest summer" selects one of several times, not a value.
@@ -857,10 +865,11 @@ class QuestionParser:
         rank = placed.rank
         if rank is None or rank.quantity in (None, "rows"):
             return
-        if self._numeric_mentions():
+        if self._list_numeric_mentions():
             priced = rank.quantity == "price" and not self.columns_for_quantity("price", None)
             if not priced and not any(
-                self._is_measure_of(m.column, str(rank.quantity)) for m in self._numeric_mentions()
+                self._is_measure_of(m.column, str(rank.quantity))
+                for m in self._list_numeric_mentions()
             ):
                 raise self.unparsed_error(rank.word)  # "rainiest" does not rank temperatures
             return
@@ -871,7 +880,7 @@ class QuestionParser:
             raise self.unparsed_error(rank.word)
         placed.columns.append(Mention(columns[0], frozenset()))
 
-    def _superlative_at(self, position: int) -> Rank | None:
+    def _find_superlative(self, position: int) -> Rank | None:
         """Parse a superlative at a position."""
         word = self.words[position].stem
         named = {concept_of(w) for m in self.parsed.columns for w in quantity_words(m.column)}
@@ -893,7 +902,7 @@ class QuestionParser:
 
     @staticmethod
     def _is_measure_of(column: TableColumn, quantity: str) -> bool:
-        """Return True if a column contains a quantity, by its name or unit."""
+        """Return True if a column measures a quantity, according to its name or unit."""
         concepts = {concept_of(word) for word in quantity_words(column)}
         if quantity == "length" and column.unit in DURATION_UNITS:
             return True
@@ -901,7 +910,7 @@ class QuestionParser:
             quantity == "temperature" and column.unit in ("°C", "°F", "K")
         )
 
-    def _numeric_mentions(self) -> list[Mention]:
+    def _list_numeric_mentions(self) -> list[Mention]:
         return [m for m in self.parsed.columns if m.column.kind == "number"]
 
     def _parse_date_columns(self) -> None:
@@ -915,7 +924,7 @@ class QuestionParser:
         )
         parts = {*lex.UNIT_ORDER, *(name for name, _ in lex.TIME_PART_PHRASES)}
         timed = bool(self.time_spans) or bool(parts.intersection(placed.groups))
-        timed = timed or any(self._time_part_at(place) for place in self.unused_positions)
+        timed = timed or any(self._find_time_part(place) for place in self.unused_positions)
         for mention in [m for m in placed.columns if m.column.name in self.profile.date_columns]:
             name = mention.column.name
             after = max(mention.positions) + 1
@@ -940,7 +949,7 @@ class QuestionParser:
         placed = self.parsed
         for mention in list(placed.columns):
             column = mention.column
-            yes = self._boolean_value(mention) if placed.kind in ("count", "share") else None
+            yes = self._find_flag_value(mention) if placed.kind in ("count", "share") else None
             if yes is not None:
                 # "How many smokers" counts the rows in which the column is true.
                 placed.where.append(Filter(column=column.name, value=yes))
@@ -958,17 +967,17 @@ class QuestionParser:
             flags = [c for c in self.profile.columns if c.name == opposite]
             if not flags or placed.kind not in ("count", "share"):
                 continue
-            no = self._boolean_value(Mention(flags[0], frozenset({place})), is_yes=False)
+            no = self._find_flag_value(Mention(flags[0], frozenset({place})), is_yes=False)
             if no is not None:
                 placed.where.append(Filter(column=flags[0].name, value=no))
                 self.unused_positions.discard(place)
         for place in sorted(self.unused_positions):
-            if placed.subject is None and (part := self._time_part_at(place)):
+            if placed.subject is None and (part := self._find_time_part(place)):
                 placed.subject = part[0]
                 self.unused_positions -= part[1]
 
-    def _boolean_value(self, mention: Mention, *, is_yes: bool = True) -> str | float | None:
-        """Return the value that stands for true in a column, or for false after a negation."""
+    def _find_flag_value(self, mention: Mention, *, is_yes: bool = True) -> str | float | None:
+        """Return the value of a flag column that means true, or false after a negation."""
         column, place = mention.column, min(mention.positions, default=0)
         if not mention.positions:
             return None
@@ -995,7 +1004,7 @@ class QuestionParser:
         return values_by_flag[is_yes != bool(negations)]
 
     def _is_counted(self, mention: Mention) -> bool:
-        """Return True if "how many" counts the distinct values of a column."""
+        """Return True if "how many" counts a column's distinct values."""
         begin, after = self.words[min(mention.positions)].begin, max(mention.positions) + 1
         between = split_words(self.text[self.parsed.count_phrase_end : begin])
         rows = after < len(self.words) and self.words[after].stem in self.row_nouns
@@ -1019,7 +1028,7 @@ class QuestionParser:
                 break
 
     def _parse_row_nouns(self) -> None:
-        """Parse words for the rows, including the name of the file."""
+        """Mark words for the rows as used, including the name of the file."""
         for place in sorted(self.unused_positions):
             word = self.words[place]
             # Counted nouns are plural: "electricity" does not mean rows.
@@ -1033,7 +1042,7 @@ class QuestionParser:
                 self.parsed.table_mentions += word.stem not in lex.ROW_NOUNS
 
     def _assign_limits(self) -> None:
-        """Assign each limit to its column: the one it implies, or else the nearest mention."""
+        """Assign each limit to the column that it implies, or else to the nearest mention."""
         placed = self.parsed
         numbers = [m for m in placed.columns if m.positions]
         for limit in placed.limits:

@@ -22,10 +22,10 @@ _MAX_VALUE_CHARS = 40
 def read_tables(
     session: DataSession, files: Sequence[str], settings: Mapping[str, Any]
 ) -> list[TableProfile]:
-    """Return the profiles of all tables in the files. Unchanged files are profiled only once.
+    """Return the profiles of all tables in data files. Unchanged files are profile_file only once.
 
     Raises:
-        ValidationError: A file cannot be read or may not be read.
+        ValidationError: A file cannot be read.
     """
     zone, day_first = settings.get("timezone") or "UTC", bool(settings.get("day_first", False))
     found: list[TableProfile] = []
@@ -34,22 +34,24 @@ def read_tables(
         status = path.stat()
         key = (path, status.st_size, status.st_mtime_ns, zone, day_first, session.operation.limits)
 
-        def profiled(path: Path = path) -> list[TableProfile]:
+        def profile_file(path: Path = path) -> list[TableProfile]:
             tables = list_tables(session, path)
             return [profile_table(session, table, zone, day_first) for table in tables]
 
-        found += session.operation.cache.get_or_compute(key, profiled)
+        found += session.operation.cache.get_or_compute(key, profile_file)
     return found
 
 
 def describe_tables(
     profiles: Sequence[TableProfile], task: str, max_chars: int = MAX_DESCRIPTION_CHARS
 ) -> str:
-    """Describe tables and columns, starting with the columns that the task mentions.
+    """Return a description of tables and their columns for a planner.
+
+    Columns that the task mentions come first.
 
     Args:
-        profiles: Tables to describe.
-        task: Task in words. It decides which columns are omitted if space is short.
+        profiles: Profiles of the tables to describe.
+        task: Task text. If space is short, columns that it does not mention are omitted first.
         max_chars: Maximum length of the description.
     """
     concepts = {concept_of(word.stem) for word in split_words(task)}
@@ -100,7 +102,7 @@ def _describe_column(column: TableColumn, time_profile: TableProfile | None) -> 
 
 
 def describe_files(files: Sequence[str], task: str, settings: Mapping[str, Any]) -> str:
-    """Describe the tables of files. If a file cannot be read, return the error message."""
+    """Return a description of the tables in files, or the error message if a file cannot be read."""
     with open_session(settings) as session:
         try:
             return describe_tables(read_tables(session, files, settings), task)

@@ -1,4 +1,4 @@
-"""In-memory DuckDB session over the user's files."""
+"""In-memory DuckDB session that reads the user's files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _DEFAULT_CSV_OPTIONS = "delim=',', quote='\"', header=true"
 
 @dataclass(frozen=True)
 class DataTable:
-    """Table of a file, with the options to read it.
+    """Table in a data file, with the options to read it.
 
     Attributes:
         path: Path of the file.
         kind: Format of the file.
         label: Name of the table in answers.
-        size: Size of the file in bytes.
+        size: File size in bytes.
         name: Name of the table in a database.
         encoding: Encoding of a text file.
         options: DuckDB options for the delimiter, quotes, header, and names of a text file.
@@ -52,7 +52,7 @@ class DataTable:
 
 
 def quote_identifier(name: str) -> str:
-    """Quote a name for SQL.
+    """Return a name as a quoted SQL identifier.
 
     >>> print(quote_identifier('wind "gust" speed'))
     "wind ""gust"" speed"
@@ -61,7 +61,7 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """Quote a text for SQL.
+    """Return a text as a SQL string literal.
 
     >>> quote_literal("it's")
     "'it''s'"
@@ -70,7 +70,7 @@ def quote_literal(text: str) -> str:
 
 
 def quote_path(path: str | Path) -> str:
-    """Quote a path for DuckDB, escaping brackets and stars, which DuckDB treats as a pattern.
+    """Return a path as a SQL literal, with the brackets and stars escaped that form a glob pattern.
 
     >>> quote_path("sales[1].csv")
     "'sales[[]1].csv'"
@@ -79,7 +79,7 @@ def quote_path(path: str | Path) -> str:
 
 
 def unreadable_file_error(file_name: str, exc: object) -> ValidationError:
-    """Return the error for a file that is not a readable table."""
+    """Return an error for a file that does not contain a readable table."""
     first_line = (str(exc).strip().splitlines() or ["unknown reason"])[0]
     return ValidationError(
         f"The data file {file_name!r} cannot be read: {first_line[:300]}",
@@ -91,10 +91,10 @@ class DataSession:
     """DuckDB connection with the tables that were opened in it.
 
     Args:
-        connection: DuckDB connection.
-        folder: Folder for copies of SQLite tables, since DuckDB would have to download an
-            extension, and of text that is not UTF-8.
-        operation: Operation whose end interrupts the queries.
+        connection: Open DuckDB connection.
+        folder: Folder for temporary copies of SQLite tables and of text that is not UTF-8. SQLite
+            tables are copied because DuckDB would have to download an extension.
+        operation: Operation that interrupts running queries when it ends.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DataSession:
         self._relations: dict[DataTable, str] = {}
 
     def relation(self, table: DataTable) -> str:
-        """Return SQL for the table, to use after FROM.
+        """Return SQL that reads the table, to use after FROM.
 
         Raises:
             ValidationError: The file cannot be read.
@@ -172,9 +172,9 @@ class DataSession:
                 "memory": f"{sqlite_export.MAX_MEMORY_BYTES:,} bytes of memory",
             }[result["bound"]]
             raise CapabilityError(
-                f"The table {table.label!r} needs more than {reached}: this is the limit for a file of"
+                f"The table {table.label!r} exceeds {reached}, the limit for a file of"
                 f" {table.size:,} bytes.",
-                fix="Check the view, or export the required rows as Parquet.",
+                fix="Check the definition of the view, or export the required rows as Parquet.",
                 severity=ErrorSeverity.CRITICAL,
             )
 
@@ -195,7 +195,7 @@ class DataSession:
         except duckdb.InterruptException as exc:
             self.operation.raise_if_stopped()
             raise CapabilityError(
-                f"The query over {label} was interrupted.", fix="Ask again."
+                f"The query over {label} was interrupted.", fix="Send the request again."
             ) from exc
         except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException) as e:
             raise unreadable_file_error(label, e) from e

@@ -1,7 +1,7 @@
-"""Export of a SQLite table to CSV, run in a separate process.
+"""Script that exports a SQLite table to CSV in a separate process.
 
-A view can compute forever, and sorting it can fill memory or disk. A process has limits and can be
-killed. The module imports only the standard library, so that the process starts quickly.
+A view can compute forever, and sorting it can fill memory or disk, but a process has limits and can
+be killed. The module imports only the standard library, so that the process starts quickly.
 
     python -I -S sqlite_export.py DATABASE TABLE TARGET MAX_ROWS MAX_BYTES
 """
@@ -21,7 +21,7 @@ MAX_VALUE_BYTES = 16 * 1024**2
 
 
 def distinct_names(names: list[str]) -> list[str]:
-    """Add the position to equal column names, so that they can be distinguished.
+    """Return column names made unique by appending the position to repeated ones.
 
     >>> distinct_names(["day", "price", "Price"])
     ['day', 'price (column 2)', 'Price (column 3)']
@@ -34,7 +34,7 @@ def distinct_names(names: list[str]) -> list[str]:
 
 
 class _LimitReachedError(Exception):
-    """A limit was reached. The argument names it."""
+    """Raised if the export reaches a limit. The argument names the limit."""
 
 
 class _SizeLimitedFile:
@@ -60,14 +60,17 @@ def _limit_memory() -> None:
 
 
 def main(database: str, table: str, target: str, max_rows: int, max_bytes: int) -> dict[str, str]:
-    """Export the rows. Return the error or the limit that was reached, or an empty dictionary.
+    """Export a table to a CSV file.
 
     Args:
-        database: URI of the database.
+        database: URI of the SQLite database.
         table: Table or view to export.
         target: Path of the CSV file.
         max_rows: Maximum number of rows.
-        max_bytes: Maximum size of the CSV file.
+        max_bytes: Maximum size of the CSV file in bytes.
+
+    Returns:
+        The error, or the limit that was reached. The dictionary is empty if the export succeeded.
     """
     _limit_memory()
     name = '"' + table.replace('"', '""') + '"'

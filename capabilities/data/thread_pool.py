@@ -1,7 +1,7 @@
-"""Threads for data work that can be stopped.
+"""Thread pool for data processing that can be stopped.
 
-Data work does not use the event loop's default threads, because they serve the whole process
-(savers, leases, DNS). Each operation ends when its step is canceled or its time limit is reached.
+Data processing does not use the event loop's default threads, because the whole process (savers,
+leases, DNS) needs them. Each operation ends when its step is canceled or reaches its time limit.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class DataLimits(BaseModel):
     """Resource limits of one operation. The fields are settings of the capability.
 
     Attributes:
-        max_seconds: Time limit.
-        max_rows: Rows of one table.
-        max_file_bytes: Size of one file. Parquet files may be ten times larger.
-        max_columns: Columns of one table.
-        memory_limit: Memory of DuckDB, in DuckDB's notation.
-        max_spill_bytes: Disk space that DuckDB may use temporarily.
+        max_seconds: Time limit in seconds.
+        max_rows: Maximum number of rows in a table.
+        max_file_bytes: Maximum size of a file. Parquet files may be ten times larger.
+        max_columns: Maximum number of columns in a table.
+        memory_limit: Memory limit of DuckDB, in DuckDB's notation.
+        max_spill_bytes: Maximum disk space that DuckDB may use temporarily.
 
     >>> DataLimits.from_settings({"max_rows": 10}).max_rows
     10
@@ -60,7 +60,7 @@ class DataLimits(BaseModel):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> DataLimits:
-        """Return the limits in the settings of a capability.
+        """Return the resource limits in a capability's settings.
 
         Raises:
             ValidationError: A limit is not a positive number.
@@ -75,9 +75,9 @@ class DataLimits(BaseModel):
             ) from exc
 
     def max_export_bytes(self, file_bytes: int) -> int:
-        """Return the maximum size of the rows exported from a file of this size.
+        """Return the maximum size of an export from a file of the given size.
 
-        A view of a small database can yield rows forever.
+        The size is limited because a view of a small database can yield rows forever.
         """
         return min(self.max_file_bytes, max(64 * 1024**2, 20 * file_bytes))
 
@@ -94,7 +94,7 @@ class ResultCache:
         self._lock = threading.Lock()
 
     def get_or_compute(self, key: Any, compute: Callable[[], Result]) -> Result:
-        """Return the cached result of a key, or compute and cache it."""
+        """Return the cached result for a key, or compute and cache it."""
         with self._lock:
             result = self._results.get(key)
         if result is None:
@@ -105,11 +105,11 @@ class ResultCache:
 
 
 class DataOperation:
-    """Data operation with its limits and the callbacks that interrupt it.
+    """Data operation with resource limits and callbacks that interrupt it.
 
     Args:
-        limits: Resource limits.
-        cache: Cache shared with other operations.
+        limits: Resource limits of the operation.
+        cache: Result cache that the operation shares with others.
     """
 
     def __init__(self, limits: DataLimits, cache: ResultCache | None = None) -> None:
@@ -121,7 +121,7 @@ class DataOperation:
         self._timed_out = False
 
     def stop(self) -> None:
-        """Stop the operation soon, from any thread."""
+        """Request that the operation ends soon. It may be called from any thread."""
         self._stopping.set()
 
     def raise_if_stopped(self) -> None:
@@ -139,12 +139,14 @@ class DataOperation:
                 severity=ErrorSeverity.CRITICAL,
             )
         raise CapabilityError(
-            "Reading the data was stopped.", fix="Ask again.", severity=ErrorSeverity.CRITICAL
+            "Reading the data was stopped, because its step was canceled.",
+            fix="Send the request again.",
+            severity=ErrorSeverity.CRITICAL,
         )
 
     @contextlib.contextmanager
     def on_stop(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Context manager: call `callback` repeatedly once the operation must end."""
+        """Context manager: call ``callback`` repeatedly once the operation must end."""
         self.raise_if_stopped()
         self._stop_callbacks.append(callback)
         try:
@@ -153,7 +155,10 @@ class DataOperation:
             self._stop_callbacks.remove(callback)
 
     def run(self, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call a function in this thread. Sessions that it opens belong to this operation."""
+        """Call a function in the current thread as part of this operation.
+
+        Sessions that the function opens are interrupted when the operation ends.
+        """
         watcher = threading.Thread(target=self._watch, name="capgraph-data-watch", daemon=True)
         watcher.start()
         token = _current.set(self)
@@ -182,7 +187,7 @@ _current: contextvars.ContextVar[DataOperation | None] = contextvars.ContextVar(
 
 
 def current_operation(settings: Mapping[str, Any]) -> DataOperation:
-    """Return the operation of this thread, or one without a time limit for a direct call."""
+    """Return this thread's operation, or one without a time limit outside a thread pool."""
     return _current.get() or DataOperation(DataLimits.from_settings(settings))
 
 
@@ -204,7 +209,7 @@ class DataThreadPool:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result:
-        """Run a function in the pool. The function is stopped when the caller is canceled.
+        """Run a function in the thread pool, and stop it if the caller is canceled.
 
         Args:
             settings: Settings of the capability, including the limits.
@@ -226,7 +231,7 @@ class DataThreadPool:
 
 
 def classify_data_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-    """Classify an error of data work. Timeouts are not retried."""
+    """Return the severity of an error in data processing. Timeouts are not retried."""
     classification = classify_exception(
         exc,
         f"Unhandled error in {context.get('capability', 'unknown_capability')}",

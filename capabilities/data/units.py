@@ -1,4 +1,4 @@
-"""Units: read from column names, inferred for temperatures, and converted with pint."""
+"""Units of columns, which are read from names, inferred for temperatures, and converted with pint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNIT_PATTERN = re.compile(rf"{_UNIT_FACTOR}(?:(?:\s*[/*·⋅]\s*|\s+){_UNIT_FAC
 
 
 def unit_in_name(name: str) -> str | None:
-    """Return the unit that a column name contains.
+    """Return the unit that a column name contains, or ``None``.
 
     >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("speed_m_s")
     ('°C', 'g', 'm/s')
@@ -86,10 +86,10 @@ def unit_in_name(name: str) -> str | None:
 
 
 def guess_temperature_unit(lowest: float, highest: float) -> str | None:
-    """Return the unit of temperatures if their range allows only one.
+    """Return the temperature unit if the value range allows only one, and ``None`` otherwise.
 
-    The rules cover air and water temperatures where people live: above 60 is too hot for Celsius,
-    and a year that never exceeds 45 would be polar in Fahrenheit.
+    The rules cover air and water temperatures where people live: values above 60 are too hot for
+    Celsius, and a year that never exceeds 45 would be polar in Fahrenheit.
 
     >>> guess_temperature_unit(-1.6, 35.6), guess_temperature_unit(30.1, 74.9)
     ('°C', '°F')
@@ -111,7 +111,7 @@ def _registry() -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _parse(unit: str) -> Any:
-    """Return the pint unit of a text, or ``None``."""
+    """Return the pint unit that a text names, or ``None``."""
     if len(unit) > _MAX_UNIT_CHARS:
         return None
     text = _UNIT_SPELLINGS.get(fold(unit)) or _UNIT_SPELLINGS.get(unit.lower()) or unit
@@ -133,7 +133,7 @@ def is_unit(text: str) -> bool:
 
 
 def unit_conversion(unit: str | None, target: str | None) -> tuple[float, float]:
-    """Return the factor and offset that convert a value between units.
+    """Return the factor and offset that convert a value from one unit to another.
 
     A value without a unit is not converted.
 
@@ -153,6 +153,6 @@ def unit_conversion(unit: str | None, target: str | None) -> tuple[float, float]
         return round(one - zero, 12) if abs(one - zero) > 1e-6 else one - zero, round(zero, 9)
     raise ValidationError(
         f"The unit {unit} cannot be converted to {target}.",
-        fix="Use a unit of the same quantity, or none.",
+        fix="Use a unit of the same quantity, or no unit.",
         severity=ErrorSeverity.REPLANNING,
     )

@@ -40,7 +40,7 @@ class TimeOptions:
         now: Time that relative expressions start from, without a time zone.
         day_first: True if ambiguous dates such as 03/04/2015 have the day first.
         southern: True if summer is December to February.
-        year: Year for parts of a month or season without one. If omitted, such parts are ignored.
+        year: Year to assume for parts of a month or season that have none. If omitted, such parts are ignored.
     """
 
     now: datetime
@@ -51,7 +51,7 @@ class TimeOptions:
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Period:
-    """Local time from ``start`` to the exclusive ``end``. ``None`` leaves a side open."""
+    """Period of local time from ``start`` to the exclusive ``end``. ``None`` leaves a side open."""
 
     start: datetime | None = None
     end: datetime | None = None
@@ -60,7 +60,7 @@ class Period:
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class DataWindow:
-    """First or last part of the time that the data covers, such as its last five years."""
+    """First or last part of the data's time range, such as its last five years."""
 
     edge: Literal["first", "last"]
     amount: Annotated[int, Field(ge=1)]
@@ -69,7 +69,7 @@ class DataWindow:
 
 @dataclass
 class ParsedTime:
-    """Times that a text names.
+    """Periods and recurring times that a text contains.
 
     Attributes:
         periods: Periods in the order of the text. An empty list means all data.
@@ -78,8 +78,8 @@ class ParsedTime:
         days: Days of any year ("on 4 July"), as ``MM-DD``.
         weekdays: Days of the week; 0 is Monday.
         hours: Hours of the day.
-        window: First or last part of the time that the data covers.
-        spans: Parts of the text that refer to time.
+        window: First or last part of the data's time range.
+        spans: Start and end indexes of the time expressions in the text.
         label: Description of all times in words.
     """
 
@@ -96,7 +96,7 @@ class ParsedTime:
 
 @dataclass(frozen=True)
 class TimeExpression:
-    """Time expression in a text.
+    """Time expression that was found in a text, with its position and parsed parts.
 
     Attributes:
         start_index: Start index in the text.
@@ -121,7 +121,7 @@ class TimeExpression:
 
     @property
     def lacks_year(self) -> bool:
-        """True if the year must come from another expression."""
+        """True if the expression contains no year, so that another expression must supply it."""
         return self.unit != "fixed" and self.year is None
 
 
@@ -147,7 +147,7 @@ def shift(moment: datetime, amount: int, unit: str) -> datetime:
 
 
 def floor(moment: datetime, unit: str) -> datetime:
-    """Return the start of the unit that contains the time.
+    """Return the start of the unit (minute to decade) that contains a time.
 
     >>> floor(datetime(2015, 8, 19, 7), "quarter")
     datetime.datetime(2015, 7, 1, 0, 0)
@@ -168,7 +168,7 @@ def floor(moment: datetime, unit: str) -> datetime:
 
 
 def parse_day(year: int, month: int, day: int, text: str) -> datetime:
-    """Return a date, or raise an error that says why it does not exist.
+    """Return a date, or raise an error that explains why it does not exist.
 
     Raises:
         ValidationError: The month or the day does not exist.
@@ -199,17 +199,19 @@ def season_months(season: str, southern: bool) -> list[int]:
 
 
 def resolve_period(expression: TimeExpression, southern: bool = False) -> Period:
-    """Return the period of an expression whose year is known.
+    """Return the period of a time expression that has a year.
 
     Raises:
-        ValidationError: The expression has no year or does not denote an existing period.
+        ValidationError: The expression has no year or does not name an existing period.
     """
     if expression.period is not None:
         period = expression.period
     else:
         year = expression.year
         if year is None:
-            raise ValidationError(f"The time {expression.text!r} has no year.", fix="Add the year.")
+            raise ValidationError(
+                f"The time expression {expression.text!r} has no year.", fix="Add the year."
+            )
         period = _whole_period(expression, year, southern)
     return _select_portion(period, expression.portion) if expression.portion else period
 
@@ -232,7 +234,8 @@ def _whole_period(expression: TimeExpression, year: int, southern: bool) -> Peri
         return Period(start, end, f"{part} {year} ({days})")
     if not isinstance(part, int):
         raise ValidationError(
-            f"The time {expression.text!r} is not a period.", fix="Write dates instead."
+            f"The time expression {expression.text!r} does not name a period.",
+            fix="Write dates instead.",
         )
     length = {"month": 1, "quarter": 3, "half": 6}[expression.unit]
     start = datetime(year, (part - 1) * length + 1, 1)
@@ -276,6 +279,6 @@ def _select_portion(period: Period, portion: tuple[str, int, str]) -> Period:
         finish = shift(begin, amount, unit)
     if begin >= end or finish <= start:
         raise ValidationError(
-            f"The period {period.label} has no {which} {unit}.", fix="Name an existing part."
+            f"The period {period.label} has no {which} {unit}.", fix="Name a part that exists."
         )
     return Period(max(begin, start), min(finish, end), f"the {which} {plural} of {period.label}")

@@ -16,7 +16,9 @@ MAX_TEXT_CHARS = 4000
 
 
 def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
-    """Return the options from ``now``, ``timezone``, ``day_first``, and ``hemisphere``.
+    """Return the time parser's options.
+
+    The settings are ``now``, ``timezone``, ``day_first``, and ``hemisphere``.
 
     Raises:
         ValidationError: A setting is invalid.
@@ -35,7 +37,8 @@ def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
             now = datetime.fromisoformat(now)
         except ValueError as exc:
             raise ValidationError(
-                f"The setting now={now!r} is not a time.", fix="Write it as 2024-05-31T12:00:00."
+                f"The setting now={now!r} is not a valid ISO time.",
+                fix="Write it like 2024-05-31T12:00:00.",
             ) from exc
     if now is None:
         now = datetime.now(zone)
@@ -50,5 +53,5 @@ def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
 
 
 def parse_times(text: str, settings: Mapping[str, Any]) -> ParsedTime:
-    """Return the times that a text names, read with the options of the settings."""
+    """Return the times in a text, parsed with the options in the settings."""
     return parse_expressions(text, options_from_settings(settings))

@@ -1,4 +1,4 @@
-"""Combination of time expressions: ranges, lists, "since", and years that are stated once."""
+"""Functions that combine time expressions: ranges, lists, "since", and years stated only once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _UNTIL = re.compile(r"\b(?:until|till|through|thru|up to|up until|by)(?:\s+the)?
 
 
 def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
-    """Return the periods that a text names.
+    """Return the periods and recurring times in a text.
 
     >>> from datetime import datetime
     >>> options = TimeOptions(datetime(2020, 1, 1))
@@ -70,7 +70,7 @@ def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
         count = _consume_expression(text, expressions, position, options, result, names)
         position += count
     _remove_enclosing_periods(text, result)
-    result.label = _result_label(result, [*names, *recurring])
+    result.label = _describe_times(result, [*names, *recurring])
     return result
 
 
@@ -90,14 +90,14 @@ def _is_range(text: str, first: TimeExpression, second: TimeExpression) -> bool:
 
 
 def _fill_missing_years(text: str, expressions: list[TimeExpression]) -> list[TimeExpression]:
-    """Add the year of a neighboring expression to expressions without one."""
+    """Copy the year of a neighboring expression to expressions that have none."""
     expressions = list(expressions)
     for index in range(len(expressions) - 2, -1, -1):
         first, second = expressions[index], expressions[index + 1]
         joined = _is_range(text, first, second) or _LIST.match(_text_between(text, first, second))
         if first.lacks_year and joined and second.year is not None and second.unit != "year":
             year = second.year
-            if _is_range(text, first, second) and _position_in_year(first) > _position_in_year(
+            if _is_range(text, first, second) and _sort_key_in_year(first) > _sort_key_in_year(
                 second
             ):
                 year -= 1
@@ -108,7 +108,7 @@ def _fill_missing_years(text: str, expressions: list[TimeExpression]) -> list[Ti
         ranged = _is_range(text, first, second)
         if second.lacks_year and first.year is not None and (ranged or _LIST.match(gap)):
             year = first.year + (
-                1 if ranged and _position_in_year(second) < _position_in_year(first) else 0
+                1 if ranged and _sort_key_in_year(second) < _sort_key_in_year(first) else 0
             )
             if first.unit != "year":
                 expressions[index] = replace(second, year=year)
@@ -127,7 +127,7 @@ def _fill_missing_years(text: str, expressions: list[TimeExpression]) -> list[Ti
 
 
 def _apply_assumed_year(expression: TimeExpression, year: int | None) -> TimeExpression:
-    """Add the assumed year to a part of a month or season, or else ignore the part."""
+    """Add the assumed year to a part of a month or season. Without one, ignore the part."""
     if not expression.lacks_year or expression.portion is None:
         return expression
     if year is not None:
@@ -138,7 +138,7 @@ def _apply_assumed_year(expression: TimeExpression, year: int | None) -> TimeExp
 
 
 def _spread_single_year(expressions: list[TimeExpression]) -> list[TimeExpression]:
-    """Add a year that is stated once ("In 2015, … June … July") to all expressions without one."""
+    """Copy a year that the text states once ("In 2015, … June … July") to all expressions."""
     years = [item for item in expressions if item.unit == "year" and item.portion is None]
     lacking = [item for item in expressions if item.lacks_year]
     if len(years) != 1 or not lacking:
@@ -150,7 +150,7 @@ def _spread_single_year(expressions: list[TimeExpression]) -> list[TimeExpressio
     ]
 
 
-def _position_in_year(expression: TimeExpression) -> tuple[int, int]:
+def _sort_key_in_year(expression: TimeExpression) -> tuple[int, int]:
     if isinstance(expression.part, tuple):
         return expression.part
     if isinstance(expression.part, str):
@@ -167,9 +167,10 @@ def _consume_expression(
     result: ParsedTime,
     names: list[str],
 ) -> int:
-    """Add the expression at a position, or the range that it forms with the next one.
+    """Add the expression at a position, or the range that it forms with the next expression.
 
-    Return the number of expressions used.
+    Returns:
+        The number of expressions used.
     """
     expression = expressions[position]
     following = expressions[position + 1] if position + 1 < len(expressions) else None
@@ -210,7 +211,7 @@ def _apply_preposition(before: str, period: Period) -> Period:
     return period
 
 
-def _months_of(expression: TimeExpression, southern: bool) -> list[int]:
+def _list_months(expression: TimeExpression, southern: bool) -> list[int]:
     if isinstance(expression.part, str):
         return season_months(expression.part, southern)
     if not isinstance(expression.part, int):
@@ -229,7 +230,7 @@ def _add_recurring(
     else:
         result.months += [
             month
-            for month in _months_of(expression, options.southern)
+            for month in _list_months(expression, options.southern)
             if month not in result.months
         ]
 
@@ -251,8 +252,8 @@ def _add_recurring_range(
             day += 1
             if day > {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}.get(month, 31):
                 month, day = month % 12 + 1, 1
-    begin = _months_of(first, options.southern)
-    finish = _months_of(last, options.southern)
+    begin = _list_months(first, options.southern)
+    finish = _list_months(last, options.southern)
     if not begin or not finish:
         _add_recurring(first, options, result, names)
         _add_recurring(last, options, result, names)
@@ -265,7 +266,7 @@ def _add_recurring_range(
 
 
 def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
-    """Remove duplicates and periods that only say where another period lies."""
+    """Remove duplicates and periods that only specify the year or month of another period."""
     if _COMPARE.search(text):
         unique: list[Period] = []
         for interval in result.periods:
@@ -296,7 +297,7 @@ def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
     result.periods = remaining
 
 
-def _result_label(result: ParsedTime, recurring: list[str]) -> str:
+def _describe_times(result: ParsedTime, recurring: list[str]) -> str:
     text = join_list([period.label for period in result.periods])
     extra = ", ".join(recurring)
     if text and extra:

@@ -55,7 +55,7 @@ _WINDOW = re.compile(
 
 
 def find_recurring(text: str) -> ParsedTime:
-    """Find weekdays, times of day, and parts of the data's time range.
+    """Return weekdays, times of day, and parts of the data's time range that a text contains.
 
     >>> find_recurring("average load on Mondays at 3 pm").hours
     [15]

@@ -29,18 +29,18 @@ _NOT_OF_DATA = r"(?!\s+(?:of|in|on)\s+(?:the\s+)?(?:data|record|file|series|meas
 
 
 def parse_count(text: str) -> int:
-    """Return a number written in digits or words; "a" is 1."""
+    """Return the number that digits or words state; "a" counts as 1."""
     return int(text) if text.isdigit() else NUMBERS.get(text.lower(), 1)
 
 
 def fixed_expression(
     match: TextMatch, start: datetime, end: datetime, label: str
 ) -> TimeExpression:
-    """Return an expression for one period."""
+    """Return a time expression whose period is already known."""
     return TimeExpression(*match.span(), "fixed", period=Period(start, end, label), text=match[0])
 
 
-def _relative_expression(match: TextMatch, start: datetime, end: datetime) -> TimeExpression:
+def _create_relative(match: TextMatch, start: datetime, end: datetime) -> TimeExpression:
     words = " ".join(match[0].lower().split()).removeprefix("the ")
     last = floor(end - timedelta(microseconds=1), "day")
     dates = date_text(start) if floor(start, "day") == last else ""
@@ -48,46 +48,46 @@ def _relative_expression(match: TextMatch, start: datetime, end: datetime) -> Ti
     return fixed_expression(match, start, end, f"{words} ({dates})")
 
 
-def _day_word(match: TextMatch, options: TimeOptions) -> TimeExpression:
+def _parse_day_word(match: TextMatch, options: TimeOptions) -> TimeExpression:
     offset = {"today": 0, "yesterday": -1, "tomorrow": 1}.get(match[0].lower(), -2)
     start = floor(options.now, "day") + timedelta(days=offset)
-    return _relative_expression(match, start, start + timedelta(days=1))
+    return _create_relative(match, start, start + timedelta(days=1))
 
 
-def _this_or_last(match: TextMatch, options: TimeOptions) -> TimeExpression:
+def _parse_this_or_last(match: TextMatch, options: TimeOptions) -> TimeExpression:
     unit = match["unit"].lower()
     if match["which"].lower() == "past":
         end = floor(options.now, "day") + timedelta(days=1)
-        return _relative_expression(match, shift(end, -1, unit), end)
+        return _create_relative(match, shift(end, -1, unit), end)
     step = {"this": 0, "current": 0, "next": 1}.get(match["which"].lower(), -1)
     start = shift(floor(options.now, unit), step, unit)
-    return _relative_expression(match, start, shift(start, 1, unit))
+    return _create_relative(match, start, shift(start, 1, unit))
 
 
-def _rolling_window(match: TextMatch, options: TimeOptions) -> TimeExpression:
+def _parse_rolling_window(match: TextMatch, options: TimeOptions) -> TimeExpression:
     unit, count = match["unit"].lower(), parse_count(match["count"])
     if match["which"].lower() == "next":
         start = options.now
-        return _relative_expression(match, start, shift(start, count, unit))
+        return _create_relative(match, start, shift(start, count, unit))
     if unit in ("minute", "hour"):
-        return _relative_expression(match, shift(options.now, -count, unit), options.now)
+        return _create_relative(match, shift(options.now, -count, unit), options.now)
     # Whole days including today, so that daily data has one row per requested day.
     end = floor(options.now, "day") + timedelta(days=1)
-    return _relative_expression(match, shift(end, -count, unit), end)
+    return _create_relative(match, shift(end, -count, unit), end)
 
 
-def _units_ago(match: TextMatch, options: TimeOptions) -> TimeExpression:
+def _parse_units_ago(match: TextMatch, options: TimeOptions) -> TimeExpression:
     unit = match["unit"].lower()
     start = shift(floor(options.now, unit), -parse_count(match["count"]), unit)
-    return _relative_expression(match, start, shift(start, 1, unit))
+    return _create_relative(match, start, shift(start, 1, unit))
 
 
-def _to_date(match: TextMatch, options: TimeOptions) -> TimeExpression:
+def _parse_to_date(match: TextMatch, options: TimeOptions) -> TimeExpression:
     start = floor(options.now, match["unit"].lower())
-    return _relative_expression(match, start, floor(options.now, "day") + timedelta(days=1))
+    return _create_relative(match, start, floor(options.now, "day") + timedelta(days=1))
 
 
-def _named_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpression | None:
+def _parse_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpression | None:
     """Return the period of "last June", "this summer", or "last Monday"."""
     name, which = match["name"].lower(), match["which"].lower()
     if name in WEEKDAYS:
@@ -96,7 +96,7 @@ def _named_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpressio
         if which == "last" and days_back == 0:
             days_back = 7
         start = today - timedelta(days=days_back) + timedelta(days=7 if which == "next" else 0)
-        return _relative_expression(match, start, start + timedelta(days=1))
+        return _create_relative(match, start, start + timedelta(days=1))
     match_period: Period | None = None
     for year in range(options.now.year - 2, options.now.year + 2):
         if name in MONTHS:
@@ -114,7 +114,7 @@ def _named_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpressio
             match_period = candidate
     if match_period is None or match_period.start is None or match_period.end is None:
         return None
-    return _relative_expression(match, match_period.start, match_period.end)
+    return _create_relative(match, match_period.start, match_period.end)
 
 
 _NAMES = "|".join(
@@ -125,27 +125,27 @@ _NAMES = "|".join(
 def time_rule(
     pattern: str, build_expression: Callable[[TextMatch, TimeOptions], TimeExpression | None]
 ) -> TimeRule:
-    """Return a rule: a pattern for whole words and the function that builds the expression."""
+    """Return a rule of the scanner: a regular expression and the function that parses its match."""
     return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build_expression
 
 
 RELATIVE_RULES = [
-    time_rule(r"(?:the\s+)?day before yesterday", _day_word),
-    time_rule(r"today|yesterday|tomorrow", _day_word),
+    time_rule(r"(?:the\s+)?day before yesterday", _parse_day_word),
+    time_rule(r"today|yesterday|tomorrow", _parse_day_word),
     time_rule(
         rf"(?:the\s+)?(?P<which>last|past|previous|next)\s+{_COUNT}\s+{_UNIT}s?(?!\s+(?:of|in)\s)"
         rf"{_NOT_OF_DATA}",
-        _rolling_window,
+        _parse_rolling_window,
     ),
-    time_rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _units_ago),
-    time_rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
+    time_rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _parse_units_ago),
+    time_rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _parse_to_date),
     # "The last month of 2012" and "last week in June" are parts of other expressions.
     time_rule(
         rf"(?P<which>this|last|past|previous|current|next)\s+{_UNIT}(?!s|\s+(?:of|in)\b)"
         rf"{_NOT_OF_DATA}",
-        _this_or_last,
+        _parse_this_or_last,
     ),
     time_rule(
-        rf"(?P<which>last|this|next)\s+(?P<name>{_NAMES})(?!\s+(?:of\s+)?\d)", _named_month_or_day
+        rf"(?P<which>last|this|next)\s+(?P<name>{_NAMES})(?!\s+(?:of\s+)?\d)", _parse_month_or_day
     ),
 ]

@@ -1,4 +1,4 @@
-"""Search for time expressions in a text."""
+"""Functions that find time expressions in a text."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _ORDINAL = r"(?P<ordinal>first|second|third|fourth|1st|2nd|3rd|4th|last)"
 _OF = r"(?:\s+(?:of|in)(?:\s+the)?(?:\s+year)?|,)?\s+"
 
 
-def _month_and_day(match: TextMatch) -> tuple[int, int]:
+def _read_month_and_day(match: TextMatch) -> tuple[int, int]:
     return MONTHS[match["month"].lower().rstrip(".")], int(match["day"])
 
 
-def _year_of(match: TextMatch) -> int | None:
+def _read_year(match: TextMatch) -> int | None:
     text = match.groupdict().get("year")
     return int(text) if text else None
 
 
-def _iso_day(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+def _parse_iso_day(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     year, month, day = int(match["year"]), int(match["m"]), int(match["d"])
-    return _clock_time(match, year, month, day)
+    return _parse_clock_time(match, year, month, day)
 
 
-def _clock_time(match: TextMatch, year: int, month: int, day: int) -> TimeExpression:
+def _parse_clock_time(match: TextMatch, year: int, month: int, day: int) -> TimeExpression:
     start = parse_day(year, month, day, match[0])
     if match.groupdict().get("hour") is None:
         return TimeExpression(*match.span(), "day", year, (month, day), text=match[0])
@@ -63,18 +63,18 @@ def _clock_time(match: TextMatch, year: int, month: int, day: int) -> TimeExpres
     return TimeExpression(*match.span(), "fixed", period=Period(at, until, date_text(at)))
 
 
-def _named_day(match: TextMatch, _options: TimeOptions) -> TimeExpression:
-    month, day = _month_and_day(match)
-    year = _year_of(match)
+def _parse_named_day(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+    month, day = _read_month_and_day(match)
+    year = _read_year(match)
     parse_day(year or 0, month, day, match[0])
     if year and match.groupdict().get("hour"):
-        return _clock_time(match, year, month, day)
+        return _parse_clock_time(match, year, month, day)
     return TimeExpression(*match.span(), "day", year, (month, day), text=match[0])
 
 
-def _day_range(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
-    month, first = _month_and_day(match)
-    last, year = int(match["day2"]), _year_of(match)
+def _parse_day_range(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
+    month, first = _read_month_and_day(match)
+    last, year = int(match["day2"]), _read_year(match)
     if year is None or last <= first:
         return None
     start = parse_day(year, month, first, match[0])
@@ -83,7 +83,7 @@ def _day_range(match: TextMatch, _options: TimeOptions) -> TimeExpression | None
     return fixed_expression(match, start, end, label)
 
 
-def _numeric_day(match: TextMatch, options: TimeOptions) -> TimeExpression:
+def _parse_numeric_day(match: TextMatch, options: TimeOptions) -> TimeExpression:
     a, b, year = int(match["a"]), int(match["b"]), int(match["year"])
     day_first = match["sep"] == "." or options.day_first
     if a > 12 >= b:
@@ -91,28 +91,28 @@ def _numeric_day(match: TextMatch, options: TimeOptions) -> TimeExpression:
     elif b > 12 >= a:
         day_first = False
     day, month = (a, b) if day_first else (b, a)
-    return _clock_time(match, year, month, day)
+    return _parse_clock_time(match, year, month, day)
 
 
-def _month(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+def _parse_month(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     number = MONTHS[match["month"].lower().rstrip(".")]
-    return TimeExpression(*match.span(), "month", _year_of(match), number, text=match[0])
+    return TimeExpression(*match.span(), "month", _read_year(match), number, text=match[0])
 
 
-def _iso_month(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
+def _parse_iso_month(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
     month = int(match["m"])
     if not 1 <= month <= 12:
         return None
-    return TimeExpression(*match.span(), "month", _year_of(match), month, text=match[0])
+    return TimeExpression(*match.span(), "month", _read_year(match), month, text=match[0])
 
 
-def _season(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
+def _parse_season(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
     name = match["season"].lower().replace("fall", "autumn")
     verb = match["season"].lower() in ("fall", "spring") and match.start() > 0
-    if verb and not _BEFORE_BARE.search(_text_before(match.string, match.start())):
+    if verb and not _BEFORE_BARE.search(_read_text_before(match.string, match.start())):
         # In "How much did the price fall in 2008", "fall" is not a season.
         return None
-    year = _year_of(match)
+    year = _read_year(match)
     second = match.groupdict().get("year2")
     if year is not None and second:
         # "Winter 2012/13" names both years; the season belongs to the second one.
@@ -120,29 +120,29 @@ def _season(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
     return TimeExpression(*match.span(), "season", year, name, text=match[0])
 
 
-def _quarter(match: TextMatch, _options: TimeOptions, last: int = 4) -> TimeExpression:
+def _parse_quarter(match: TextMatch, _options: TimeOptions, last: int = 4) -> TimeExpression:
     text = match.groupdict().get("ordinal")
     number = ORDINALS.get(text.lower(), last) if text else int(match["number"])
     unit = "quarter" if last == 4 else "half"
-    return TimeExpression(*match.span(), unit, _year_of(match), min(number, last), text=match[0])
+    return TimeExpression(*match.span(), unit, _read_year(match), min(number, last), text=match[0])
 
 
-_half = partial(_quarter, last=2)
+_half = partial(_parse_quarter, last=2)
 
 
-def _decade(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+def _parse_decade(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     start = int(match["decade"]) * 10
     return TimeExpression(*match.span(), "decade", start, text=match[0])
 
 
-def _century(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+def _parse_century(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     first = (int(match["century"]) - 1) * 100
     return fixed_expression(
         match, datetime(first, 1, 1), datetime(first + 100, 1, 1), match[0].lower()
     )
 
 
-def _week(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+def _parse_week(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     year, week = int(match["year"]), int(match["week"])
     try:
         start = datetime.fromisocalendar(year, week, 1)
@@ -154,7 +154,7 @@ def _week(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     return fixed_expression(match, start, start + timedelta(days=7), f"week {week} of {year}")
 
 
-def _holiday(match: TextMatch, _options: TimeOptions) -> TimeExpression:
+def _parse_holiday(match: TextMatch, _options: TimeOptions) -> TimeExpression:
     name = " ".join(match["holiday"].lower().replace("\u2019", "'").split())
     return TimeExpression(*match.span(), "day", int(match["year"]), _HOLIDAYS[name], text=match[0])
 
@@ -167,7 +167,7 @@ _HOLIDAYS = {
 }  # fmt: skip
 
 
-def _year_range(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
+def _parse_year_range(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
     first, last = int(match["year"]), match["year2"]
     second = int(str(first)[: 4 - len(last)] + last)
     if second <= first:
@@ -176,7 +176,7 @@ def _year_range(match: TextMatch, _options: TimeOptions) -> TimeExpression | Non
     return fixed_expression(match, datetime(first, 1, 1), end, f"{first} to {second}")
 
 
-def _bare_year(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
+def _parse_bare_year(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
     text = match.string
     before, after = text[: match.start()].lower(), text[match.end() :].lower()
     if _QUANTITY_BEFORE.search(before) or _QUANTITY_AFTER.match(after):
@@ -198,38 +198,44 @@ _QUANTITY_AFTER = re.compile(
 
 # Longer expressions precede the expressions that they contain.
 _RULES: list[TimeRule] = [
-    time_rule(rf"{_YEAR}(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_CLOCK}", _iso_day),
-    time_rule(rf"(?P<a>\d\d?)(?P<sep>[/.])(?P<b>\d\d?)(?P=sep){_YEAR}{_CLOCK}", _numeric_day),
-    time_rule(rf"{_DAY}{_TO}{_DAY2}(?:\s+of)?\s+{_MONTH},?\s+{_YEAR}", _day_range),
-    time_rule(rf"{_MONTH}\s+{_DAY}{_TO}{_DAY2},?\s+{_YEAR}", _day_range),
-    time_rule(rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?(?:\s+of)?\s+{_YEAR}{_CLOCK})?", _named_day),
-    time_rule(rf"{_MONTH}\s+(?:the\s+)?{_DAY}(?:,?\s+{_YEAR}{_CLOCK})?(?!:|\.\d)", _named_day),
+    time_rule(rf"{_YEAR}(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_CLOCK}", _parse_iso_day),
+    time_rule(rf"(?P<a>\d\d?)(?P<sep>[/.])(?P<b>\d\d?)(?P=sep){_YEAR}{_CLOCK}", _parse_numeric_day),
+    time_rule(rf"{_DAY}{_TO}{_DAY2}(?:\s+of)?\s+{_MONTH},?\s+{_YEAR}", _parse_day_range),
+    time_rule(rf"{_MONTH}\s+{_DAY}{_TO}{_DAY2},?\s+{_YEAR}", _parse_day_range),
+    time_rule(rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?(?:\s+of)?\s+{_YEAR}{_CLOCK})?", _parse_named_day),
+    time_rule(
+        rf"{_MONTH}\s+(?:the\s+)?{_DAY}(?:,?\s+{_YEAR}{_CLOCK})?(?!:|\.\d)", _parse_named_day
+    ),
     time_rule(
         rf"(?P<holiday>{'|'.join(sorted(_HOLIDAYS, key=len)[::-1])})(?:,?\s+(?:of\s+|in\s+)?){_YEAR}",
-        _holiday,
+        _parse_holiday,
     ),
-    time_rule(r"(?:the\s+)?(?P<century>1[6-9]|2[01])(?:st|th)\s+century", _century),
-    time_rule(rf"(?:calendar\s+|iso\s+)?week\s+(?P<week>\d\d?)(?:\s+of|\s+in|,)?\s+{_YEAR}", _week),
+    time_rule(r"(?:the\s+)?(?P<century>1[6-9]|2[01])(?:st|th)\s+century", _parse_century),
+    time_rule(
+        rf"(?:calendar\s+|iso\s+)?week\s+(?P<week>\d\d?)(?:\s+of|\s+in|,)?\s+{_YEAR}", _parse_week
+    ),
     *RELATIVE_RULES,
-    time_rule(rf"{_MONTH}(?:\s+(?:of|in)|,)?\s+{_YEAR}", _month),
-    time_rule(rf"{_YEAR}\s+{_MONTH}", _month),
-    time_rule(rf"{_SEASON}{_OF}{_YEAR}(?:\s*[-/\u2013]\s*(?P<year2>\d\d(?:\d\d)?))?", _season),
-    time_rule(rf"Q(?P<number>[1-4])(?:{_OF}|\s*[-/]?\s*){_YEAR}", _quarter),
-    time_rule(rf"{_YEAR}\s*-?\s*Q(?P<number>[1-4])", _quarter),
-    time_rule(rf"{_ORDINAL}\s+quarter{_OF}{_YEAR}", _quarter),
+    time_rule(rf"{_MONTH}(?:\s+(?:of|in)|,)?\s+{_YEAR}", _parse_month),
+    time_rule(rf"{_YEAR}\s+{_MONTH}", _parse_month),
+    time_rule(
+        rf"{_SEASON}{_OF}{_YEAR}(?:\s*[-/\u2013]\s*(?P<year2>\d\d(?:\d\d)?))?", _parse_season
+    ),
+    time_rule(rf"Q(?P<number>[1-4])(?:{_OF}|\s*[-/]?\s*){_YEAR}", _parse_quarter),
+    time_rule(rf"{_YEAR}\s*-?\s*Q(?P<number>[1-4])", _parse_quarter),
+    time_rule(rf"{_ORDINAL}\s+quarter{_OF}{_YEAR}", _parse_quarter),
     time_rule(rf"{_ORDINAL}\s+half{_OF}{_YEAR}", _half),
     time_rule(rf"H(?P<number>[12]){_OF}{_YEAR}", _half),
-    time_rule(r"(?:the\s+)?(?P<decade>1[5-9]\d|20\d)0'?s", _decade),
-    time_rule(rf"{_YEAR}-(?P<m>\d\d)(?!-?\d)", _iso_month),
-    time_rule(rf"{_YEAR}\s*[-\u2013\u2014/]\s*(?P<year2>(?:\d\d)?\d\d)", _year_range),
-    time_rule(r"Q(?P<number>[1-4])", _quarter),
-    time_rule(rf"{_ORDINAL}\s+quarter", _quarter),
-    time_rule(rf"{_YEAR}", _bare_year),
+    time_rule(r"(?:the\s+)?(?P<decade>1[5-9]\d|20\d)0'?s", _parse_decade),
+    time_rule(rf"{_YEAR}-(?P<m>\d\d)(?!-?\d)", _parse_iso_month),
+    time_rule(rf"{_YEAR}\s*[-\u2013\u2014/]\s*(?P<year2>(?:\d\d)?\d\d)", _parse_year_range),
+    time_rule(r"Q(?P<number>[1-4])", _parse_quarter),
+    time_rule(rf"{_ORDINAL}\s+quarter", _parse_quarter),
+    time_rule(rf"{_YEAR}", _parse_bare_year),
 ]
 _CONTEXT_CHARS = 60  # longer than any expression that can precede a month or season
 
 
-def _text_before(text: str, end: int) -> str:
+def _read_text_before(text: str, end: int) -> str:
     return text[max(0, end - _CONTEXT_CHARS) : end]
 
 
@@ -253,7 +259,7 @@ _PORTION = re.compile(
 
 
 def find_expressions(text: str, options: TimeOptions) -> list[TimeExpression]:
-    """Return the time expressions of a text in order. They never overlap.
+    """Return the time expressions in a text, in order. They never overlap.
 
     >>> options = TimeOptions(datetime(2020, 1, 1))
     >>> [item.text for item in find_expressions("June 2014 or 3 May 2015", options)]
@@ -281,14 +287,14 @@ def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
             if any(is_used[match.start() : match.end()]):
                 continue
             word = match[0].lower()
-            has_context = bool(_BEFORE_BARE.search(_text_before(text, match.start())))
+            has_context = bool(_BEFORE_BARE.search(_read_text_before(text, match.start())))
             if word in ("may", "march", "mar") and not (
                 has_context or (match[0][0].isupper() and match.start() > 0)
             ):
                 continue
             if word in ("may", "fall", "spring", "dec", "sun") and not has_context:
                 continue
-            before = _text_before(text, match.start())
+            before = _read_text_before(text, match.start())
             joined = word == "fall" and re.search(r"(?:and|or|to|the)\s+$", before, re.IGNORECASE)
             if joined and not re.search(r"\bin\s+the\s+$", before, re.IGNORECASE):
                 # In "rise and fall" and "the fall in price", "fall" is not a season.
@@ -303,7 +309,7 @@ def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
 
 
 def _extend_with_portion(text: str, expression: TimeExpression) -> TimeExpression:
-    """Extend an expression to the left: "early 2008", "the first week of June 2012"."""
+    """Include the part that precedes an expression: "early 2008", "the first week of June 2012"."""
     match = _PORTION.search(text[: expression.start_index])
     if match is None or expression.unit == "day":
         return expression

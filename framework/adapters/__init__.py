@@ -26,7 +26,7 @@ _EXTRAS = {
     "as_mcp_server": _MCP,
     "mcp_capabilities": _MCP,
 }
-"""Exported names that need an optional package, each with the module to import and the extra."""
+"""Exported names that require an optional package, with the module to import and the extra."""
 
 _get, __dir__ = lazy_exports(
     __name__,

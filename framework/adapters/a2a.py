@@ -1,4 +1,4 @@
-"""Capabilities backed by agents that speak A2A."""
+"""Client for A2A agents, which run as capabilities."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from capgraph.adapters.credentials import Credentials, current_user
 from capgraph.adapters.external_text import (
-    remote_failure,
+    create_remote_failure,
     sanitize_text,
     task_with_inputs,
     unreachable_error,
@@ -58,24 +58,24 @@ _ACTIVE_STATES = (
 async def agent_card(
     url: str, headers: Mapping[str, str] | None = None, *, origins: Collection[str] = ()
 ) -> AgentCard:
-    """Fetch the card of an A2A agent, from which ``remote_capability`` reads name and description.
+    """Fetch an A2A agent's card, from which ``remote_capability`` reads name and description.
 
     Args:
         url: URL of the agent, or of its card if it ends in ``.json``.
         headers: HTTP headers of the request.
-        origins: Origins that the card may name in addition to the URL's own, such as
+        origins: Origins that the card may contain in addition to the URL's own, such as
             ``https://agents.example:8443``.
 
     Raises:
-        CapabilityError: The card cannot be fetched, or it names a URL of another origin.
+        CapabilityError: The card cannot be fetched, or it contains a URL of another origin.
     """
-    async with _http_client(
+    async with _create_http_client(
         dict(headers or {}), await run_in_thread(ssl.create_default_context)
     ) as http:
         return await _fetch_card(url, http, origins)
 
 
-def _http_client(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
+def _create_http_client(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
     # Agents may take long to answer. The step's own time limit applies.
     return httpx.AsyncClient(headers=headers, verify=tls, timeout=httpx.Timeout(30, read=None))
 
@@ -93,8 +93,8 @@ async def _fetch_card(url: str, http: httpx.AsyncClient, origins: Collection[str
     for interface in card.supported_interfaces:
         if _parse_origin(interface.url) not in allowed_origins:
             raise CapabilityError(
-                f"The card of the A2A agent at {url} names {preview(interface.url)}, which has another"
-                " origin.",
+                f"The card of the A2A agent at {url} contains the URL {preview(interface.url)},"
+                " which has another origin.",
                 fix="Add the origin to origins=[...] if you trust it.",
                 severity=ErrorSeverity.CRITICAL,
             )
@@ -102,10 +102,7 @@ async def _fetch_card(url: str, http: httpx.AsyncClient, origins: Collection[str
 
 
 def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host, and port of a URL.
-
-    An invalid URL returns a value that equals no origin.
-    """
+    """Return scheme, host, and port of a URL. An invalid URL returns a value that equals no origin."""
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
@@ -114,14 +111,14 @@ def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 class _Message(BaseModel):
-    """What an A2A agent is told; the step's task when both are left out."""
+    """Message to an A2A agent. Without it, the agent receives the step's task."""
 
     message: str = ""
     data: dict[str, Any] | None = None
 
 
 class A2AAgent:
-    """Client of an A2A agent."""
+    """Client of an A2A agent, which executes a capability's steps."""
 
     Parameters = _Message
 
@@ -168,7 +165,7 @@ class A2AAgent:
                 if state == State.TASK_STATE_COMPLETED:
                     parts = [part for artifact in task.artifacts for part in artifact.parts]
                     return _read_output(parts or task.status.message.parts)
-                reason = _text_of_parts(task.status.message.parts)
+                reason = _join_text(task.status.message.parts)
                 if state in (State.TASK_STATE_INPUT_REQUIRED, State.TASK_STATE_AUTH_REQUIRED):
                     question = {
                         "kind": "a2a_input",
@@ -180,17 +177,17 @@ class A2AAgent:
                     await send_once(f"answer {answer_count}", *answer, sent)
                     continue
                 state_name = State.Name(state).removeprefix("TASK_STATE_").lower()
-                raise remote_failure(
+                raise create_remote_failure(
                     f"{self._subject} ended the task with state {state_name}", reason
                 )
             return dict(sent["output"])
 
     @asynccontextmanager
     async def _open_clients(self) -> AsyncIterator[tuple[Client, Client, bool]]:
-        """Open two clients, one that sends without waiting and one that watches tasks.
+        """Open two clients: one sends without waiting, the other follows tasks.
 
         Yields:
-            The sender, the watcher, and True if the agent supports streaming.
+            The sending client, the following client, and True if the agent supports streaming.
         """
         if self._tls is None:  # reads certificate files, so not on the event loop
             self._tls = await run_in_thread(ssl.create_default_context)
@@ -198,7 +195,7 @@ class A2AAgent:
         if self._credentials is not None:
             token = await self._credentials.get_token(current_user(self._subject))
             headers = {**headers, "Authorization": f"Bearer {token}"}
-        async with _http_client(headers, self._tls) as http:
+        async with _create_http_client(headers, self._tls) as http:
             card = self._agent
             if isinstance(card, str):
                 card = self._agent = await _fetch_card(card, http, self._origins)
@@ -225,19 +222,21 @@ class A2AAgent:
                 raise ConnectionError(
                     f"{self._subject} closed the connection while a message was being sent."
                 ) from exc
-            raise remote_failure(f"{self._subject} rejected the message", str(exc)) from exc
-        raise remote_failure(f"{self._subject} rejected the message", "the response is empty")
+            raise create_remote_failure(f"{self._subject} rejected the message", str(exc)) from exc
+        raise create_remote_failure(
+            f"{self._subject} rejected the message", "the response is empty"
+        )
 
     async def _follow_task(
         self, client: Client, task_id: str, streams: bool, step: StepContext
     ) -> Task:
-        """Wait until a task ends or needs input. Its status messages become the step's progress."""
+        """Wait until a task ends or needs input, and report its status messages as progress."""
         last_text = ""
 
         def is_active(status: TaskStatus) -> bool:
             nonlocal last_text
             active = status.state in _ACTIVE_STATES
-            text = sanitize_text(_text_of_parts(status.message.parts))
+            text = sanitize_text(_join_text(status.message.parts))
             if active and text and text != last_text:
                 step.notify(text, None)
                 last_text = text
@@ -279,14 +278,14 @@ def _split_answer(answer: Any) -> tuple[str, Any]:
     return (answer, None) if isinstance(answer, str) else ("", answer)
 
 
-def _text_of_parts(parts: Any) -> str:
+def _join_text(parts: Any) -> str:
     return "\n".join(part.text for part in parts if part.HasField("text"))
 
 
 def _read_output(parts: Any) -> dict[str, Any]:
     data = [MessageToDict(part.data) for part in parts if part.HasField("data")]
     files = [MessageToDict(p) for p in parts if p.HasField("raw") or p.HasField("url")]
-    text = _text_of_parts(parts)
+    text = _join_text(parts)
     output: Any = {"text": text, "data": data} if text and data else text
     if data and not text:
         output = data[0] if len(data) == 1 else data

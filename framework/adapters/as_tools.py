@@ -1,4 +1,4 @@
-"""Capabilities as LangChain tools, for agents and graphs outside of capgraph."""
+"""Function that turns a capability into a LangChain tool, for other agents and graphs."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
       type or role. Several inputs of one type are a list.
     - *Result:* the data that the capability returns.
     - *Approvals:* a required approval interrupts the graph that calls the tool, and the call
-      continues with the decision.
-    - *Services:* limits, permissions, guards, idempotency, and audit come from ``services``.
+      continues after the decision.
+    - *Services:* ``services`` provide limits, permissions, guardrails, idempotency, and audit.
     - *Failures:* a failure is returned as a tool error that a model can read.
-    - *Labels:* taint labels of tool results in the agent's ``messages`` apply to its later calls.
+    - *Labels:* provenance labels of tool results in the agent's ``messages`` apply to its later
+      calls.
 
     ``invoke`` runs the tool on its own event loop, for synchronous code and graphs. A capability
-    that needs an approval fails there, because a synchronous call cannot be interrupted.
+    that requires an approval fails there, because a synchronous call cannot be interrupted.
 
     Args:
         capability: Decorated capability.
-        services: Services returned by ``bind``. Default: the services of the graph whose run calls
-            the tool, if they include the capability. Otherwise default limits apply, with the
+        services: Services that ``bind`` returned. Defaults to the services of the graph whose run
+            calls the tool, if they include the capability. Otherwise default limits apply, with the
             checkpointer of that run.
 
     Raises:
-        ConfigurationError: The argument is not a capability, or it declares something that needs
-            services.
+        ConfigurationError: The argument is not a capability, or its declaration requires services.
 
     >>> import asyncio
     >>> from capgraph import capability_node
@@ -66,7 +66,8 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     spec = getattr(capability, "capability_spec", None)
     if not isinstance(spec, CapabilitySpec):
         raise ConfigurationError(
-            f"{capability!r} is not a capability.", fix="Decorate it with @capability_node."
+            f"{capability!r} is not a capability: it is not decorated.",
+            fix="Decorate it with @capability_node.",
         )
     resolved = services_for(capability, services)
     explicit = None if services is None else resolved  # else the calling run decides

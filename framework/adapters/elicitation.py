@@ -1,4 +1,4 @@
-"""Conversion between capgraph questions and MCP elicitation forms."""
+"""Conversion of approval requests and questions to MCP elicitation forms."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from capgraph.approvals import STEP, describe_question, is_approval_request
 
 _DECISION_FIELDS = {"reject": "reason", "respond": "message", "done": "outputs"}
-"""Form field that belongs to each decision."""
+"""Form field that belongs to each kind of decision."""
 _FORM_KEYWORDS = ("title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
 """JSON schema keywords that MCP forms support. Other constraints are checked after the answer."""
 _SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
 def supports_elicitation(context: Context[Any, Any]) -> bool:
-    """Return True if the client can ask its user."""
+    """Return True if the MCP client can show forms to its user."""
     can = context.client_capabilities
     return can is not None and can.elicitation is not None
 
@@ -33,13 +33,14 @@ def supports_elicitation(context: Context[Any, Any]) -> bool:
 async def elicit_answers(
     questions: Mapping[str, Any], context: Context[Any, Any], state: str
 ) -> Mapping[str, Any] | InputRequiredResult:
-    """Ask the client's user the questions of a call.
+    """Request the answers to a call's questions from the client's user.
 
-    Newer protocol versions ask by ending the call, which the client repeats with the answers.
+    In newer protocol versions, the call ends with the forms, and the client repeats it with the
+    answers.
 
     Args:
-        questions: Questions by name.
-        context: Context of the call.
+        questions: Approval requests and questions by name.
+        context: Context of the MCP call.
         state: State that the client sends back with the answers if the call ends.
 
     Returns:
@@ -68,7 +69,7 @@ def elicitation_forms(questions: Mapping[str, Any]) -> dict[str, ElicitRequestFo
 
 
 def is_asked_before_run(question: Any) -> bool:
-    """Return True if a question is an approval that is asked before anything runs."""
+    """Return True if a question is an approval request that precedes the whole run."""
     return is_approval_request(question) and question["steps"][0].get("kind", STEP) == STEP
 
 
@@ -77,7 +78,7 @@ def read_answer(name: str, question: Any, responses: Mapping[str, Any]) -> Any:
 
     Args:
         name: Name of the question.
-        question: The question.
+        question: Approval request, or a question of a capability.
         responses: Responses of the client by form name.
     """
     if is_approval_request(question):
@@ -87,7 +88,7 @@ def read_answer(name: str, question: Any, responses: Mapping[str, Any]) -> Any:
             )
             for index, step in enumerate(question["steps"])
         }
-    content = _accepted_content(responses.get(name))
+    content = _get_accepted_content(responses.get(name))
     if isinstance(question, Mapping) and isinstance(question.get("schema"), Mapping):
         return content
     return (content or {}).get("answer")
@@ -102,7 +103,9 @@ def _build_forms(name: str, question: Any) -> list[tuple[str, ElicitRequestFormP
         return [
             (
                 _form_name(name, question, index),
-                _build_form(describe_question({**question, "steps": [step]}), *_step_fields(step)),
+                _build_form(
+                    describe_question({**question, "steps": [step]}), *_build_step_fields(step)
+                ),
             )
             for index, step in enumerate(question["steps"])
         ]
@@ -131,12 +134,12 @@ def _build_form(message: str, fields: Mapping[str, Any], required: str) -> Elici
 
 
 class _Field(NamedTuple):
-    """Form field of a parameter.
+    """Form field for a step parameter.
 
     Attributes:
         name: Name of the parameter.
         schema: JSON schema of the field.
-        is_json: True if the value is not scalar and is entered as JSON text.
+        is_json: True if the value is not scalar, so that it is entered as JSON text.
     """
 
     name: str
@@ -144,7 +147,7 @@ class _Field(NamedTuple):
     is_json: bool
 
 
-def _step_fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _build_step_fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     decisions = list(step["decisions"])
     fields = {
         field_name: {"type": "string", "title": field_name.capitalize()}
@@ -152,13 +155,13 @@ def _step_fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         if word in decisions
     }
     if "edit" in decisions:
-        fields |= {name: field.schema for name, field in _parameter_fields(step).items()}
+        fields |= {name: field.schema for name, field in _build_parameter_fields(step).items()}
     decision = {"type": "string", "enum": decisions, "title": "Decision"}
     return {"decision": decision, **fields}, "decision"
 
 
-def _parameter_fields(step: Mapping[str, Any]) -> dict[str, _Field]:
-    """Return the form field of each parameter, by the field's name in the form."""
+def _build_parameter_fields(step: Mapping[str, Any]) -> dict[str, _Field]:
+    """Return the form field for each parameter, by the field's name in the form."""
     values = step.get("parameters") or {}
     schema = step.get("parameters_schema") or {}
     declared = schema.get("properties") or {}
@@ -202,7 +205,7 @@ def _flatten_schema(
 
 
 def _infer_schema(value: Any) -> dict[str, Any]:
-    """Return a schema for the value of an undeclared parameter."""
+    """Return a JSON schema for the value of an undeclared parameter."""
     return {
         "type": next(
             (name for name, scalar in _SCALAR_TYPES.items() if type(value) is scalar), None
@@ -210,18 +213,18 @@ def _infer_schema(value: Any) -> dict[str, Any]:
     }
 
 
-def _accepted_content(response: Any) -> dict[str, Any] | None:
+def _get_accepted_content(response: Any) -> dict[str, Any] | None:
     accepted = isinstance(response, ElicitResult) and response.action == "accept"
     return dict(response.content or {}) if accepted else None
 
 
 def _read_decision(step: Mapping[str, Any], response: Any) -> dict[str, Any]:
-    content = _accepted_content(response)
+    content = _get_accepted_content(response)
     if not content:
         return {"decision": "reject", "reason": "the user declined"}
     decision = content.get("decision")
     values = step.get("parameters") or {}
-    edited = _edited_parameters(step, content) if "edit" in step["decisions"] else {}
+    edited = _read_edited_parameters(step, content) if "edit" in step["decisions"] else {}
     if decision == "edit" or (decision == "approve" and edited):
         # The user approved the values in the form, so changed fields count as an edit.
         return {"decision": "edit", "parameters": {**values, **edited}}
@@ -231,11 +234,11 @@ def _read_decision(step: Mapping[str, Any], response: Any) -> dict[str, Any]:
     return answer
 
 
-def _edited_parameters(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+def _read_edited_parameters(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     values = step.get("parameters") or {}
     entered = {
         field.name: _parse_json(content[name]) if field.is_json else content[name]
-        for name, field in _parameter_fields(step).items()
+        for name, field in _build_parameter_fields(step).items()
         if content.get(name) is not None
     }
     return {name: value for name, value in entered.items() if values.get(name) != value}

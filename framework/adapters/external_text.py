@@ -1,4 +1,4 @@
-"""Sanitized names, texts, and schemas from external tools and agents, and errors about them."""
+"""Functions that sanitize names, texts, and schemas from external tools and agents."""
 
 from __future__ import annotations
 
@@ -71,18 +71,20 @@ def is_http_url(value: Any) -> bool:
 
 
 def task_with_inputs(step: StepContext) -> str:
-    """Return a step's task, followed by the values of its inputs as JSON."""
+    """Return a step's task, followed by its inputs as JSON."""
     input_text = "\n\n" + json.dumps(serialize_inputs(step.inputs), ensure_ascii=False)
     return step.task + input_text if step.inputs else step.task
 
 
-def remote_failure(subject: str, reason: str) -> CapabilityError:
-    """Return the error for a failure that an external agent or tool reported."""
-    return CapabilityError(f"{subject}: {sanitize_text(reason, 4_000) or 'no reason was given'}")
+def create_remote_failure(subject: str, reason: str) -> CapabilityError:
+    """Return an error for a failure that an external agent or tool reported."""
+    return CapabilityError(
+        f"{subject} reported a failure: {sanitize_text(reason, 4000) or 'no reason was given'}"
+    )
 
 
 def unreachable_error(subject: str, exc: Exception) -> CapabilityError:
-    """Return the retriable error for an external agent that cannot be reached."""
+    """Return a retriable error for an external agent that cannot be reached."""
     return CapabilityError(
         f"{subject} cannot be reached ({sanitize_text(str(exc), 300) or type(exc).__name__}).",
         fix="Check that it is running and that its address is correct.",

@@ -1,4 +1,4 @@
-"""Capabilities backed by compiled graphs and agents."""
+"""Functions that create capabilities from compiled graphs and agents."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def graph_capability(
 ) -> type[BaseCapability]:
     """Create a capability from a compiled LangGraph graph.
 
-    The fields of the input are the graph's initial state. The fields of the output are read from
-    its final state and validated. The graph runs inside the step:
+    The input's fields become the graph's initial state. The output's fields are read from its final
+    state and validated. The graph runs inside the step:
 
     - Its checkpoints belong to the turn's thread, in a namespace of the step, even if it was
       compiled with another checkpointer. Nodes that completed do not run again after a crash, a
@@ -59,7 +59,7 @@ def graph_capability(
         graph: Compiled graph.
         input: Context type that the capability requires.
         output: Context type that the capability provides.
-        name: Name of the capability. Default: the name of the graph.
+        name: Name of the capability. Defaults to the name of the graph.
         description: Description for planners.
         **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`.
 
@@ -81,7 +81,7 @@ def graph_capability(
     >>> graph_capability(graph, input=Order, output=Price).capability_spec.requires
     (Requirement(type='ORDER', cardinality='one'),)
     """
-    name = name or _default_name(graph, output)
+    name = name or _get_default_name(graph, output)
     check_names(f"graph_capability({name!r})", options, accepted_names("graph"))
     inner = _as_subgraph(graph, f"The graph {name!r}")
     needed = [field for field, info in output.model_fields.items() if info.is_required()]
@@ -96,7 +96,7 @@ def graph_capability(
         }
         if missing := [field for field in needed if field not in output_data]:
             raise CapabilityError(
-                f"The graph {name!r} ended without {', '.join(missing)}, which"
+                f"The graph {name!r} ended without the state keys {', '.join(missing)}, which"
                 f" {output.__name__} requires.",
                 fix="Write these keys on every path through the graph, or give them defaults.",
             )
@@ -119,7 +119,7 @@ def agent_capability(
     keeps_dialogue: bool = False,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Create a capability from an agent, workflow, team, graph, or function that does a task.
+    """Create a capability from an agent, workflow, team, graph, or function that performs a task.
 
     The task is the step's ``task_objective``, followed by the values of the step's inputs. The
     result is stored under ``output``. If the agent reports that it did not succeed, the step fails.
@@ -128,10 +128,10 @@ def agent_capability(
     Args:
         agent: Any object that :func:`~capgraph.adapters.task_graph.task_graph` accepts, such as a
             graph of ``create_agent`` or ``build_graph``.
-        name: Name of the capability. Default: the name of the agent or its graph.
+        name: Name of the capability. Defaults to the name of the agent or its graph.
         description: Description for planners.
-        provides: Context type of the result. Default: a type named after the capability.
-        services: Services for the agent's own capabilities. Default: those of the enclosing run.
+        provides: Context type of the result. Defaults to a type named after the capability.
+        services: Services for the agent's own capabilities. Defaults to those of the enclosing run.
         keeps_dialogue: True to pass the next messages of the thread to the agent, until a tool of
             :func:`~capgraph.agents.handoffs.handoff_tool` ends the dialogue. The agent receives the
             messages of its dialogue.
@@ -139,7 +139,7 @@ def agent_capability(
             such as ``requires``.
 
     Raises:
-        ConfigurationError: The agent cannot work on a task, or it keeps a dialogue but has no
+        ConfigurationError: The agent cannot perform a task, or it keeps a dialogue but has no
             conversation.
 
     >>> async def poet(task: str) -> str:
@@ -202,7 +202,7 @@ def _hand_off(
     return ResultWithState({"output": text}, {DIALOGUE_KEY: None, PLAN_KEY: plan})
 
 
-def _default_name(graph: Any, output: type[CapabilityContext]) -> str:
+def _get_default_name(graph: Any, output: type[CapabilityContext]) -> str:
     graph_name = getattr(graph, "name", None)
     return (
         graph_name
@@ -212,10 +212,10 @@ def _default_name(graph: Any, output: type[CapabilityContext]) -> str:
 
 
 def _as_subgraph(graph: Any, subject: str) -> Any:
-    """Return a copy of the graph that stores its checkpoints in the thread of the step."""
+    """Return a copy of a graph that stores its checkpoints in the step's thread."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
-            f"{subject} is {type(graph).__name__}, not a compiled graph.",
+            f"{subject} is a {type(graph).__name__}, not a compiled graph.",
             fix="Pass builder.compile().",
         )
     reject_breakpoints(graph, subject)

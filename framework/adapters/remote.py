@@ -1,7 +1,7 @@
-"""Capabilities backed by remote agents, over A2A or on a LangGraph Agent Server.
+"""Function that creates capabilities from remote agents, over A2A or on a LangGraph Agent Server.
 
 Remote work continues when this process ends. Its ID (the task of an A2A agent, the thread of an
-Agent Server) is therefore stored first, and a step that restarts attaches to it instead of sending
+Agent Server) is therefore stored first. A step that restarts follows this work instead of sending
 the task twice.
 """
 
@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from capgraph.adapters.credentials import Credentials
 from capgraph.adapters.external_text import (
     capability_name,
+    create_remote_failure,
     is_http_url,
-    remote_failure,
     sanitize_text,
     task_with_inputs,
     unreachable_error,
@@ -54,21 +54,22 @@ def remote_capability(
 ) -> type[BaseCapability]:
     """Create a capability from a remote agent.
 
-    The agent gets the step's task, followed by the values of its inputs. The parameters ``message``
-    and ``data`` (A2A) or ``input`` (graph) replace the task. The result is stored under ``output``,
-    and files of an A2A agent under ``files``. A question of the agent interrupts the step, its
-    failure or rejection fails the step, and its status messages are the step's progress.
+    The agent receives the step's task, followed by the values of its inputs. The parameters
+    ``message`` and ``data`` (A2A) or ``input`` (graph) replace the task. The result is stored under
+    ``output``, and files of an A2A agent under ``files``. If the agent asks a question, the step is
+    interrupted. If it fails or rejects the task, the step fails. Its status messages become the
+    step's progress.
 
     Args:
         agent: URL of an A2A agent, its card (see :func:`agent_card`), or a ``RemoteGraph``.
-        name: Name of the capability. Default: the name of the card or graph, or the URL's host.
-        description: Description for planners. Default: the description of the card.
-        provides: Context type of the result. Default: a type named after the capability.
+        name: Name of the capability. Defaults to the name of the card or graph, or the URL's host.
+        description: Description for planners. Defaults to the description in the card.
+        provides: Context type of the result. Defaults to a type named after the capability.
         effect: Effect of the remote work. ``idempotent`` is safe, because a step that restarts
-            attaches to the work that it started.
+            follows the work that it started.
         headers: HTTP headers for each request to an A2A agent, such as ``Authorization``.
         credentials: Access tokens of the users for whom an A2A agent acts.
-        origins: Origins that an A2A agent's card may name in addition to the URL's own.
+        origins: Origins that an A2A agent's card may contain in addition to the URL's own.
         **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
             such as ``requires``, ``permission``, and ``timeout_seconds``.
 
@@ -116,13 +117,13 @@ def remote_capability(
 
 
 class _Input(BaseModel):
-    """What a graph begins with; the step's task when it is left out."""
+    """Input of a remote graph. Without it, the graph receives the step's task."""
 
     input: dict[str, Any] | None = None
 
 
 class _RemoteGraphAgent:
-    """Client of a graph on an Agent Server."""
+    """Client of a graph on a LangGraph Agent Server."""
 
     Parameters = _Input
 
@@ -137,7 +138,7 @@ class _RemoteGraphAgent:
         self._subject = f"The graph {graph.name!r} on its Agent Server"
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
-        """Run the graph on a step's task, in a thread of the step.
+        """Run the remote graph on a step's task, in a thread that belongs to the step.
 
         Raises:
             CapabilityError: The graph failed or cannot be reached.
@@ -147,7 +148,7 @@ class _RemoteGraphAgent:
         except httpx.TransportError as exc:
             raise unreachable_error(self._subject, exc) from exc
         except httpx.HTTPStatusError as exc:
-            raise remote_failure(
+            raise create_remote_failure(
                 f"{self._subject} rejected the request", f"{exc} {exc.response.text}"
             ) from exc
 
@@ -157,7 +158,9 @@ class _RemoteGraphAgent:
         runs, threads = self._client.runs, self._client.threads
         thread = str(uuid.uuid5(uuid.NAMESPACE_OID, step.idempotency_key))
         await threads.create(thread_id=thread, if_exists="do_nothing")
-        turns: list[dict[str, Any]] = [{"input": graph_input or await self._default_input(step)}]
+        turns: list[dict[str, Any]] = [
+            {"input": graph_input or await self._build_default_input(step)}
+        ]
         turns += [{"command": {"resume": interrupt(None)}} for _ in range(count_consumed_answers())]
         while True:
             # Each turn is one run of the thread, so turns that were sent before are skipped.
@@ -177,7 +180,7 @@ class _RemoteGraphAgent:
             status = (await runs.get(thread, run["run_id"]))["status"]
             if status not in ("success", "interrupted"):
                 errors = [str(item["error"]) for item in state["tasks"] if item.get("error")]
-                raise remote_failure(
+                raise create_remote_failure(
                     f"{self._subject} ended with status {status}", " ".join(errors)
                 )
             questions = {
@@ -190,7 +193,7 @@ class _RemoteGraphAgent:
             )
             turns.append({"command": {"resume": interrupt(payload)}})
 
-    async def _default_input(self, step: StepContext) -> dict[str, Any]:
+    async def _build_default_input(self, step: StepContext) -> dict[str, Any]:
         assistants: Any = self._client.assistants
         matches = await assistants.search(
             graph_id=self._assistant, limit=1
@@ -209,15 +212,15 @@ class _RemoteGraphAgent:
 
 
 def _read_output(values: Any, subject: str) -> dict[str, Any]:
-    """Return a graph's output: ``output``, else its last message, else its whole state."""
+    """Return the graph's output: the key ``output``, else its last message, else its whole state."""
     if not isinstance(values, Mapping):
         return {"output": values}
     if values.get("success") is False:
-        raise remote_failure(f"{subject} failed", str(values.get("error") or ""))
+        raise create_remote_failure(f"{subject} failed", str(values.get("error") or ""))
     outcome = values.get("execution_outcome") or {}
     last_text = (values.get("messages") or [{}])[-1].get("content")
     if outcome.get("status", "completed") != "completed":
-        raise remote_failure(f"{subject} failed", str(outcome.get("reason") or last_text))
+        raise create_remote_failure(f"{subject} failed", str(outcome.get("reason") or last_text))
     for output in (values.get("output"), values.get("structured_response"), last_text):
         if output is not None:
             return {"output": output}

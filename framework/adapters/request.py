@@ -1,4 +1,7 @@
-"""Calls of a capability outside of plans: arguments become a step, and its record an output."""
+"""Functions for calls of a capability outside of plans.
+
+They convert the arguments to a step, and its record to an output.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,24 @@ from capgraph.pipeline.step_execution import LABELS_KEY
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
 RUN_ENDING_ERRORS = (GraphBubbleUp, StoppedError, FatalExecutionError, PersistenceError)
-"""Exceptions that end the whole run and are not the result of one step."""
+"""Exceptions that end the whole run instead of failing one step."""
 _SCALAR_TYPES = ["string", "number", "boolean", "null"]
 
 
 def parse_request(
     spec: CapabilitySpec, arguments: Mapping[str, Any]
 ) -> tuple[PlannedStep, Contexts]:
-    """Return arguments as a step's parameters and inputs.
+    """Convert the arguments of a call to a step's parameters and inputs.
 
     An input is an object (or a list of objects) under the name of its type or role. All other names
     are parameters.
 
     Args:
-        spec: The capability.
+        spec: Specification of the capability.
         arguments: Arguments by name.
 
     Returns:
-        The step, and the context data to which its inputs refer.
+        The step, and the context data that its inputs refer to.
 
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
@@ -68,8 +71,8 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
     """Return the JSON schema of the arguments that :func:`parse_request` accepts.
 
     Args:
-        spec: The capability.
-        types: Registered context types.
+        spec: Specification of the capability.
+        types: Registered context types by name.
 
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> class Place(CapabilityContext):
@@ -124,8 +127,7 @@ def services_for(capability: Any, services: Services | None) -> Services:
     Without ``services``, return those of the surrounding run, or default services.
 
     Raises:
-        ConfigurationError: There are no services, and the capability declares something that needs
-            them.
+        ConfigurationError: The capability's declaration requires services, but there are none.
     """
     spec = capability.capability_spec
     if services is None:
@@ -135,7 +137,7 @@ def services_for(capability: Any, services: Services | None) -> Services:
 
 
 def failure_message(record: StepRecord) -> str | None:
-    """Return why a step has no usable result, or None if it succeeded.
+    """Return the reason why a step has no usable result, or None if it succeeded.
 
     Raises:
         StoppedError: A user or a rule stopped the run.
@@ -150,9 +152,9 @@ def failure_message(record: StepRecord) -> str | None:
 
 
 def record_output(record: StepRecord) -> Any:
-    """Return a step's output as plain data: of its only context type, or by type.
+    """Return a step's output as plain data: the only context type's data, or the data by type.
 
-    A plain value, which is stored under ``value``, is returned as it is.
+    A plain value, which is stored under ``value``, is returned itself.
     """
     return unwrap_output(
         {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
@@ -160,7 +162,7 @@ def record_output(record: StepRecord) -> Any:
 
 
 def unwrap_output(outputs: Mapping[str, Any]) -> Any:
-    """Return outputs by context type as callers read them; see :func:`record_output`."""
+    """Return outputs by context type in the form that callers receive; see :func:`record_output`."""
     unwrapped = {
         context_type: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
         for context_type, data in outputs.items()
@@ -169,7 +171,7 @@ def unwrap_output(outputs: Mapping[str, Any]) -> Any:
 
 
 def collect_labels(state: Any) -> dict[str, str]:
-    """Return the taint labels of an agent's tool results, each with its source.
+    """Return the provenance labels of an agent's tool results, each with its source.
 
     Labels are stored in the messages, so they apply as long as the messages exist.
     """
@@ -185,6 +187,6 @@ def collect_labels(state: Any) -> dict[str, str]:
 
 
 def label_metadata(record: StepRecord) -> dict[str, dict[str, str]] | None:
-    """Return a record's taint labels as message metadata, for :func:`collect_labels`."""
+    """Return a record's provenance labels as message metadata, for :func:`collect_labels`."""
     labels = {label: source for entry in record.labels.values() for label, source in entry.items()}
     return {LABELS_KEY: labels} if labels else None

@@ -1,4 +1,4 @@
-"""Capabilities created from a name, a parameter schema, and an async function."""
+"""Function that creates a capability from a name, a parameter schema, and an async function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.planning.json_parameters import JsonParameters, json_parameters
 
 CapabilityCall = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
-"""Function that does a capability's work. It gets the parameters by schema name, and the step."""
+"""Function that executes the capability. It receives the parameters by name, and the step."""
 
 
 class ResultWithState(NamedTuple):
@@ -56,13 +56,13 @@ def capability_from_schema(
         name: Name of the capability.
         description: Description for planners.
         parameters: Pydantic model, or JSON schema against which plans are validated as it is.
-        call: Function that does the work. A dictionary, pydantic object, or dataclass that it
-            returns is the data of the context type. Any other value is stored under ``value``.
+        call: Function that executes the capability. A dictionary, pydantic object, or dataclass that
+            it returns becomes the data of the context type. Any other value is stored under ``value``.
         provides: Context type of the result. Default: a type named after the capability.
         max_attempts: Maximum number of attempts of a step. Default: 3.
         delay_seconds: Delay before the second attempt. Default: 0.5.
         classify_error: Function that classifies a failure.
-        parameters_from: Function that reads parameters from a task when no model plans.
+        parameters_from: Function that reads parameters from a task if no model plans.
         **options: ``requires``, and the declarations of :class:`~capgraph.base.spec.Declarations`,
             such as ``examples``, ``effect``, and ``permission``.
 

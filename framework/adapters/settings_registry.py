@@ -1,6 +1,7 @@
-"""Registry of the tools, graphs, agents, and MCP servers that the settings name.
+"""Registry of the tools, graphs, agents, and MCP servers in the settings.
 
-Settings accept the same declarations as code: each key of an entry is a keyword of its adapter.
+Settings accept the same declarations as code: each key of an entry is a keyword argument of its
+adapter.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ _POLICY_FIELDS = tuple(field.name for field in fields(ApprovalPolicy))
 async def open_registry(
     settings: Settings, problems: list[CapgraphError] | None = None
 ) -> AsyncIterator[Registry]:
-    """Open the registry of the settings, with its tools, graphs, agents, and MCP servers.
+    """Context manager: open the settings' registry with its tools, graphs, agents, and MCP servers.
 
     Connections to MCP servers are closed at the end of the block.
 
     Args:
         settings: Settings of the agent.
-        problems: List that collects the problems. By default, the first problem is raised.
+        problems: List to which errors are added. Without it, the first error is raised.
 
     Raises:
         ConfigurationError: An entry of ``tools``, ``graphs``, ``agents``, or ``mcp`` is invalid.
         ValidationError: An entry has an unknown key or an invalid value.
         RegistryError: A reference cannot be imported, or the parts do not fit together.
-        MissingExtraError: ``mcp`` names a server, but the extra is not installed.
+        MissingExtraError: ``mcp`` contains a server, but the extra is not installed.
 
     >>> from capgraph.configs.settings import Settings
     >>> async def names():
@@ -66,9 +67,9 @@ async def open_registry(
                 capabilities = await _open_server(stack, server, f"mcp[{index}]")
                 adapted += capabilities
                 if problems is not None:  # otherwise, a warning was logged
-                    problems += _omitted_tool_problems(capabilities, f"mcp[{index}]")
+                    problems += _list_omitted_tools(capabilities, f"mcp[{index}]")
             except CapgraphError as exc:
-                _report(_with_location(f"mcp[{index}]", exc), problems)
+                _report(_add_location(f"mcp[{index}]", exc), problems)
         yield await asyncio.to_thread(Registry.from_settings, settings, problems, adapted)
 
 
@@ -78,10 +79,10 @@ def _report(error: CapgraphError, problems: list[CapgraphError] | None) -> None:
     problems.append(error)
 
 
-def _with_location(location: str, error: CapgraphError) -> CapgraphError:
-    """Return the error with the location of the entry that caused it.
+def _add_location(location: str, error: CapgraphError) -> CapgraphError:
+    """Return the error with the location of the settings entry that caused it.
 
-    Its type and fix stay the same.
+    Its type and fix do not change.
     """
     located = type(error)(f"{location}: {error.message}", fix=error.fix, severity=error.severity)
     located.__cause__ = error
@@ -101,12 +102,12 @@ def _adapt_sections(
             try:
                 capabilities.append(_adapt_entry(section, entry, location))
             except CapgraphError as exc:
-                located = exc if exc.message.startswith(location) else _with_location(location, exc)
+                located = exc if exc.message.startswith(location) else _add_location(location, exc)
                 _report(located, problems)
     return capabilities
 
 
-def _adapter_for(section: str) -> Callable[..., type[BaseCapability]]:
+def _find_adapter(section: str) -> Callable[..., type[BaseCapability]]:
     # Imported on demand: each adapter imports the library that it adapts.
     if section == "tools":
         from capgraph.adapters.tools import tool_capability
@@ -123,7 +124,7 @@ def _adapt_entry(section: str, entry: Mapping[str, Any], location: str) -> type[
     missing = next((key for key in needed if key not in entry), None)
     if missing is not None:
         raise ConfigurationError(
-            f"{location}: the key {missing!r} is missing.",
+            f"{location}: the required key {missing!r} is missing.",
             fix=f"Write {missing}: 'module:attribute'.",
         )
     target = _import_reference(entry["import"], f"{location}.import")
@@ -132,7 +133,7 @@ def _adapt_entry(section: str, entry: Mapping[str, Any], location: str) -> type[
         for key, value in entry.items()
         if key != "import"
     }
-    return _adapter_for(section)(target, **options)
+    return _find_adapter(section)(target, **options)
 
 
 def _import_reference(name: Any, location: str) -> Any:
@@ -142,7 +143,8 @@ def _import_reference(name: Any, location: str) -> Any:
         raise
     except Exception as exc:  # importing a module may raise anything
         raise ConfigurationError(
-            f"{location}: {name!r} cannot be imported ({type(exc).__name__}: {exc}).",
+            f"{location}: the module of {name!r} raised an error while it was imported"
+            f" ({type(exc).__name__}: {exc}).",
             fix="Fix the error in the module.",
         ) from exc
 
@@ -185,7 +187,7 @@ async def _open_server(
 
     written = server.model_dump(exclude_unset=True, exclude=_TRANSPORT_FIELDS)
     # Importing references reads files, so it runs in a thread.
-    options = await asyncio.to_thread(_server_options, written, location)
+    options = await asyncio.to_thread(_build_server_options, written, location)
     if server.headers:
         options["headers"] = {
             name: value.get_secret_value() for name, value in server.headers.items()
@@ -223,7 +225,7 @@ def _build_credentials(settings: CredentialsSettings | str, location: str) -> An
     )
 
 
-def _omitted_tool_problems(capabilities: McpCapabilities, location: str) -> list[CapgraphError]:
+def _list_omitted_tools(capabilities: McpCapabilities, location: str) -> list[CapgraphError]:
     return [
         CapabilityError(
             f"{location}: the tool {name!r} is omitted. {reason}",
@@ -234,8 +236,8 @@ def _omitted_tool_problems(capabilities: McpCapabilities, location: str) -> list
     ]
 
 
-def _server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:
-    """Return keyword arguments of ``mcp_capabilities``, with values for all or single tools."""
+def _build_server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:
+    """Return keyword arguments of ``mcp_capabilities``, with values for all or for single tools."""
     approve = declared.pop("approve", None)
     options = {}
     for key, value in declared.items():
@@ -256,7 +258,7 @@ def _server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:
 
 
 def _is_single_value(key: str, value: Mapping[str, Any]) -> bool:
-    """Return True if a mapping is one value for all tools instead of values by tool name."""
+    """Return True if a mapping is one value for all tools, and not values by tool name."""
     return (key == "gate" and "use" in value) or (
         key == "requires_approval" and bool(value) and set(value) <= set(_POLICY_FIELDS)
     )

@@ -1,4 +1,4 @@
-"""Conversion of agents, capabilities, and functions to graphs from ``task`` to ``output``."""
+"""Function that converts agents, capabilities, and functions to graphs that perform a task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TaskFunction = Callable[[Mapping[str, Any], Runtime[Any]], Awaitable[Mapping[str
 
 
 class _TaskState(NamedInputs, TaskOutput):
-    """State of a graph that works on a task."""
+    """State of a graph that performs a task."""
 
 
 class _ConversationState(_TaskState):
@@ -66,7 +66,7 @@ def task_graph(
             - an object with ``compile()``.
             - an object with ``async execute(task, context)``.
             - a function of the task, synchronous or asynchronous.
-        services: Services for a capability or tool. Default: the rules for unbound capabilities.
+        services: Services for a capability or tool. By default, it is unbound, with default limits.
         name: Name of the graph. Default: the target's own name.
 
     Raises:
@@ -85,7 +85,7 @@ def task_graph(
     if isinstance(spec, CapabilitySpec):
         bound = services_for(target, services)
         # Without explicit services, each run uses those of its surrounding run.
-        return _single_node_graph(_capability_task(spec, services and bound), name or spec.name)
+        return _build_graph(_create_capability_task(spec, services and bound), name or spec.name)
     if isinstance(target, Pregel):
         reject_breakpoints(target, f"The graph {target.name!r}")
         return _adapt_graph(target, name)
@@ -95,11 +95,11 @@ def task_graph(
             with compile_scope(services):
                 return task_graph(target.compile(), name=own_name)
         if isinstance(target, Agent):
-            return _single_node_graph(_agent_task(target), own_name)
+            return _build_graph(_create_agent_task(target), own_name)
         if callable(target):
-            return _single_node_graph(_function_task(target), own_name)
+            return _build_graph(_create_function_task(target), own_name)
     raise ConfigurationError(
-        f"{target!r} cannot work on a task.",
+        f"{target!r} cannot perform a task: its type is not supported.",
         fix="Pass a capability, a tool, a compiled graph with a key 'task' or 'messages', an object"
         " with compile() or 'async execute(task, context)', or a function of the task.",
     )
@@ -113,14 +113,14 @@ def target_name(target: Any) -> str:
 
 
 def reject_breakpoints(graph: Pregel[Any, Any, Any, Any], subject: str) -> None:
-    """Raise if a graph or one of its subgraphs has static breakpoints.
+    """Raise an error if a graph or one of its subgraphs has static breakpoints.
 
-    A static breakpoint ends the graph without an interrupt. A step that runs the graph would end
-    with half of the work, and the next call would do the rest without an approval.
+    A static breakpoint ends the graph without an interrupt. A step would therefore end with half of
+    the work done, and the next call would do the rest without an approval.
 
     Args:
         graph: Compiled graph.
-        subject: Subject of the error message.
+        subject: Description of the graph, for the message.
 
     Raises:
         ConfigurationError: The graph has a static breakpoint.
@@ -139,12 +139,12 @@ def reject_breakpoints(graph: Pregel[Any, Any, Any, Any], subject: str) -> None:
 
 
 def _find_registered(name: str, services: Services | None) -> Any:
-    """Return the capability of a name from the services' registry, or None."""
+    """Return the capability with a name from the services' registry, or None."""
     spec = services.registry.capabilities.get(name) if services is not None else None
     return None if spec is None else spec.cls
 
 
-def _single_node_graph(
+def _build_graph(
     work: TaskFunction, name: str, state_schema: type[_TaskState] = _TaskState
 ) -> TaskGraph:
     async def node(state: Mapping[str, Any], runtime: Runtime[Any]) -> Mapping[str, Any]:
@@ -161,7 +161,7 @@ def _single_node_graph(
     return compile_graph(builder, name=name)
 
 
-def _capability_task(declared_spec: CapabilitySpec, bound: Services | None) -> TaskFunction:
+def _create_capability_task(declared_spec: CapabilitySpec, bound: Services | None) -> TaskFunction:
     async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
         task, inputs = state["task"], state.get("inputs") or {}
         services = bound or find_services(declared_spec)
@@ -180,7 +180,7 @@ def _capability_task(declared_spec: CapabilitySpec, bound: Services | None) -> T
 def _read_parameters(
     spec: CapabilitySpec, task: Any, inputs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return parameters read from a task. A single missing text parameter gets the whole task."""
+    """Return parameters read from a task. A single missing text parameter receives the whole task."""
     required = [name for name in required_parameters(spec.parameters) if name not in inputs]
     has_own_reader = (
         getattr(spec.cls, "parameters_from", None) is not BaseCapability.parameters_from
@@ -208,11 +208,11 @@ def _adapt_graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGra
         final_state = await graph.ainvoke({"messages": messages})
         return {**_read_final_state(final_state), "conversation": final_state["messages"]}
 
-    return _single_node_graph(work, name or graph.name, _ConversationState)
+    return _build_graph(work, name or graph.name, _ConversationState)
 
 
 def _read_final_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the output of a message graph: its structured response, else its last message."""
+    """Return a message graph's output: its structured response, or else its last message."""
     outcome = state.get("execution_outcome") or {}
     if outcome.get("status", "completed") != "completed":
         text = str(state["messages"][-1].text)
@@ -223,7 +223,7 @@ def _read_final_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"output": answer.model_dump(mode="json") if hasattr(answer, "model_dump") else answer}
 
 
-def _agent_task(agent: Agent) -> TaskFunction:
+def _create_agent_task(agent: Agent) -> TaskFunction:
     async def work(state: Mapping[str, Any], runtime: Runtime[Any]) -> Mapping[str, Any]:
         arguments = (state["task"], runtime.context)
         sync = is_sync(agent.execute)
@@ -235,7 +235,7 @@ def _agent_task(agent: Agent) -> TaskFunction:
     return work
 
 
-def _function_task(function: Callable[..., Any]) -> TaskFunction:
+def _create_function_task(function: Callable[..., Any]) -> TaskFunction:
     function_called: Any = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     sync = is_sync(function) and is_sync(function_called)
 
@@ -248,10 +248,7 @@ def _function_task(function: Callable[..., Any]) -> TaskFunction:
 
 
 def _read_outcome(result: Any) -> Mapping[str, Any]:
-    """Return the result of an agent or function as an outcome.
-
-    Other values are the output itself.
-    """
+    """Return the result of an agent or function as an outcome. Any other value becomes the output."""
     if isinstance(result, Mapping) and "output" in result:
         return {name: result[name] for name in TaskOutput.__annotations__ if name in result}
     if hasattr(result, "output") and hasattr(result, "success"):

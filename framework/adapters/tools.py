@@ -1,4 +1,4 @@
-"""Capabilities backed by LangChain tools."""
+"""Function that creates capabilities from LangChain tools."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def tool_capability(
     if not isinstance(tool, BaseTool):
         tool = _function_to_tool(tool)
     check_names(f"tool_capability({tool.name!r})", options, accepted_names("tool"))
-    injected = _injected_arguments(tool)
+    injected = _find_injected_arguments(tool)
     schema: Any = tool.args_schema
     if schema is None and isinstance(tool, Tool):
         [argument] = tool.args  # one text
@@ -94,7 +94,7 @@ def tool_capability(
         update={"handle_tool_error": False, "handle_validation_error": False}
     )
     parameters = _hide_arguments(injected.keys(), schema)
-    plain = _plain_function(own_tool) if parameters is schema else None
+    plain = _get_plain_function(own_tool) if parameters is schema else None
     call = partial(_call_tool, own_tool, injected, plain)
     options.setdefault("classify_error", partial(_classify_error, tool))
     if effect == "none":
@@ -171,8 +171,8 @@ def _is_sync(tool: BaseTool) -> bool:
     return type(tool)._arun is BaseTool._arun
 
 
-def _plain_function(tool: BaseTool) -> Callable[..., Any] | None:
-    """Return a tool's own function if it can be called without LangChain, else None."""
+def _get_plain_function(tool: BaseTool) -> Callable[..., Any] | None:
+    """Return a tool's own function if it can be called without LangChain, or None."""
     as_call = tool.response_format == "content_and_artifact"
     if type(tool) is not StructuredTool or tool.callbacks or tool.verbose or as_call:
         return None
@@ -183,7 +183,7 @@ def _plain_function(tool: BaseTool) -> Callable[..., Any] | None:
 # --- what is injected ------------------------------------------------------------------------
 
 
-def _injected_arguments(tool: BaseTool) -> dict[str, Getter]:
+def _find_injected_arguments(tool: BaseTool) -> dict[str, Getter]:
     """Return a getter for each argument that is injected and that no plan may supply.
 
     Raises:
@@ -210,8 +210,9 @@ def _injected_arguments(tool: BaseTool) -> dict[str, Getter]:
             getters[name] = match.get
         elif match.kind != "InjectedToolArg" or _is_required(function, schema, name):
             raise ConfigurationError(
-                f"The argument {name!r} of the tool {tool.name!r} has the type {match.kind}: LangGraph"
-                " or LangChain injects that type, so no plan may supply it.",
+                f"The argument {name!r} of the tool {tool.name!r} has the type {match.kind},"
+                " which is not supported: LangGraph or LangChain injects it, so no plan may"
+                " supply it.",
                 fix=match.fix or f"Add {name!r} to args_schema with the same annotation.",
             )
     return getters
@@ -224,7 +225,7 @@ def _is_required(function: Any, schema: Any, name: str) -> bool:
 
 
 def _hide_arguments(names: Collection[str], schema: Any) -> Any:
-    """Return a tool's schema without the named arguments, which are injected."""
+    """Return a tool's JSON schema without the injected arguments."""
     if isinstance(schema, dict):
         properties = schema.get("properties", {})
         visible = {name: part for name, part in properties.items() if name not in names}
@@ -249,7 +250,8 @@ def _bind_injected(
 ) -> BaseTool:
     """Return a copy of a tool whose function receives the injected arguments directly.
 
-    The tool's own schema keeps its fields and validators, and callbacks do not see injected values.
+    The tool's own schema keeps its fields and validators, and callbacks do not receive injected
+    values.
     """
     function: Any = tool.coroutine or tool.func
     signature = inspect.signature(function)
@@ -284,7 +286,7 @@ def _read_result(result: Any, name: str) -> Any:
             return _read_result(result[0], name)
         raise CapabilityError(
             f"The tool {name!r} returned {len(result)} messages or commands for one call.",
-            fix="Return one.",
+            fix="Return one message or command.",
         )
     return result
 

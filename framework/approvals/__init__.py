@@ -1,4 +1,4 @@
-"""Approval requests, decisions about them, and standing rules."""
+"""Approval requests, decisions about them, and standing rules that replace them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Parsing and validation of approval decisions. An invalid decision leaves the request open."""
+"""Parser and validator of approval decisions. After an invalid decision, the request stays open."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _DECISION_OF_FIELD = {
     "outputs": "done",
     "message": "respond",
 }
-"""The decision that each field belongs to. With other decisions it is refused, unless unchanged."""
+"""Decision that each field belongs to. With another decision, a changed field is refused."""
 _INBOX_DECISIONS = {"accept": "approve", "ignore": "reject", "response": "respond"}
 _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
 
 
 class DecisionProblem(NamedTuple):
-    """Problem of a decision.
+    """Problem of an approval decision.
 
     Attributes:
-        path: Path of the invalid value, with dots. It begins with the key of the step.
+        path: Dotted path of the invalid value, which begins with the step's key.
         message: Description of the problem.
     """
 
@@ -48,11 +48,11 @@ class DecisionProblem(NamedTuple):
 
 
 class RememberDecision(BaseModel):
-    """Conversion of an approval to a standing rule.
+    """Request to turn an approval into a standing rule.
 
     Attributes:
         scope: ``thread`` or ``everywhere``.
-        until: Expiry time in ISO format; None means that the rule does not expire.
+        until: Expiry time in ISO format. None means that the rule does not expire.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -62,19 +62,20 @@ class RememberDecision(BaseModel):
 
 
 class ApprovalDecision(BaseModel):
-    """Decision about one entry of an approval request.
+    """A person's decision about one entry of an approval request.
 
     Attributes:
-        decision: ``approve``; ``edit`` (with ``parameters``, or ``steps`` for a plan); ``reject`` (with
-            ``reason``); ``respond`` (with ``message``, which ends the turn). For a step of unknown
-            outcome: ``rerun``, ``skip``, or ``done`` (the effect happened; with ``outputs`` if other
-            steps need them). For a missing capability: ``rerun`` (look it up again) or ``skip``.
+        decision: ``approve``; ``edit`` (with ``parameters``, or ``steps`` for a plan); ``reject``
+            (with ``reason``); ``respond`` (with ``message``, which ends the turn). For a step of
+            unknown outcome: ``rerun``, ``skip``, or ``done`` (the effect happened; with ``outputs``
+            if other steps need them). For a missing capability: ``rerun`` (look it up again) or
+            ``skip``.
         parameters: New parameters, for ``edit``.
         steps: All steps of the new plan, for ``edit`` of a plan.
         outputs: Output data by context type, for ``done``.
-        reason: Reason for ``reject``.
+        reason: Reason, for ``reject``.
         message: Answer to the user, for ``respond``.
-        remember: Creates a standing rule, for ``approve``.
+        remember: Standing rule to create, for ``approve``.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -107,25 +108,26 @@ def parse_decisions(
     Agent Inbox's ``[{"type": …}]`` have one decision for each entry, in order.
 
     Args:
-        reply: The reply, as plain data from any source.
-        request: The approval request.
-        registry: The registry.
+        reply: Reply as plain data from any source.
+        request: Approval request that the reply answers.
+        registry: Registry of the agent.
         limits: Limits of a run.
-        view: The turn, against which an edited plan is checked.
+        view: View of the turn, against which an edited plan is checked.
 
     Returns:
-        The decisions by context key, and the problems. If there is a problem, the request stays open.
+        The decisions by context key, and the problems. If there is a problem, the request stays
+            open.
     """
     steps = {step["context_key"]: step for step in request["steps"]}
     if isinstance(reply, str):
         reply = dict.fromkeys(steps, reply)
-    listed = _listed_decisions(reply, steps)
+    listed = _read_decision_list(reply, steps)
     if listed is not None:
         if len(listed) != len(steps):
             message = f"The answer has {len(listed)} decisions; {len(steps)} are required."
             return {}, [DecisionProblem("decisions", message)]
         reply = {
-            key: _from_langchain(decision, steps[key])
+            key: _convert_langchain(decision, steps[key])
             for key, decision in zip(steps, listed, strict=True)
         }
     if not isinstance(reply, Mapping) or not reply:
@@ -137,7 +139,7 @@ def parse_decisions(
     problems = [
         DecisionProblem(
             str(key)[:_MAX_PATH_CHARS],
-            f"The step {key!r:.80} needs no decision. Waiting steps: {sorted(steps)}.",
+            f"The step {key!r:.80} does not wait for a decision. Waiting steps: {sorted(steps)}.",
         )
         for key in reply
         if key not in steps
@@ -149,7 +151,7 @@ def parse_decisions(
             continue
         answer, found = _parse_decision(key, reply[key], step)
         if answer is not None and not found:
-            found = _problems_of(key, answer, step, registry, limits, view or TurnView({}))
+            found = _check_decision(key, answer, step, registry, limits, view or TurnView({}))
         problems += [
             DecisionProblem(".".join([key, *path])[:_MAX_PATH_CHARS], message[:_MAX_MESSAGE_CHARS])
             for path, message in found
@@ -159,8 +161,8 @@ def parse_decisions(
     return answers, problems
 
 
-def _listed_decisions(reply: Any, steps: Mapping[str, Any]) -> list[Any] | None:
-    """Return the decisions of a reply from LangChain or Agent Inbox; ``None`` for other replies."""
+def _read_decision_list(reply: Any, steps: Mapping[str, Any]) -> list[Any] | None:
+    """Return the decisions in a reply from LangChain or Agent Inbox, or ``None`` for other replies."""
     if isinstance(reply, Mapping) and [*reply] == ["decisions"] and "decisions" not in steps:
         reply = reply["decisions"]
     is_list = isinstance(reply, list) and bool(reply)
@@ -168,8 +170,8 @@ def _listed_decisions(reply: Any, steps: Mapping[str, Any]) -> list[Any] | None:
     return reply if has_types else None
 
 
-def _from_langchain(decision: Mapping[str, Any], step: Mapping[str, Any]) -> Any:
-    """Convert a decision of LangChain or Agent Inbox."""
+def _convert_langchain(decision: Mapping[str, Any], step: Mapping[str, Any]) -> Any:
+    """Convert a decision from LangChain's or Agent Inbox's format."""
     fields = dict(decision)
     word = _INBOX_DECISIONS.get(fields["type"], fields["type"])
     converted: dict[str, Any] = {"decision": word}
@@ -231,7 +233,7 @@ def _parse_decision(
     return answer, []
 
 
-def _problems_of(
+def _check_decision(
     key: str,
     answer: ApprovalDecision,
     step: Mapping[str, Any],
@@ -240,15 +242,15 @@ def _problems_of(
     view: TurnView,
 ) -> list[_Problem]:
     if answer.decision == "edit" and step["kind"] == PLAN:
-        return _plan_problems(answer, registry, limits, view)
+        return _check_edited_plan(answer, registry, limits, view)
     if answer.decision == "edit":
-        return _parameter_problems(key, answer.parameters, step, registry)
+        return _check_parameters(key, answer.parameters, step, registry)
     if answer.decision == "done":
-        return _output_problems(key, answer.outputs or {}, step, registry, view)
+        return _check_outputs(key, answer.outputs or {}, step, registry, view)
     return []
 
 
-def _plan_problems(
+def _check_edited_plan(
     answer: ApprovalDecision, registry: Registry, limits: Limits, view: TurnView
 ) -> list[_Problem]:
     steps = answer.new_steps
@@ -262,7 +264,7 @@ def _plan_problems(
     return [(["steps", *map(str, one.path)], str(one)) for one in repaired.problems]
 
 
-def _parameter_problems(
+def _check_parameters(
     key: str, parameters: Any, step: Mapping[str, Any], registry: Registry
 ) -> list[_Problem]:
     path = ["parameters"]
@@ -290,7 +292,7 @@ def _parameter_problems(
     return []
 
 
-def _output_problems(
+def _check_outputs(
     key: str,
     outputs: Mapping[str, Any],
     step: Mapping[str, Any],

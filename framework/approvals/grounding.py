@@ -21,13 +21,16 @@ from capgraph.state import TurnView
 
 
 def is_model_plan(view: TurnView) -> bool:
-    """Return True if a model wrote the current plan."""
+    """Return True if a model wrote the turn's current plan."""
     history = view.state.get("planning_history") or []
     return bool(history and history[-1].get("model_written"))
 
 
 def is_grounding_checked(spec: CapabilitySpec, view: TurnView) -> bool:
-    """Return True if the parameters of a capability are checked: it has an effect in a model's plan."""
+    """Return True if a capability's parameters are checked for invented values.
+
+    They are checked if the capability has an effect and a model wrote the plan.
+    """
     return spec.effect != "none" and is_model_plan(view)
 
 
@@ -38,16 +41,17 @@ def ungrounded_parameters(
     registry: Registry,
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the ungrounded parameters of a step, by path.
+    """Return the parameters of a step that a model invented (ungrounded), by path.
 
-    A value is grounded if it occurs in the conversation, in a result that the step or the planner reads,
-    or in declared values. Plans that callers send and values that approvers edit are always grounded.
+    A value is grounded if it occurs in the conversation, in a result that the step or the planner
+    reads, or in declared values. Plans that callers send and values that approvers edit are always
+    grounded.
 
     Args:
-        step: The step. Its key names the planned step.
+        step: Planned step.
         values: Validated parameters of the step.
-        view: The turn.
-        registry: The registry.
+        view: View of the turn.
+        registry: Registry of the agent.
         inputs: Input data of the step. Defaults to the stored results that the step names.
     """
     spec = registry.capabilities.get(step["capability"])
@@ -57,12 +61,12 @@ def ungrounded_parameters(
     if planned["capability"] != spec.name:
         return {}
     texts = [str(m.text) for m in view.messages if not isinstance(m, SystemMessage)]
-    results = [inputs] if inputs is not None else list(_stored_inputs(planned, view))
-    results += _read_by_planner(view)
+    results = [inputs] if inputs is not None else list(_iterate_inputs(planned, view))
+    results += _iterate_planner_results(view)
     grounds = GroundingSources(texts, results, possible_today(current_clock().now()))
     declared = [
-        *_declared_in_recipes(spec.name, registry),
-        *_written_by_people(spec.name, view),
+        *_iterate_recipe_values(spec.name, registry),
+        *_iterate_user_values(spec.name, view),
     ]
     parameters: Any = planned.get("parameters") or {}
     ungrounded = find_ungrounded_values(spec, values, parameters, grounds, declared)
@@ -70,7 +74,7 @@ def ungrounded_parameters(
 
 
 def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, Any]]:
-    """Return the ungrounded parameters of the current plan, by context key."""
+    """Return the ungrounded (invented) parameters of the current plan, by context key."""
     found = {}
     for step in view.steps:
         spec = registry.capabilities.get(step["capability"])
@@ -83,7 +87,7 @@ def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, 
 
 
 def describe_ungrounded(values: Mapping[str, Any]) -> str:
-    """Return a sentence about ungrounded parameters for the approver.
+    """Return a sentence that warns the approver about ungrounded (invented) parameters.
 
     >>> describe_ungrounded({"to": "Ada"})
     "Ungrounded: to='Ada'. Neither the conversation nor a result that the step reads contains it."
@@ -96,16 +100,17 @@ def describe_ungrounded(values: Mapping[str, Any]) -> str:
     )
 
 
-def _stored_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
+def _iterate_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
     keys = {read.key for read in step_reads(step)}
     for entries in view.contexts.values():
         yield from (data for key, data in entries.items() if key in keys)
 
 
-def _read_by_planner(view: TurnView) -> Iterator[Any]:
-    """Yield the results from which the planner may have copied values.
+def _iterate_planner_results(view: TurnView) -> Iterator[Any]:
+    """Yield the results that the planner may have copied values from.
 
-    These are the results that it reviewed in this turn, or all if it reads the conversation.
+    These are the results that it reviewed in this turn, or all results if it reads the
+    conversation.
     """
     history = view.state.get("planning_history") or []
     if history and history[-1].get("reads_results"):
@@ -117,29 +122,29 @@ def _read_by_planner(view: TurnView) -> Iterator[Any]:
             yield view.contexts.get(kind, {}).get(key)
 
 
-def _declared_in_recipes(capability: str, registry: Registry) -> Iterator[Any]:
-    """Yield the values that recipes set for a capability."""
+def _iterate_recipe_values(capability: str, registry: Registry) -> Iterator[Any]:
+    """Yield the values that recipes (stored plans) set for a capability."""
     for spec in registry.capabilities.values():
         recipe = recipe_of(spec)
         for step in recipe.steps if recipe is not None else ():
             if step.get("capability") == capability:
-                yield from _scalars(step.get("parameters") or {})
+                yield from _iterate_scalars(step.get("parameters") or {})
 
 
-def _written_by_people(capability: str, view: TurnView) -> Iterator[Any]:
+def _iterate_user_values(capability: str, view: TurnView) -> Iterator[Any]:
     """Yield the values that users set for a capability in earlier plans of the turn."""
     for version in view.state.get("planning_history") or []:
         for step in [] if version.get("model_written") else version["plan"]["steps"]:
             if step["capability"] == capability:
-                yield from _scalars(step.get("parameters") or {})
+                yield from _iterate_scalars(step.get("parameters") or {})
 
 
-def _scalars(value: Any) -> Iterator[Any]:
+def _iterate_scalars(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         for item in value.values():
-            yield from _scalars(item)
+            yield from _iterate_scalars(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _scalars(item)
+            yield from _iterate_scalars(item)
     else:
         yield value

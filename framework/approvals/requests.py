@@ -1,9 +1,9 @@
-"""Approval requests as plain data. The functions have no side effects.
+"""Pure functions that build approval requests as plain data.
 
-A request is a list of entries. An entry is a step that needs approval, a step of unknown outcome, a
-step whose capability is missing, or the whole plan. It has a key, a description, and the allowed
-decisions. An entry shows exactly what will run: validated parameters with defaults, and the inputs in
-full.
+A request is a list of entries. An entry is a step that requires approval, a step of unknown
+outcome, a step whose capability is missing, or the whole plan. It has a key, a description, and the
+allowed decisions. An entry contains exactly what will run: validated parameters with defaults, and
+all inputs.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ from capgraph.state import TurnView
 
 REQUEST_VERSION = 1
 MAX_ENTRY_CHARS = 200_000
-"""Maximum size of an entry in characters of JSON. Inputs of a larger one are shown as previews; if
-its other parts are too large, it cannot be approved.
+"""Maximum size of an entry in characters of JSON.
+
+Inputs of a larger entry are shown as previews. If its other parts are too large, it cannot be
+approved.
 """
 MAX_PREVIEW_CHARS = 2000
-"""Maximum size of the start and the end of a previewed input in characters of JSON."""
+"""Maximum number of JSON characters in the first and last part of a previewed input."""
 PLAN = "plan"
 """Key of the entry for the whole plan."""
 STEP = "step"
 RESULT = "result"
-"""Kind of an entry about the result of a step, before other steps use it."""
+"""Kind of entry about a step's result, before other steps use it."""
 TEXT = "words"
-"""Kind of an entry about a prompt or an answer."""
+"""Kind of entry about the text of a prompt or an answer."""
 UNKNOWN_OUTCOME = "unknown_outcome"
 ACTED_BEFORE = "acted_before"
 MISSING_CAPABILITY = "missing_capability"
 _MAX_DESCRIPTION_CHARS = 20_000
-"""Maximum length of an action's description."""
+"""Maximum length of an action's description in characters."""
 _HITL_DECISIONS = ("approve", "edit", "reject", "respond")
-"""Decisions that LangChain's ``HITLRequest`` has."""
+"""Decisions that LangChain's ``HITLRequest`` supports."""
 _DECISIONS = {
     STEP: ["approve", "edit", "reject", "respond"],
     PLAN: ["approve", "edit", "reject", "respond"],
@@ -69,7 +71,7 @@ def step_request(keys: Sequence[str], view: TurnView, registry: Registry) -> dic
 
 
 def escape_data(value: Any) -> Any:
-    r"""Return plain data with control characters escaped, so that it cannot deceive the approver.
+    r"""Return plain data with control characters escaped, because they could deceive the approver.
 
     >>> escape_data({"to": ["pay\u202elap"]})
     {'to': ['pay\\u202elap']}
@@ -87,13 +89,14 @@ def request_entry(
     contexts: Mapping[str, Mapping[str, Any]],
     registry: Registry,
 ) -> dict[str, Any]:
-    """Return the entry for one step.
+    """Return a step's entry in an approval request.
 
     Args:
-        step: The planned step.
-        pending: The request in state, from :meth:`capgraph.base.ports.ApprovalRequest.to_state`.
+        step: Planned step.
+        pending: Pending approval request in the state, from
+            :meth:`capgraph.base.ports.ApprovalRequest.to_state`.
         contexts: Stored context data.
-        registry: The registry.
+        registry: Registry of the agent.
     """
     spec = registry.capabilities.get(step["capability"])
     kind, reason = pending.get("kind", STEP), pending.get("reason")
@@ -111,7 +114,7 @@ def request_entry(
         "task_objective": step.get("task_objective"),
         "parameters": shown.get("parameters", step.get("parameters") or {}),
         "inputs": step.get("inputs") or [],
-        "input_summaries": _input_summaries(step, contexts, registry),
+        "input_summaries": _summarize_inputs(step, contexts, registry),
         "input_values": shown.get("input_values") or {},
         "kind": kind,
         "reason": reason,
@@ -144,7 +147,9 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 def decision_schema(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of the reply: for each context key, one alternative per allowed decision.
+    """Return the JSON schema of the reply to an approval request.
+
+    For each context key, it has one alternative per allowed decision.
 
     >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
     >>> found = decision_schema({"steps": steps})["properties"]["a"]["oneOf"]
@@ -156,7 +161,7 @@ def decision_schema(request: Mapping[str, Any]) -> dict[str, Any]:
     for number, step in enumerate(request["steps"]):
         entries[step["context_key"]] = {
             "title": step.get("description") or step["context_key"],
-            "oneOf": [_alternative(word, step, number, shared) for word in step["decisions"]],
+            "oneOf": [_build_alternative(word, step, number, shared) for word in step["decisions"]],
         }
     found = {
         "type": "object",
@@ -167,7 +172,7 @@ def decision_schema(request: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"$defs": shared} if shared else {})
 
 
-def _alternative(
+def _build_alternative(
     word: str, step: Mapping[str, Any], number: int, shared: dict[str, Any]
 ) -> dict[str, Any]:
     fields = dict(_FIELDS.get(word, {}))
@@ -218,13 +223,13 @@ def _move_refs(schema: Any, number: int, key: str = "") -> Any:
 
 
 def describe_question(question: Any) -> str:
-    """Return an approval request, or a capability's question, as complete text.
+    """Return an approval request, or a capability's question to the user, as text.
 
     >>> describe_question({"steps": [{"capability": "pay", "description": "Pay.", "parameters": {}}]})
     'pay: Pay. Parameters: {}.'
     """
     if is_approval_request(question):
-        texts = [_step_text(step) for step in question["steps"]]
+        texts = [_describe_step(step) for step in question["steps"]]
         problems = question.get("problems") or ()
         if problems:
             texts.append("The last answer was invalid: " + " ".join(problems))
@@ -235,11 +240,11 @@ def describe_question(question: Any) -> str:
 
 
 def is_approval_request(question: Any) -> bool:
-    """Return True for an approval request, False for a question that a capability asks itself."""
+    """Return True for an approval request, and False for a capability's question to the user."""
     return isinstance(question, Mapping) and isinstance(question.get("steps"), list)
 
 
-def _step_text(step: Mapping[str, Any]) -> str:
+def _describe_step(step: Mapping[str, Any]) -> str:
     parts = [
         f"{step['capability']}: {step.get('description') or ''}",
         str(step.get("reason") or ""),
@@ -256,12 +261,12 @@ def _step_text(step: Mapping[str, Any]) -> str:
 
 
 def restricts_approvers(pending: Mapping[str, Any]) -> bool:
-    """Return True if the identity of the approvers matters for a pending request."""
+    """Return True if a pending request may only be approved by certain people."""
     return "needed" in (pending.get("approvals") or {})
 
 
 def _describe_approvals(approvals: Mapping[str, Any]) -> str:
-    """Return who has approved and how many approvals are missing."""
+    """Return a text that names the approvers so far and the number of missing approvals."""
     sentences = [str(approvals["refused"])] if approvals.get("refused") else []
     if "needed" in approvals:
         agreed = ", ".join(map(str, approvals["agreed"])) or "nobody"
@@ -274,7 +279,7 @@ def _describe_approvals(approvals: Mapping[str, Any]) -> str:
 
 
 def _limit_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Show previews of the inputs in an entry that is too large to be shown in full.
+    """Return an entry whose inputs are shown as previews if it is too large.
 
     If the entry is still too large, its approving decisions are removed.
     """
@@ -308,7 +313,7 @@ def _limit_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preview_input(value: Any) -> Any:
-    """Return the start, the end, the size, and the SHA-256 digest of a large input's JSON text."""
+    """Return the start, end, size, and SHA-256 digest of a large input's JSON text."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=repr)
     if len(text) <= 2 * MAX_PREVIEW_CHARS:
         return value
@@ -320,7 +325,7 @@ def _preview_input(value: Any) -> Any:
     }
 
 
-def _input_summaries(
+def _summarize_inputs(
     step: Mapping[str, Any], contexts: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> dict[str, str]:
     """Return summaries of a step's inputs, by label and context key."""
@@ -351,7 +356,7 @@ def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
         and (spec.requires_approval or spec.effect != "none")
     ]
     problems = (view.state.get("control_validation_context") or {}).get("problems") or []
-    duplicates = _duplicate_effects(steps, registry)
+    duplicates = _find_duplicate_effects(steps, registry)
     undoes = (view.state.get("control_undo") or {}).get("open")
     ungrounded = ungrounded_steps(view, registry)
     notes = [
@@ -367,7 +372,7 @@ def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
         "effect": None,
         "task_objective": view.task or None,
         "parameters": {
-            "steps": [_with_defaults(step, registry) for step in steps],
+            "steps": [_add_defaults(step, registry) for step in steps],
             **plan_limits(view.plan),
         },
         "inputs": [],
@@ -380,12 +385,12 @@ def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
 
 
 def text_request(source: str, text: Any, reasons: Sequence[str]) -> dict[str, Any]:
-    """Return the approval request for a text: a prompt or an answer.
+    """Return the approval request for a prompt or an answer.
 
     Args:
         source: Role of the model that receives the prompt, or node that writes the answer.
-        text: The text.
-        reasons: Reasons for the request.
+        text: Text to approve.
+        reasons: Reasons why approval is required.
     """
     entry = {
         "context_key": source,
@@ -405,8 +410,8 @@ def text_request(source: str, text: Any, reasons: Sequence[str]) -> dict[str, An
     return build_request({}, [_limit_entry(entry)])
 
 
-def _with_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
-    """Return a step with the parameters that will run: validated, with defaults."""
+def _add_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
+    """Return a step with its validated parameters, including defaults."""
     spec = registry.capabilities.get(step["capability"])
     if spec is None or spec.parameters is None:
         return step
@@ -417,7 +422,7 @@ def _with_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
     return {**step, "parameters": values}
 
 
-def _duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:
+def _find_duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:
     """Return the keys of steps that have the same ``once`` effect as another step."""
     seen: dict[str, list[str]] = {}
     for step in steps:
@@ -431,22 +436,22 @@ def _duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Registry) -
 
 
 def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an approval request with its entries, also in the form of LangChain's ``HITLRequest``."""
+    """Return an approval request that includes its entries as LangChain's ``HITLRequest``."""
     return {
         "type": "approval",
         "version": REQUEST_VERSION,
         "plan": (plan.get("stamp") or {}).get("id"),
         "steps": entries,
-        **_langchain_request(entries),
+        **_build_langchain_request(entries),
     }
 
 
-def _langchain_request(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries as actions, and the decisions that each kind of action allows."""
+def _build_langchain_request(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return entries as LangChain actions, and the decisions that each kind of action allows."""
     actions: list[dict[str, Any]] = []
     allowed: dict[str, list[str]] = {}
     for entry in entries:
-        name, text = entry["capability"], _step_text(entry)
+        name, text = entry["capability"], _describe_step(entry)
         decisions = [one for one in _HITL_DECISIONS if one in entry["decisions"]]
         if len(text) > _MAX_DESCRIPTION_CHARS:
             # Clients of this form show nothing else, and nobody approves what is not shown.

@@ -1,4 +1,4 @@
-"""Standing rules: approvals that hold for later steps, stored in a LangGraph store."""
+"""Standing rules: stored approvals that also apply to later steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIX_UNKNOWN = "Use the ID of an existing rule. 'capgraph approvals list' shows 
 
 
 class StandingRule(BaseModel):
-    """A rule that lets a capability run without approval.
+    """Stored approval that lets a capability run without a new approval request.
 
     Attributes:
         id: ID of the rule.
@@ -49,7 +49,7 @@ class StandingRule(BaseModel):
 
     @property
     def scope(self) -> Literal["thread", "everywhere"]:
-        """``thread`` or ``everywhere``."""
+        """Scope of the rule: ``thread`` or ``everywhere``."""
         return "everywhere" if self.thread_id is None else "thread"
 
     def covers(
@@ -59,10 +59,10 @@ class StandingRule(BaseModel):
         now: datetime,
         user_id: str | None = None,
     ) -> bool:
-        """Return True if the rule applies to a step.
+        """Return True if the rule approves a step.
 
         Args:
-            capability: Name of the capability.
+            capability: Name of the step's capability.
             thread_id: ID of the thread.
             now: Current time.
             user_id: ID of the caller.
@@ -78,34 +78,36 @@ class StandingRule(BaseModel):
             return False
         if self.user_id is not None and self.user_id != user_id:
             return False
-        return self.expires_at is None or now < _aware(self.expires_at)
+        return self.expires_at is None or now < _add_timezone(self.expires_at)
 
 
 async def add_rule(store: BaseStore, rule: StandingRule) -> StandingRule:
-    """Store a rule. It replaces a rule with the same ID."""
+    """Store a standing rule. It replaces a rule with the same ID."""
     await store.aput(NAMESPACE, rule.id, rule.model_dump(mode="json"))
     return rule
 
 
 async def list_rules(store: BaseStore, *, include_expired: bool = True) -> list[StandingRule]:
-    """Return the rules, oldest first.
+    """Return the standing rules, oldest first.
 
     Args:
-        store: The store.
-        include_expired: Whether to include expired rules.
+        store: LangGraph store that contains the rules.
+        include_expired: True to include expired rules.
 
     Raises:
         ValidationError: The store contains an invalid rule.
     """
-    rules = await _read(store)
+    rules = await _read_rules(store)
     now = datetime.now(UTC)
     return [
-        r for r in rules if include_expired or r.expires_at is None or now < _aware(r.expires_at)
+        r
+        for r in rules
+        if include_expired or r.expires_at is None or now < _add_timezone(r.expires_at)
     ]
 
 
 async def revoke_rule(store: BaseStore, rule_id: str) -> None:
-    """Delete a rule. The next step that it covered requires approval again.
+    """Delete a standing rule. The next step that it covered requires approval again.
 
     Raises:
         ValidationError: The rule does not exist.
@@ -117,12 +119,13 @@ async def revoke_rule(store: BaseStore, rule_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ActiveRules:
-    """Rules that are currently valid.
+    """Standing rules that have not expired.
 
     Attributes:
-        rules: The rules, oldest first.
-        problem: Reason why rules could not be read. Their steps require approval then.
-        now: Time of reading.
+        rules: Rules, oldest first.
+        problem: Reason why rules could not be read. In this case, the steps they cover require
+            approval.
+        now: Time at which the rules were read.
     """
 
     rules: tuple[StandingRule, ...] = ()
@@ -130,10 +133,10 @@ class ActiveRules:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def find_rule(self, pending: Mapping[str, Any], view: TurnView) -> StandingRule | None:
-        """Return the first rule that covers a pending request, or None.
+        """Return the first rule that approves a pending request, or None.
 
-        A rule replaces the approval that a capability declares. It does not replace one that a policy
-        requires, nor one whose approvers are restricted.
+        A rule replaces an approval that a capability declares. It does not replace an approval that
+        a policy requires, or one that only certain people may give.
         """
         if pending.get("kind") != STEP or pending.get("reason") or restricts_approvers(pending):
             return None
@@ -142,10 +145,10 @@ class ActiveRules:
 
 
 async def load_active_rules(store: BaseStore | None, now: float) -> ActiveRules:
-    """Read the valid rules and skip unreadable ones.
+    """Read the rules that have not expired, and skip unreadable ones.
 
     Args:
-        store: The store, or None.
+        store: LangGraph store, or None.
         now: Current time in seconds since the epoch.
     """
     moment = datetime.fromtimestamp(now, UTC)
@@ -154,7 +157,7 @@ async def load_active_rules(store: BaseStore | None, now: float) -> ActiveRules:
     unreadable: list[str] = []
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            rules = await _read(store, unreadable)
+            rules = await _read_rules(store, unreadable)
     except Exception as exc:  # a store may raise anything; without rules, approval is required
         problem = f"Standing rules cannot be read: {exc or 'the store does not respond'}"
         get_logger("framework", "approval").warning("%s", problem)
@@ -163,7 +166,7 @@ async def load_active_rules(store: BaseStore | None, now: float) -> ActiveRules:
     return ActiveRules(tuple(rules), problem, moment)
 
 
-async def _read(store: BaseStore, unreadable: list[str] | None = None) -> list[StandingRule]:
+async def _read_rules(store: BaseStore, unreadable: list[str] | None = None) -> list[StandingRule]:
     rules: list[StandingRule] = []
     offset = 0
     while True:
@@ -183,5 +186,5 @@ async def _read(store: BaseStore, unreadable: list[str] | None = None) -> list[S
             return sorted(rules, key=lambda rule: rule.created_at)
 
 
-def _aware(moment: datetime) -> datetime:
+def _add_timezone(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

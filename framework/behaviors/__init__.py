@@ -1,4 +1,4 @@
-"""Middleware for steps, nodes, agents and model calls."""
+"""Middleware for steps, nodes, agents, and model calls."""
 
 from typing import TYPE_CHECKING
 

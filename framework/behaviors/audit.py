@@ -1,4 +1,4 @@
-"""Behavior that logs the start, end and failure of steps."""
+"""Behavior that logs the start, end, and failure of steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _STARTED_AT = "audit_began"
 
 
 class AuditBehavior(BaseBehavior):
-    """Behavior that writes a log line when a step starts, ends or fails.
+    """Behavior that writes a log line when a step starts, ends, or fails.
 
-    Tasks are not logged. Of a result, the beginning is logged with secrets masked. Use
+    The line contains the beginning of the result, with secrets masked, but not the task. Use
     ``build_graph(…, audit=…)`` for a tamper-evident audit log.
 
     Args:
@@ -29,8 +29,8 @@ class AuditBehavior(BaseBehavior):
             ``logging``, such as that of structlog, receives the values as keyword arguments.
         metrics: Receiver of metrics: an object with ``increment(name, **labels)`` and
             ``histogram(name, value, **labels)``.
-        preview: Maximum number of logged characters of a result.
-        clock: Function that returns seconds, for durations.
+        preview: Maximum number of characters of a result in the log.
+        clock: Function that returns seconds, to measure durations.
 
     >>> AuditBehavior(preview=0).before_execute(BehaviorContext("read", "read the level"))
     """
@@ -57,7 +57,7 @@ class AuditBehavior(BaseBehavior):
 
     def after_execute(self, context: BehaviorContext, result: Any) -> None:
         """Log the end of a step and the beginning of its result."""
-        elapsed = self._elapsed_ms(context)
+        elapsed = self._measure_ms(context)
         preview = (
             escape_control_characters(mask_secrets(str(result), self._preview))
             if self._preview
@@ -73,11 +73,11 @@ class AuditBehavior(BaseBehavior):
         message = escape_control_characters(
             mask_secrets(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
         )
-        self._log("error", "failed", context, self._elapsed_ms(context), error=message)
+        self._log("error", "failed", context, self._measure_ms(context), error=message)
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.errors", agent_id=context.agent_id)
 
-    def _elapsed_ms(self, context: BehaviorContext) -> int:
+    def _measure_ms(self, context: BehaviorContext) -> int:
         started_at = context.metadata.get(_STARTED_AT)
         return 0 if started_at is None else round((self._clock() - started_at) * 1000)
 

@@ -10,12 +10,13 @@ __all__ = ["BaseBehavior", "BehaviorContext"]
 
 
 class BaseBehavior:
-    """Middleware with hooks around a step.
+    """Base class for middleware with hooks around a step.
 
-    A subclass overrides the hooks it needs; each may be a coroutine function. Without a ``stage``,
-    the hooks run just inside ``observe``, once per step: before its first attempt and after its
-    last, on the first run, on resume and for a cached result. Do not store data of a step on the
-    behavior. Use ``context.metadata``, which the hooks of one step share.
+    A subclass overrides the hooks that it needs. Each hook may be a coroutine function. Without a
+    ``stage``, the hooks run just inside the stage ``observe``, once per step: before its first
+    attempt and after its last one, also on resume and for a cached result. Do not store a step's
+    data on the behavior, because steps run in parallel. Use ``context.metadata``, which all hooks
+    of one step share.
 
     >>> class Shout(BaseBehavior):
     ...     def after_execute(self, context, result):
@@ -25,25 +26,25 @@ class BaseBehavior:
     """
 
     def before_execute(self, context: BehaviorContext) -> Any:
-        """Run before a step. An exception here fails the step.
+        """Called before a step. An exception here fails the step.
 
         Returns:
             ``None`` or ``context``. Returning another context, or changing its task, fails the
-            step.
+                step.
         """
 
     def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Run after a step with the result of its capability.
+        """Called after a step with the result of its capability.
 
         Returns:
-            A result that replaces it, in any form the capability may return, or ``None`` to keep
-            it. The replacement is validated like the capability's own result.
+            A result that replaces it, in any form that a capability may return, or ``None`` to keep
+                it. The replacement is validated like the capability's own result.
         """
 
     def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Run after a step has failed and no attempt is left.
+        """Called after a step has failed and no attempt is left.
 
         Returns:
             A fallback result, or ``None``. The first result that is not ``None`` is used, and its
-            record has the source ``fallback``.
+                record has the source ``fallback``.
         """

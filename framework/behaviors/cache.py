@@ -1,4 +1,4 @@
-"""Behavior that caches results of equal steps."""
+"""Behavior that caches the results of equal steps."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class CacheBehavior:
     ) -> None:
         if max_entries < 1 or (seconds is not None and not seconds > 0):
             raise ValueError(
-                f"Invalid CacheBehavior(max_entries={max_entries!r}, seconds={seconds!r}): both"
-                " must be positive. Fix: pass more than 0."
+                f"CacheBehavior has max_entries={max_entries!r} and seconds={seconds!r}: both"
+                " must be positive. Fix: pass values above 0."
             )
         self._seconds = seconds
         self._shared = shared
@@ -64,13 +64,13 @@ class CacheBehavior:
         return f"CacheBehavior({len(self._entries)} of {self._entries.max_entries})"
 
     def clear(self) -> None:
-        """Remove all results."""
+        """Remove all cached results."""
         with self._lock:
             self._entries.clear()
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Return a cached result, or run the step and cache its result."""
-        key = self._key(attempt)
+        key = self._build_key(attempt)
         cached = self._lookup(key)
         if cached is not None:
             short_circuit = ShortCircuit(deepcopy(cached), "cache")
@@ -85,7 +85,7 @@ class CacheBehavior:
             self._store(key, record)
         return record
 
-    def _key(self, attempt: Attempt) -> str:
+    def _build_key(self, attempt: Attempt) -> str:
         caller = current_caller()
         owner = None if self._shared else [caller.user_id, caller.tenant]
         values = dict(attempt.values)

@@ -38,18 +38,18 @@ T = TypeVar("T")
 
 
 class CircuitState(StrEnum):
-    """State of a circuit."""
+    """State of a circuit breaker."""
 
     CLOSED = "closed"
-    """Calls pass."""
+    """Calls are allowed."""
     OPEN = "open"
     """Calls are refused."""
     HALF_OPEN = "half_open"
-    """A few probe calls pass, to find out if the dependency has recovered."""
+    """A few probe calls are allowed, to find out if the dependency has recovered."""
 
 
 class CircuitOpenError(LimitError):
-    """Error raised when a circuit refuses a call, because its dependency failed repeatedly.
+    """Raised if an open circuit refuses a call, because its dependency failed repeatedly.
 
     Attributes:
         name: Name of the dependency.
@@ -62,14 +62,17 @@ class CircuitOpenError(LimitError):
 
 
 class _Ticket(NamedTuple):
-    """Admission of a call: the circuit's era, and the ID of the probe."""
+    """Permission for a call: the circuit's era, and the ID of its probe, if it is one."""
 
     era: int
     probe: str = ""
 
 
 class _Rejection(NamedTuple):
-    """Seconds until calls are admitted again; ``None`` while all probes are in use."""
+    """Refusal of a call, with the seconds until calls are allowed again.
+
+    The number is ``None`` while all probes are in use.
+    """
 
     seconds: float | None
 
@@ -84,10 +87,10 @@ class _Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _BreakerRules:
-    """Rules of a breaker, as changes of a plain value.
+    """Rules of a circuit breaker, as pure changes of a plain value that a database can store.
 
     The value contains ``failures`` (consecutive), ``opened`` (time, or ``None``), ``era`` (number
-    of changes between open and closed) and ``probes`` (start times). The result of a call that
+    of changes between open and closed), and ``probes`` (start times). The result of a call that
     began in an earlier era is ignored.
     """
 
@@ -95,7 +98,7 @@ class _BreakerRules:
     timeout: float
     probes: int
     lease: float = math.inf
-    """Seconds after which a probe is considered lost, because its process may have died."""
+    """Seconds after which a probe counts as lost, because its process may have died."""
 
     def __post_init__(self) -> None:
         counts = {"failure_threshold": self.threshold, "half_open_max_probes": self.probes}
@@ -110,14 +113,14 @@ class _BreakerRules:
         return CircuitState.HALF_OPEN if due else CircuitState.OPEN
 
     def inspect(self, value: Any, now: float) -> tuple[Any, float, tuple[CircuitState, float]]:
-        """Return the state, and the seconds until an open circuit is probed."""
+        """Return the state, and the seconds until an open circuit allows a probe."""
         circuit = _read_value(value)
         state = self.state(circuit, now)
         remaining = circuit["opened"] + self.timeout - now if state is CircuitState.OPEN else 0.0
         return value, FOREVER, (state, remaining)
 
     def admit(self, value: Any, now: float) -> tuple[Any, float, tuple[_Ticket | _Rejection, bool]]:
-        """Admit or reject a call; also return True for the first probe of a half-open circuit."""
+        """Allow or refuse a call, and return True for the first probe of a half-open circuit."""
         circuit = _read_value(value)
         state = self.state(circuit, now)
         if state is CircuitState.CLOSED:
@@ -139,8 +142,9 @@ class _BreakerRules:
         """Return the change that records the end of a call.
 
         Args:
-            ticket: Admission of the call; ``None`` for a call that was not admitted by the breaker.
-            succeeded: True or False; ``None`` if the call says nothing about the dependency.
+            ticket: Permission of the call. ``None`` for a call that the breaker did not allow
+                itself.
+            succeeded: True or False. ``None`` if the call reveals nothing about the dependency.
         """
 
         def change(value: Any, now: float) -> tuple[Any, float, _Transition]:
@@ -156,7 +160,9 @@ class _BreakerRules:
                 pass
             elif succeeded:
                 has_recovered = old_state is CircuitState.HALF_OPEN
-                new |= _closed_value(circuit["era"] + 1) if has_recovered else {"failures": 0}
+                new |= (
+                    _create_closed_value(circuit["era"] + 1) if has_recovered else {"failures": 0}
+                )
             else:
                 new["failures"] += 1
                 if old_state is CircuitState.HALF_OPEN or new["failures"] >= self.threshold:
@@ -172,26 +178,26 @@ class _BreakerRules:
         circuit = _read_value(value)
         old_state = self.state(circuit, now)
         return (
-            _closed_value(circuit["era"] + 1),
+            _create_closed_value(circuit["era"] + 1),
             FOREVER,
             _Transition(old_state, CircuitState.CLOSED, 0),
         )
 
     def release(self, admission: tuple[_Ticket | _Rejection, bool]) -> ChangeFunction[_Transition]:
-        """Return the change that releases the admission of a call that never started."""
+        """Return the change that releases the permission of a call that never started."""
         ticket = admission[0]
         return self.complete(ticket if isinstance(ticket, _Ticket) else _Ticket(-1), None)
 
 
 def _read_value(value: Any) -> dict[str, Any]:
-    return value if value is not None else _closed_value(0)
+    return value if value is not None else _create_closed_value(0)
 
 
-def _closed_value(era: int) -> dict[str, Any]:
+def _create_closed_value(era: int) -> dict[str, Any]:
     return {"failures": 0, "opened": None, "era": era, "probes": {}, "probed": False}
 
 
-def _open_error(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError:
+def _create_open_error(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError:
     if seconds is None:
         message = f"{name!r} is unavailable: its circuit is being probed after failures."
     else:
@@ -207,7 +213,7 @@ def _format_time(clock: Clock, seconds: float) -> str:
 
 
 class _BaseBreaker:
-    """Common part of the synchronous and the asynchronous breaker."""
+    """Base class of the synchronous and the asynchronous breaker."""
 
     def __init__(
         self,
@@ -236,11 +242,11 @@ class _BaseBreaker:
         admission = await self._values.achange(
             self._key, self._rules.admit, self._clock, self._rules.release
         )
-        ticket = self._ticket(admission)
+        ticket = self._require_ticket(admission)
         try:
             result = await maybe_await(fn(*args, **kwargs))
         except BaseException as exc:
-            await self._acomplete(ticket, _exception_outcome(exc))
+            await self._acomplete(ticket, _classify_exception(exc))
             raise
         await self._acomplete(ticket, True)
         return result
@@ -248,10 +254,10 @@ class _BaseBreaker:
     async def _acomplete(self, ticket: _Ticket | None, succeeded: bool | None) -> None:
         await self._values.achange(self._key, self._rules.complete(ticket, succeeded), self._clock)
 
-    def _ticket(self, admission: tuple[_Ticket | _Rejection, bool]) -> _Ticket:
+    def _require_ticket(self, admission: tuple[_Ticket | _Rejection, bool]) -> _Ticket:
         ticket = admission[0]
         if isinstance(ticket, _Rejection):
-            raise _open_error(self.name, ticket.seconds, self._clock)
+            raise _create_open_error(self.name, ticket.seconds, self._clock)
         return ticket
 
 
@@ -260,7 +266,7 @@ def _build_rules(threshold: int, timeout: float, probes: int, store: Any) -> _Br
     return rules if store is None else replace(rules, lease=max(timeout, 60.0))
 
 
-def _exception_outcome(exc: BaseException) -> bool | None:
+def _classify_exception(exc: BaseException) -> bool | None:
     """Return False for a failure, and None for a cancellation or an interrupt."""
     return None if isinstance(exc, GraphBubbleUp) or not isinstance(exc, Exception) else False
 
@@ -269,7 +275,7 @@ class CircuitBreaker(_BaseBreaker):
     """Circuit breaker for calls to a dependency that may fail.
 
     It opens after consecutive failures and then refuses calls at once. After a timeout it admits a
-    few probes: a successful probe closes it, a failed one opens it again. Cancelled calls, and
+    few probes: a successful probe closes it, a failed one opens it again. Canceled calls, and
     calls that began before the circuit last changed, are ignored.
 
     Args:
@@ -291,22 +297,24 @@ class CircuitBreaker(_BaseBreaker):
     """
 
     def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function.
+        """Call a function if the circuit allows it, and record the outcome.
 
         Raises:
             CircuitOpenError: The circuit is open, so the function was not called.
         """
-        ticket = self._ticket(self._values.change(self._key, self._rules.admit, self._clock))
+        ticket = self._require_ticket(
+            self._values.change(self._key, self._rules.admit, self._clock)
+        )
         try:
             result = fn(*args, **kwargs)
         except BaseException as exc:
-            self._complete(ticket, _exception_outcome(exc))
+            self._complete(ticket, _classify_exception(exc))
             raise
         self._complete(ticket, True)
         return result
 
     def state(self) -> CircuitState:
-        """Return the current state."""
+        """Return the current state of the circuit."""
         return self._values.change(self._key, self._rules.inspect, self._clock)[0]
 
     def is_open(self) -> bool:
@@ -314,11 +322,11 @@ class CircuitBreaker(_BaseBreaker):
         return self.state() is CircuitState.OPEN
 
     def record_success(self) -> None:
-        """Record the success of a call made elsewhere."""
+        """Record the success of a call that the program made without the breaker."""
         self._complete(None, True)
 
     def record_failure(self) -> None:
-        """Record the failure of a call made elsewhere."""
+        """Record the failure of a call that the program made without the breaker."""
         self._complete(None, False)
 
     def reset(self) -> None:
@@ -330,7 +338,7 @@ class CircuitBreaker(_BaseBreaker):
 
 
 class AsyncCircuitBreaker(_BaseBreaker):
-    """:class:`CircuitBreaker` whose methods are coroutine functions.
+    """Circuit breaker like :class:`CircuitBreaker`, whose methods are coroutine functions.
 
     >>> import asyncio
     >>> async def main():
@@ -342,11 +350,11 @@ class AsyncCircuitBreaker(_BaseBreaker):
     """
 
     async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function; see :meth:`acall`."""
+        """Call a function if the circuit allows it; see :meth:`acall`."""
         return await self.acall(fn, *args, **kwargs)
 
     async def state(self) -> CircuitState:
-        """Return the current state."""
+        """Return the current state of the circuit."""
         return (await self._values.achange(self._key, self._rules.inspect, self._clock))[0]
 
     async def is_open(self) -> bool:
@@ -354,11 +362,11 @@ class AsyncCircuitBreaker(_BaseBreaker):
         return await self.state() is CircuitState.OPEN
 
     async def record_success(self) -> None:
-        """Record the success of a call made elsewhere."""
+        """Record the success of a call that the program made without the breaker."""
         await self._acomplete(None, True)
 
     async def record_failure(self) -> None:
-        """Record the failure of a call made elsewhere."""
+        """Record the failure of a call that the program made without the breaker."""
         await self._acomplete(None, False)
 
     async def reset(self) -> None:
@@ -370,8 +378,8 @@ class CircuitBreakerBehavior:
     """Behavior with a circuit breaker for each capability and each model role.
 
     Every attempt passes the breaker. Only failures of the called code count, not refused values,
-    interrupts or limits of the framework. While a circuit is open, plans do not use the capability.
-    A step that reaches an open circuit is replanned once.
+    interrupts, or limits of the framework. While a circuit is open, plans do not use the
+    capability. A step that needs an open circuit is replanned once.
 
     Args:
         failure_threshold: Number of consecutive failures that opens the circuit.
@@ -419,7 +427,7 @@ class CircuitBreakerBehavior:
         self._values = open_values(store)
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Admit or refuse an attempt, and record its outcome.
+        """Run an attempt if the circuit allows it, and record its outcome.
 
         Raises:
             CircuitOpenError: The circuit is open.
@@ -431,13 +439,13 @@ class CircuitBreakerBehavior:
             key, self._rules.admit, clock, self._rules.release
         )
         if isinstance(ticket, _Rejection):
-            raise _set_severity(_open_error(name, ticket.seconds, clock), attempt, job)
+            raise _set_severity(_create_open_error(name, ticket.seconds, clock), attempt, job)
         if is_first_probe:
             _emit_change(name, CircuitState.HALF_OPEN, 0, 0.0)
         succeeded: bool | None = None
         try:
             result = await call_next(attempt)
-            succeeded = _result_outcome(attempt, job)
+            succeeded = _classify_result(attempt, job)
         except Exception as exc:
             succeeded = False if _is_dependency_failure(exc, attempt, job) else None
             raise
@@ -452,7 +460,7 @@ class CircuitBreakerBehavior:
         return result
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Protect a model call; see :meth:`wrap_step`."""
+        """Run a model call if the circuit allows it; see :meth:`wrap_step`."""
         return await self.wrap_step(attempt, call_next)
 
     async def unavailable_capabilities(self, capabilities: Collection[str]) -> dict[str, str]:
@@ -479,7 +487,7 @@ class CircuitBreakerBehavior:
 def _set_severity(
     error: CircuitOpenError, attempt: Attempt, job: StepExecution | None
 ) -> CircuitOpenError:
-    """Set the severity of an open circuit: REPLANNING once for a step, else CRITICAL."""
+    """Set the severity of an open circuit: REPLANNING once per step, CRITICAL afterwards."""
     error.severity = ErrorSeverity.CRITICAL
     if job is None:
         return error
@@ -496,8 +504,8 @@ def _set_severity(
     return error
 
 
-def _result_outcome(attempt: Attempt, job: StepExecution | None) -> bool | None:
-    """Return True for a run step, and None for a recorded result or a pending approval."""
+def _classify_result(attempt: Attempt, job: StepExecution | None) -> bool | None:
+    """Return True for a step that ran, and None for a recorded result or a pending approval."""
     if job is None or job.attempt_state.body_result is not None:
         return True
     error = job.attempt_state.failure[0] if job.attempt_state.failure is not None else None
@@ -507,7 +515,7 @@ def _result_outcome(attempt: Attempt, job: StepExecution | None) -> bool | None:
 
 
 def _is_dependency_failure(exc: Exception, attempt: Attempt, job: StepExecution | None) -> bool:
-    """Return True if the dependency failed, and not the request or the code."""
+    """Return True if the dependency caused the failure, and not the request or the code."""
     if isinstance(exc, GraphBubbleUp):
         return False
     diagnosis = diagnose(exc)

@@ -1,4 +1,4 @@
-"""Behavior with fallbacks for failures: a default result, another model or a shorter prompt."""
+"""Behavior with fallbacks for failures: a default result, another model, or a shorter prompt."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _UNSET: Any = object()
 
 
 class FallbackBehavior(BaseBehavior):
-    """Behavior with a fallback for a step, a node or a model call that failed for good.
+    """Behavior that replaces the final failure of a step, a node, or a model call by a fallback.
 
     Pass one of these:
 
-    - ``default``: a result, or a function of ``(context, error)``, sync or async, that returns one,
-      or ``None`` to let the failure stand. The default is validated like the capability's own
+    - ``default``: a result, or a function of ``(context, error)``, sync or async, that returns a
+      result, or ``None`` to keep the failure. The default is validated like the capability's own
       result, and its record has the source ``fallback``. Steps with an effect get no default,
       because it would report an effect that did not happen.
     - ``models``: models to call, one after another, when the model of a role fails. ``router``
-      chooses among them by name instead of by order.
-    - ``keep_messages``: number of messages to keep, besides system messages, when a prompt is too
-      long. The call is then repeated with the shorter prompt.
+      selects among them by name instead of by order.
+    - ``keep_messages``: number of messages to keep, in addition to system messages, when a prompt
+      is too long. The call is then repeated with the shorter prompt.
 
     Args:
         default: Default result, as above.
@@ -61,16 +61,17 @@ class FallbackBehavior(BaseBehavior):
         selected = [name for name, used in strategies.items() if used]
         if len(selected) != 1 or (router is not None and not models):
             raise ConfigurationError(
-                f"Invalid FallbackBehavior with {', '.join(selected) or 'no fallback'}"
-                f"{' and a router' if router is not None else ''}: expected one fallback.",
-                fix="Pass one of default=…, models=[…] (optionally with a router) and"
-                " keep_messages=….",
+                f"FallbackBehavior has {', '.join(selected) or 'no fallback'}{(' and a router' if router is not None else '')}: it must have exactly one fallback.",
+                fix=(
+                    "Pass one of default=…, models=[…] (optionally with a router), and"
+                    " keep_messages=…."
+                ),
             )
         self._strategy = selected[0]
         self._default = default
         self._keep_messages = keep_messages or 0
         self._router = router
-        self._models = _models_by_name(models)
+        self._models = _index_models(models)
         self.applies_to: tuple[str, ...] = ("step", "model", "node")
         if self._strategy != "default":
             self.stage = "call"
@@ -80,7 +81,7 @@ class FallbackBehavior(BaseBehavior):
         return f"FallbackBehavior({getattr(self, '_strategy', '')})"
 
     async def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Return the default result."""
+        """Return the default result, if this behavior has one."""
         if self._strategy != "default":
             return None
         if callable(self._default):
@@ -88,7 +89,7 @@ class FallbackBehavior(BaseBehavior):
         return await maybe_await(self._default)
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Call another model, or repeat the call with a shorter prompt, when a model call fails."""
+        """Call another model, or repeat the call with a shorter prompt, if a model call fails."""
         try:
             return await call_next(attempt)
         except ModelError as exc:
@@ -140,7 +141,7 @@ def _replace_inputs(attempt: Attempt, **changes: Any) -> Attempt:
     return replace(attempt, inputs={**attempt.inputs, **changes})
 
 
-def _models_by_name(models: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def _index_models(models: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     if not models:
         return {}
     from capgraph.models.roles import chat_models, model_name

@@ -1,4 +1,4 @@
-"""Middleware from a function, for users who need no class."""
+"""Decorator that turns a function into middleware."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import STAGES, Middleware, ModelCallMiddleware
 
 WrapFunction = Callable[[Any, Any], Any]
-"""Coroutine function of the attempt and ``call_next``."""
+"""Coroutine function that receives the attempt and ``call_next``."""
 
 
 class FunctionMiddleware:
-    """Middleware that calls a function; see :func:`middleware`.
+    """Middleware that calls a function; created by :func:`middleware`.
 
     Attributes:
         stage: Name of the stage.
@@ -50,8 +50,8 @@ def middleware(
 
     Args:
         stage: Name of the stage that the function wraps.
-        wraps: Wrapped calls: steps or model calls.
-        order: Position within the stage; lower numbers are further out.
+        wraps: Kind of call to wrap: ``step`` or ``model_call``.
+        order: Position within the stage. Lower numbers are further out.
 
     Raises:
         ConfigurationError: The stage is unknown, or the function is not a coroutine function.
@@ -65,14 +65,14 @@ def middleware(
     """
     if stage not in STAGES or wraps not in ("step", "model_call"):
         raise ConfigurationError(
-            f"Invalid middleware: stage={stage!r}, wraps={wraps!r}.",
+            f"The middleware has the unknown stage={stage!r} or wraps={wraps!r}.",
             fix=f"Use a stage of {', '.join(STAGES)}, and wraps='step' or 'model_call'.",
         )
 
     def decorate(function: WrapFunction) -> FunctionMiddleware:
         if not inspect.iscoroutinefunction(function):
             raise ConfigurationError(
-                f"Invalid middleware {function!r}: it is not a coroutine function.",
+                f"The middleware {function!r} is not a coroutine function.",
                 fix="Define it with 'async def'.",
             )
         return FunctionMiddleware(function, stage, wraps, order)

@@ -1,4 +1,4 @@
-"""Behavior that applies guardrails to steps, model calls, messages and answers."""
+"""Behavior that applies guardrails to steps, model calls, messages, and answers."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _PLAN_KEY = "planning_execution_plan"
 class GuardrailBehavior(BaseBehavior):
     """Behavior that checks the data and the failure messages of steps with guardrails.
 
-    On each step it checks parameters, inputs and results. On a graph, it also checks the user's
+    It checks the parameters, inputs, and result of each step. On a graph, it also checks the user's
     messages and the caller's context data before planning, and the message that ends the turn,
     which is not streamed before it has passed. On the model of a role, it checks prompts and
     answers.
 
-    All guardrails run, and the error names each that objects. If one asks for approval of a message
-    or of context data, the plan of the turn is shown before it runs. For an answer or a prompt, the
-    text itself is shown. For the answer of a role's model, asking counts as a refusal, because a
-    repeated call would return another answer.
+    All guardrails run, and the error lists each one that refuses. If a guardrail requests approval
+    of a message or of context data, the turn's plan is shown before it runs. For an answer or a
+    prompt, the text itself is shown. For the answer of a role's model, a request for approval
+    counts as a refusal, because a repeated call would return another answer.
 
     Args:
         rules: Rules about texts.
-        guardrails: Guardrails that run after the rules, in this order.
+        guardrails: Guardrails that run after the rules, in order.
 
     Raises:
         ConfigurationError: An item is not a guardrail.
@@ -63,7 +63,7 @@ class GuardrailBehavior(BaseBehavior):
         return _InputGuards(self.guards), _OutputGuards(self.guards)
 
     async def before_execute(self, context: BehaviorContext) -> None:
-        """Check the task of a step. Only direct calls of the hook use this.
+        """Check a step's task. Only direct calls of the hook use this method.
 
         Raises:
             GuardrailViolationError: A guardrail refuses the task.
@@ -71,7 +71,7 @@ class GuardrailBehavior(BaseBehavior):
         await self.guards.check_input({"task": context.task}, tool=context.agent_id)
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Check the result of a step. Only direct calls of the hook use this.
+        """Check a step's result. Only direct calls of the hook use this method.
 
         Returns:
             The rewritten result, or ``None`` if no guardrail rewrote it.
@@ -84,32 +84,31 @@ class GuardrailBehavior(BaseBehavior):
         return guarded_value.value if guarded_value.rewritten else None
 
     def merged_with(self, others: Sequence[Any]) -> GuardrailBehavior:
-        """Return one behavior with the guardrails of this one and of others."""
+        """Return a behavior with the guardrails of this one and of others."""
         return GuardrailBehavior(
             guardrails=[g for item in (self, *others) for g in item._guardrails]
         )
 
     async def check_message(self, text: str) -> tuple[str, Sequence[str]]:
-        """Check a message of the user before planning.
+        """Check a user message before planning.
 
         Returns:
-            The message, possibly rewritten, and the reasons why the plan of the turn needs
-            approval.
+            The message, possibly rewritten, and the reasons why the turn's plan requires approval.
 
         Raises:
             GuardrailViolationError: A guardrail refuses the message.
         """
         guarded_value = await self.guards.check_input(
-            {"message": text}, tool="", role=_current_role(), supported_actions=REWRITE_OR_ASK
+            {"message": text}, tool="", role=_get_current_role(), supported_actions=REWRITE_OR_ASK
         )
         return str(guarded_value.value.get("message", "")), guarded_value.approval_reasons
 
     async def check_context(
         self, contexts: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Check context data of the caller; see :meth:`check_message`."""
+        """Check context data that the caller sent; see :meth:`check_message`."""
         guarded_value = await self.guards.check_input(
-            contexts, tool="", role=_current_role(), supported_actions=REWRITE_OR_ASK
+            contexts, tool="", role=_get_current_role(), supported_actions=REWRITE_OR_ASK
         )
         return guarded_value.value, guarded_value.approval_reasons
 
@@ -121,13 +120,17 @@ class GuardrailBehavior(BaseBehavior):
                 it.
         """
         guarded_value = await self.guards.check_output(
-            text, tool=node, role=_current_role(), is_text=True, supported_actions=REWRITE_OR_ASK
+            text,
+            tool=node,
+            role=_get_current_role(),
+            is_text=True,
+            supported_actions=REWRITE_OR_ASK,
         )
         return str(await guarded_value.await_approval(node))
 
 
 class _InputGuards:
-    """Middleware that checks the arguments of a step, or the prompt of a model call."""
+    """Middleware that checks a step's arguments, or a model call's prompt."""
 
     stage = "validate"
     order = 2_000  # runs last: its output is what is shown, approved and run
@@ -139,11 +142,11 @@ class _InputGuards:
         return f"guards before ({', '.join(self._guards.names)})"
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        arguments = _step_arguments(attempt)
+        arguments = _collect_arguments(attempt)
         guarded_value = await self._guards.check_input(
             arguments,
             tool=attempt.capability,
-            role=_current_role(),
+            role=_get_current_role(),
             supported_actions=REWRITE_OR_ASK,
         )
         if guarded_value.rewritten:
@@ -167,7 +170,10 @@ class _InputGuards:
             if message.type != "system"
         }
         guarded_value = await self._guards.check_input(
-            texts, tool=attempt.capability, role=_current_role(), supported_actions=REWRITE_OR_ASK
+            texts,
+            tool=attempt.capability,
+            role=_get_current_role(),
+            supported_actions=REWRITE_OR_ASK,
         )
         await guarded_value.await_approval(attempt.capability)
         if not guarded_value.rewritten:
@@ -179,7 +185,7 @@ class _InputGuards:
 
 
 class _OutputGuards:
-    """Middleware that checks the result of a step or a model call before it is streamed."""
+    """Middleware that checks the result of a step or model call before it is streamed."""
 
     stage = "finalize"
     order = 10  # outermost here, so that it checks the result of all inner middleware
@@ -200,9 +206,9 @@ class _OutputGuards:
         if not record.success:
             return record
         guarded_value = await self._guards.check_output(
-            _plain_result(record),
+            _get_plain_result(record),
             tool=attempt.capability,
-            role=_current_role(),
+            role=_get_current_role(),
             supported_actions=REWRITE_OR_ASK,
         )
         if guarded_value.rewritten:
@@ -220,12 +226,15 @@ class _OutputGuards:
             return await self._check_model_answer(attempt, call_next)
 
     async def _check_failure(self, attempt: Attempt, failure: Failure) -> Failure:
-        """Return a failure whose texts may be shown and used in a prompt."""
+        """Return a failure with texts that may be shown to users and used in prompts."""
         if failure.metadata.get("code") == GuardrailViolationError.code:
             return failure
         details = iter_texts([failure.original_error, to_plain(failure.metadata, lenient=True)])
         check = partial(
-            self._guards.check_output, tool=attempt.capability, role=_current_role(), is_text=True
+            self._guards.check_output,
+            tool=attempt.capability,
+            role=_get_current_role(),
+            is_text=True,
         )
         try:
             if not (await check("\n".join([failure.message, *details]))).rewritten:
@@ -238,7 +247,7 @@ class _OutputGuards:
         return replace(failure, message=message, original_error=message, metadata=metadata)
 
     async def _check_model_answer(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Check the answer of a model before any part of it is streamed."""
+        """Check a model's answer before any part of it is streamed."""
         buffered: list[Any] = []
         with buffer_answer_events(buffered):
             answer = await call_next(attempt)
@@ -246,7 +255,7 @@ class _OutputGuards:
             str(answer.text) if isinstance(answer, BaseMessage) else to_plain(answer, lenient=True)
         )
         guarded_value = await self._guards.check_output(
-            value, tool=attempt.capability, role=_current_role()
+            value, tool=attempt.capability, role=_get_current_role()
         )
         if guarded_value.rewritten and isinstance(answer, BaseMessage):
             answer = answer.model_copy(update={"content": str(guarded_value.value)})
@@ -257,21 +266,21 @@ class _OutputGuards:
         return answer
 
 
-def _current_role() -> str:
+def _get_current_role() -> str:
     return current_caller().role or ""
 
 
-def _step_arguments(attempt: Attempt) -> dict[str, Any]:
-    """Return the planned objective, the inputs and the parameters of a step by name."""
+def _collect_arguments(attempt: Attempt) -> dict[str, Any]:
+    """Return a step's objective, inputs, and parameters by name."""
     # A step without a plan has a default objective, which is no argument of the caller.
     objective = attempt.step.get(_OBJECTIVE_KEY)
     arguments: dict[str, Any] = {} if not objective else {_OBJECTIVE_KEY: objective}
     for name, value in serialize_inputs(attempt.inputs).items():
-        arguments[_input_name(name, attempt.values)] = value
+        arguments[_choose_input_name(name, attempt.values)] = value
     return {**arguments, **attempt.values}
 
 
-def _input_name(name: str, parameters: Mapping[str, Any]) -> str:
+def _choose_input_name(name: str, parameters: Mapping[str, Any]) -> str:
     return f"{name} (input)" if name in parameters else name
 
 
@@ -282,7 +291,7 @@ def _replace_arguments(
     inputs = {
         name: _restore_type(value, rewritten.get(free), original[free])
         for name, value in attempt.inputs.items()
-        if (free := _input_name(name, attempt.values))
+        if (free := _choose_input_name(name, attempt.values))
     }
     objective = str(rewritten.get(_OBJECTIVE_KEY, attempt.objective))
     step: Any = {**attempt.step, "parameters": values}
@@ -302,8 +311,8 @@ def _restore_type(value: Any, rewritten: Any, original: Any) -> Any:
     return type(value).model_validate(rewritten) if isinstance(value, BaseModel) else rewritten
 
 
-def _plain_result(record: StepRecord) -> Any:
-    """Return the result of a step as plain data: a single output itself, several by name."""
+def _get_plain_result(record: StepRecord) -> Any:
+    """Return a step's result as plain data. Several outputs are returned by name."""
     outputs: dict[str, Any] = {
         kind: entries[record.key] for kind, entries in record.contexts.items()
     }
@@ -319,11 +328,11 @@ def _replace_result(record: StepRecord, value: Any) -> StepRecord:
         return replace(record, contexts={types[0]: {record.key: value}})
     if not isinstance(value, Mapping):
         raise CapabilityError(
-            f"Invalid rewritten result of {record.capability!r}: a guardrail returned"
-            f" {type(value).__name__}, expected a dictionary of all outputs.",
-            fix="Return a dictionary with the same names.",
+            f"The result of {record.capability!r} that a guardrail rewrote is of type"
+            f" {type(value).__name__}: it must be a dictionary of all outputs.",
+            fix="Return a dictionary with the same names from the guardrail.",
         )
-    original = _plain_result(record)
+    original = _get_plain_result(record)
     updates = {
         name: update
         if value.get(name) == original[name]

@@ -1,4 +1,4 @@
-"""Guardrails: checks of the data that enters and leaves a step."""
+"""Guardrails: checks of the data that enters or leaves a step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _ACTIONS = ("allow", "rewrite", "ask", "retry", "deny")
 
 @dataclass(frozen=True, slots=True)
 class GuardrailOutcome:
-    """Outcome of a guardrail check.
+    """Outcome of a guardrail's check.
 
     Attributes:
         allowed: True if the value may pass.
-        reason: Why not, without quoting the value: reasons appear in prompts and messages to users.
+        reason: Reason for a refusal. It must not quote the value, because reasons appear in prompts
+            and messages to users.
         action: ``allow``, ``rewrite`` (use ``value`` instead), ``ask`` (a person decides),
-            ``retry`` (repeat the attempt, or plan again for arguments) or ``deny``. Overrides
-            ``allowed``.
+            ``retry`` (repeat the attempt, or plan again if an argument is refused), or ``deny``. It
+            overrides ``allowed``.
         value: Replacement value. For arguments it must be a dictionary.
 
     Raises:
@@ -48,37 +49,41 @@ class GuardrailOutcome:
     def __post_init__(self) -> None:
         if self.action is not None and self.action not in _ACTIONS:
             raise ValueError(
-                f"Invalid guardrail action {self.action!r}. Fix: use one of {', '.join(_ACTIONS)}."
+                f"The guardrail action {self.action!r} is unknown. Fix: use one of {', '.join(_ACTIONS)}."
             )
         if (self.allowed, self.action) in ((False, "allow"), (True, "deny")):
             raise ValueError(
-                f"allowed={self.allowed} contradicts action={self.action!r}. Fix: pass one of them."
+                f"allowed={self.allowed} contradicts action={self.action!r}. Fix: pass only one"
+                " of them."
             )
         if self.action == "rewrite" and self.value is None:
             raise ValueError("The action 'rewrite' has no value. Fix: pass the replacement value.")
 
     @property
     def decision(self) -> str:
-        """The action, or the one implied by ``allowed``."""
+        """Action to take: ``action``, or the action that ``allowed`` implies."""
         return self.action or ("allow" if self.allowed else "deny")
 
 
 @runtime_checkable
 class Guardrail(Protocol):
-    """Check of the arguments and the result of a step. Either method may be omitted."""
+    """Protocol of a guardrail, which checks a step's arguments and result.
+
+    Either method may be omitted.
+    """
 
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check the parameters and inputs of a step, as plain data, before it runs."""
+        """Check a step's parameters and inputs, as plain data, before it runs."""
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check the result of a step as plain data, or a message or answer as text."""
+        """Check a step's result as plain data, or a message or answer as text."""
 
 
 @runtime_checkable
 class AsyncGuardrail(Protocol):
-    """Asynchronous guardrail. Synchronous runs of a graph await it as well."""
+    """Protocol of an asynchronous guardrail. Synchronous runs of a graph await it, too."""
 
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
@@ -110,18 +115,18 @@ class AllowAllGuardrail:
 
 
 class SymmetricGuardrail:
-    """Base class of guardrails that check arguments and results in the same way, in ``_check``."""
+    """Base class of guardrails that check arguments and results alike, in the method ``_check``."""
 
     stages: Collection[GuardrailStage] = ("pre", "post")
 
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check parameters and inputs, if ``stages`` includes ``pre``."""
+        """Check a step's parameters and inputs if ``stages`` includes ``pre``."""
         return self._check(dict(arguments)) if "pre" in self.stages else GuardrailOutcome(True)
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check a result, if ``stages`` includes ``post``."""
+        """Check a step's result if ``stages`` includes ``post``."""
         return self._check(value) if "post" in self.stages else GuardrailOutcome(True)
 
     def _check(self, value: Any) -> GuardrailOutcome:
@@ -130,12 +135,12 @@ class SymmetricGuardrail:
 
 @dataclass(frozen=True, slots=True)
 class GuardrailViolation:
-    """Objection of one guardrail.
+    """Refusal by one guardrail.
 
     Attributes:
         guardrail: Name of the guardrail or rule.
-        reason: Reason of the objection.
-        action: ``ask``, ``retry`` or ``deny``; ``rewrite`` if the value could not be rewritten.
+        reason: Reason for the refusal.
+        action: ``ask``, ``retry``, or ``deny``. ``rewrite`` if the value could not be rewritten.
         stage: ``pre`` for arguments, ``post`` for results.
         role: Role of the caller.
         tool: Name of the capability.
@@ -153,12 +158,12 @@ class GuardrailViolation:
 
 
 class GuardrailViolationError(PolicyError):
-    """Refusal by one or more guardrails. The message names all of them.
+    """Raised if one or more guardrails refuse a value. The message names all of them.
 
     Args:
         rule_name: Name of the guardrail, if no violations are passed.
-        message: Reason of the refusal.
-        violations: All objections.
+        message: Reason for the refusal.
+        violations: Refusals of all guardrails.
         severity: Severity of the error.
 
     >>> print(GuardrailViolationError("no_names", "It names a person.").message)
@@ -191,14 +196,14 @@ class GuardrailViolationError(PolicyError):
 
     @property
     def guardrail(self) -> str:
-        """Name of the first guardrail that objects."""
+        """Name of the first guardrail that refused the value."""
         return self.violations[0].guardrail
 
     rule_name = guardrail
 
     @property
     def outcome(self) -> GuardrailOutcome:
-        """Outcome of the first guardrail that objects."""
+        """Outcome of the first guardrail that refused the value."""
         return GuardrailOutcome(False, self.violations[0].reason or None)
 
     @property
@@ -223,12 +228,12 @@ GuardrailViolatedError = GuardrailViolationError
 
 @dataclass(frozen=True, slots=True)
 class GuardedValue:
-    """Value that passed the guardrails.
+    """Value that passed the guardrails, possibly rewritten.
 
     Attributes:
         value: The value, possibly rewritten.
         rewritten: True if a guardrail rewrote the value.
-        approval_violations: Objections that a person may approve.
+        approval_violations: Refusals that a person may overrule by approval.
     """
 
     value: Any
@@ -237,14 +242,14 @@ class GuardedValue:
 
     @property
     def approval_reasons(self) -> tuple[str, ...]:
-        """Reasons why a person must approve the value."""
+        """Reasons why the value requires a person's approval."""
         return tuple(dict.fromkeys(map(str, self.approval_violations)))
 
     async def await_approval(self, subject: str) -> Any:
-        """Return the value once a person has approved it, or at once if no approval is needed.
+        """Return the value, after a person has approved it if that is required.
 
         Args:
-            subject: The role of the model that reads the value, or the node that sends it.
+            subject: Model role that reads the value, or node that sends it.
 
         Raises:
             GuardrailViolationError: The value is not approved.
@@ -260,15 +265,15 @@ class GuardedValue:
 
 
 REWRITE_OR_ASK = ("rewrite", "ask")
-"""Supported actions where a text can be rewritten and a person can be asked."""
+"""Actions that a caller supports if it can rewrite a text and request a person's approval."""
 
 
 class Guards:
-    """Ordered set of guardrails whose objections are collected.
+    """Ordered set of guardrails. All of them run, and their refusals are collected.
 
     Args:
-        guards: :class:`Guardrail` or :class:`AsyncGuardrail` objects. Asynchronous methods are
-            preferred.
+        guards: :class:`Guardrail` or :class:`AsyncGuardrail` objects. Asynchronous methods take
+            precedence.
 
     Raises:
         ConfigurationError: An item is not a guardrail.
@@ -289,8 +294,11 @@ class Guards:
             pre, post = _find_check(guard, "check_pre"), _find_check(guard, "check_post")
             if isinstance(guard, type) or not (pre or post):
                 raise ConfigurationError(
-                    f"Invalid guardrail {guard!r}: it has no check method.",
-                    fix="Pass an object with check_pre and check_post, or acheck_pre and acheck_post.",
+                    f"{guard!r} is not a guardrail: it has no check method.",
+                    fix=(
+                        "Pass an object with check_pre and check_post, or acheck_pre and"
+                        " acheck_post."
+                    ),
                 )
             if pre is not None:
                 self._pre.append((name, pre, _accepts_parameter(pre, "arguments")))
@@ -309,11 +317,11 @@ class Guards:
         """Check the arguments of a step or a model call.
 
         Args:
-            arguments: The arguments.
-            tool: Name of the capability or role.
+            arguments: Arguments by name.
+            tool: Name of the capability or model role.
             role: Role of the caller.
-            supported_actions: Actions that the caller supports, of ``rewrite`` and ``ask``. Any
-                other one counts as a refusal.
+            supported_actions: Actions of ``rewrite`` and ``ask`` that the calling code supports.
+                Any other action counts as a refusal.
 
         Raises:
             GuardrailViolationError: A guardrail refuses the arguments.
@@ -330,8 +338,8 @@ class Guards:
             if outcome.decision == "rewrite" and "rewrite" in supported_actions:
                 if not isinstance(outcome.value, Mapping):
                     raise ConfigurationError(
-                        f"Invalid rewritten arguments of {tool!r}: the guardrail {name!r} returned"
-                        f" {type(outcome.value).__name__}, expected a dictionary.",
+                        f"The arguments of {tool!r} that the guardrail {name!r} rewrote are of"
+                        f" type {type(outcome.value).__name__}: they must be a dictionary.",
                         fix="Return a dictionary of all arguments.",
                     )
                 value, rewritten = dict(outcome.value), True
@@ -340,7 +348,7 @@ class Guards:
         return GuardedValue(
             value,
             rewritten,
-            _approval_violations(violations, supported_actions, ErrorSeverity.REPLANNING),
+            _select_approvable(violations, supported_actions, ErrorSeverity.REPLANNING),
         )
 
     async def check_output(
@@ -355,12 +363,12 @@ class Guards:
         """Check the output of a step or a model call.
 
         Args:
-            value: The output.
-            tool: Name of the capability or role.
+            value: Output to check.
+            tool: Name of the capability or model role.
             role: Role of the caller.
             is_text: True for an answer or a failure message. Guardrails with ``results_only`` skip
                 these.
-            supported_actions: As for :meth:`check_input`.
+            supported_actions: Same as for :meth:`check_input`.
 
         Raises:
             GuardrailViolationError: A guardrail refuses the output.
@@ -379,7 +387,7 @@ class Guards:
         return GuardedValue(
             value,
             rewritten,
-            _approval_violations(violations, supported_actions, ErrorSeverity.RETRIABLE),
+            _select_approvable(violations, supported_actions, ErrorSeverity.RETRIABLE),
         )
 
 
@@ -399,23 +407,23 @@ async def _await_outcome(
     if not isinstance(outcome, GuardrailOutcome):
         # A forgotten 'return' must not count as approval.
         raise ConfigurationError(
-            f"Invalid outcome {outcome!r:.80} of the guardrail {name!r}.",
-            fix="Return a GuardrailOutcome.",
+            f"The guardrail {name!r} returned {outcome!r:.80}, which is not a GuardrailOutcome.",
+            fix="Return a GuardrailOutcome from the check method.",
         )
     if outcome.decision != "allow":
         record_later("guard", guard=name, decision=outcome.decision, stage=stage, tool=tool)
     return outcome
 
 
-def _approval_violations(
+def _select_approvable(
     violations: list[GuardrailViolation],
     supported_actions: Collection[str],
     retry_severity: ErrorSeverity,
 ) -> tuple[GuardrailViolation, ...]:
-    """Return the objections that a person may approve.
+    """Return the refusals that a person may overrule.
 
     Raises:
-        GuardrailViolationError: A guardrail refuses, asks for a retry, or requires an unsupported
+        GuardrailViolationError: A guardrail refuses, requests a retry, or requires an unsupported
             action.
     """
     actions = {violation.action for violation in violations}

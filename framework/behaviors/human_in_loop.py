@@ -1,4 +1,4 @@
-"""Behavior that asks a person before a step or about its result."""
+"""Behavior that requests a person's approval before a step or of its result."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from capgraph.helpers.async_calls import maybe_await
 
 
 class HumanApprovalRequired(PolicyError):
-    """Error raised when a person rejects a result."""
+    """Raised if a person rejects a result."""
 
     code = "CG-NOT-APPROVED"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class PendingApproval(PolicyError):
-    """Error raised when a result waits for an approval outside of the graph.
+    """Raised if a result waits for an approval outside of the graph.
 
     Args:
         approval_id: ID of the approval, as returned by the submit callback.
         task: Task of the step.
-        result: The result that waits.
+        result: Result that waits for the approval.
     """
 
     code = "CG-PENDING-APPROVAL"
@@ -37,24 +37,28 @@ class PendingApproval(PolicyError):
         self.result = result
         super().__init__(
             f"The result for {task!r} waits for approval ({approval_id}).",
-            fix="Deliver error.result once it is approved, or resume the run with a submit_callback that"
-            " returns True then.",
+            fix=(
+                "Deliver error.result once it is approved. Or resume the run with a submit_callback"
+                " that returns True after the approval."
+            ),
         )
 
 
 class HumanInLoopBehavior(BaseBehavior):
-    """Behavior that asks a person for approval.
+    """Behavior that requests a person's approval.
 
     Without a callback, the graph interrupts before the step and resumes with the person's decision,
-    in another process as well. With a callback, the *result* is reviewed after the last attempt. A
-    rejected result fails the step, which is not retried and gets no fallback.
+    also in another process. With a callback, the person reviews the *result* after the last
+    attempt. If the result is rejected, the step fails without a retry or a fallback.
 
     Args:
-        review_callback: ``(context, result) -> bool``, sync or async, which waits for the person.
-        submit_callback: ``(context, result) -> approval_id``, sync or async, which submits the
-            result for approval elsewhere. The step fails with ``PendingApproval``, and its caller
-            may deliver ``error.result`` after the approval. If the run is resumed or repeated
-            instead, the callback returns the decision: True accepts the result, False rejects it.
+        review_callback: Function ``(context, result) -> bool``, sync or async, that waits for the
+            person.
+        submit_callback: Function ``(context, result) -> approval_id``, sync or async, that submits
+            the result for approval elsewhere. The step fails with ``PendingApproval``, and its
+            caller may deliver ``error.result`` after the approval. If the run is resumed or
+            repeated instead, the callback must return the decision: True accepts the result, False
+            rejects it.
 
     Raises:
         ValueError: Both callbacks are passed, or a callback is not callable.
@@ -72,13 +76,14 @@ class HumanInLoopBehavior(BaseBehavior):
     ) -> None:
         if review_callback is not None and submit_callback is not None:
             raise ValueError(
-                "HumanInLoopBehavior has both review_callback and submit_callback. Fix: pass one"
-                " of them, or none to interrupt before the step."
+                "HumanInLoopBehavior has both review_callback and submit_callback. Fix: pass at"
+                " most one of them; without a callback, the graph interrupts before the step."
             )
         callback = review_callback or submit_callback
         if callback is not None and not callable(callback):
             raise ValueError(
-                f"Invalid callback {callback!r}. Fix: pass a function (context, result)."
+                f"The callback {callback!r} is not callable. Fix: pass a function (context,"
+                " result)."
             )
         self._review = review_callback
         self._submit = submit_callback
@@ -94,7 +99,7 @@ class HumanInLoopBehavior(BaseBehavior):
         return Verdict("ask", problems=["This step needs approval."])
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> None:
-        """Have the result reviewed.
+        """Request a review of the result from the callback.
 
         Raises:
             HumanApprovalRequired: The person rejected the result.

@@ -20,14 +20,14 @@ _FIX = "Use a middleware that wraps single model calls."
 
 
 def adapt_middleware(item: Any, location: str) -> Any:
-    """Convert a LangChain agent middleware to a step middleware. Return other items unchanged.
+    """Return an adapter for LangChain agent middleware, and other items unchanged.
 
     Args:
-        item: A behavior, or a middleware of ``langchain.agents``.
-        location: Name of the list that contains the item.
+        item: A behavior, or middleware from ``langchain.agents``.
+        location: Name of the list that contains the item, for the message.
 
     Raises:
-        ConfigurationError: The middleware needs an agent's tools, loop or state, or it has only
+        ConfigurationError: The middleware needs an agent's tools, loop, or state, or it has only
             synchronous methods.
     """
     types = sys.modules.get(
@@ -48,8 +48,7 @@ def adapt_middleware(item: Any, location: str) -> Any:
         is_overridden(method) for method in (*_MODEL_HOOKS, *(m[1:] for m in _MODEL_HOOKS))
     ):
         raise ConfigurationError(
-            f"Unsupported middleware {name} in {location}: it needs an agent"
-            f" ({', '.join(unsupported) or 'no model call'}), but a role has only model calls.",
+            f"The middleware {name} in {location} requires an agent ({', '.join(unsupported) or 'no model call'}), but a role has only model calls.",
             fix=_FIX,
         )
     blocking = [
@@ -59,15 +58,14 @@ def adapt_middleware(item: Any, location: str) -> Any:
     ]
     if blocking:
         raise ConfigurationError(
-            f"Unsupported middleware {name} in {location}: it has only the synchronous methods"
-            f" {', '.join(blocking)}.",
+            f"The middleware {name} in {location} has only the synchronous methods {', '.join(blocking)}.",
             fix=f"Add {', '.join(f'a{method}' for method in blocking)}.",
         )
     return _MiddlewareAdapter(item)
 
 
 class _MiddlewareAdapter:
-    """Agent middleware for the ``call`` stage, which runs around each model call."""
+    """Adapter that runs LangChain's agent middleware around each model call, at the stage ``call``."""
 
     stage = "call"
 
@@ -78,7 +76,7 @@ class _MiddlewareAdapter:
         return f"{type(self._middleware).__name__}()"
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run the middleware's hooks around one call."""
+        """Run the middleware's hooks around one model call."""
         from langchain.agents.middleware import ModelRequest, ModelResponse
 
         middleware, runtime = self._middleware, current_runtime()
@@ -93,8 +91,8 @@ class _MiddlewareAdapter:
         async def handler(request: Any) -> Any:
             if request.tools or request.model_settings or request.response_format is not None:
                 raise ConfigurationError(
-                    f"Unsupported request of {self!r}: the model call of a role has fixed tools,"
-                    " model_settings and response_format.",
+                    f"{self!r} changed the tools, model_settings, or response_format of a"
+                    " request, which are fixed for a role.",
                     fix=_FIX,
                 )
             system = [request.system_message] if request.system_message is not None else []
@@ -115,7 +113,7 @@ class _MiddlewareAdapter:
             state=cast("Any", {"messages": messages}),
             runtime=runtime,
         )
-        has_wrapper = type(middleware).awrap_model_call is not _middleware_base().awrap_model_call
+        has_wrapper = type(middleware).awrap_model_call is not _import_base_class().awrap_model_call
         response = await (
             middleware.awrap_model_call(request, handler) if has_wrapper else handler(request)
         )
@@ -135,12 +133,12 @@ class _MiddlewareAdapter:
         changes = update or {}
         if unknown := sorted(changes.keys() - {"messages"}):
             raise ConfigurationError(
-                f"Unsupported update of {self!r}: only an agent has {unknown}.", fix=_FIX
+                f"{self!r} returned an update of {unknown}, which only an agent has.", fix=_FIX
             )
         return _merge_messages(messages, changes["messages"]) if "messages" in changes else messages
 
 
-def _middleware_base() -> Any:
+def _import_base_class() -> Any:
     from langchain.agents.middleware import AgentMiddleware
 
     return AgentMiddleware

@@ -15,7 +15,7 @@ from capgraph.helpers.plain_data import validation_messages
 from capgraph.pipeline.run_config import current_chat_model
 
 _MAX_JUDGED_CHARS = 20_000
-"""Maximum number of characters that a model judges. Longer values are refused."""
+"""Maximum number of characters that a model judges. A longer value is refused."""
 _ROLE = "capability"
 
 
@@ -23,9 +23,9 @@ class SchemaGuardrail(SymmetricGuardrail):
     """Guardrail that validates results, or the arguments of steps, against a schema.
 
     Args:
-        schema: A pydantic model, or any type that pydantic can validate.
+        schema: Pydantic model, or any type that pydantic can validate.
         stage: ``post`` for results, ``pre`` for parameters and inputs.
-        action: Action for invalid values: ``deny``, ``ask`` or ``retry``.
+        action: Action for invalid values: ``deny``, ``ask``, or ``retry``.
 
     >>> class Level(BaseModel):
     ...     litres: float = Field(ge=0)
@@ -56,11 +56,11 @@ class SchemaGuardrail(SymmetricGuardrail):
 
 
 class Judgement(BaseModel):
-    """Judgement of a model.
+    """Judgement of a model about a value.
 
     Attributes:
-        allowed: True if the rule is kept.
-        reason: Why the rule is broken, in a sentence that does not quote the value.
+        allowed: True if the value follows the rule.
+        reason: Reason why the value violates the rule, in a sentence that does not quote the value.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -70,19 +70,20 @@ class Judgement(BaseModel):
 
 
 class ModelGuardrail:
-    """Guardrail that has a model judge whether a rule is kept.
+    """Guardrail that asks a model if a value violates a rule.
 
-    The judge sees the value as data, and instructions in the value have no effect. If the judge
-    fails or returns no judgement, the value is refused. Its calls count as model calls of the turn.
-    Behaviors of the graph do not apply to them, so the guardrail never judges itself.
+    The judging model reads the value as data, so that instructions in the value have no effect. If
+    the call fails or returns no judgement, the value is refused. The calls count as model calls of
+    the turn. Behaviors of the graph do not apply to them, because the guardrail would otherwise
+    judge itself.
 
     Args:
-        judge: A role (``answer``), whose model of the running graph is used; or a chat model,
-            ``"provider:name"`` or ``ModelSettings``.
-        rule: The rule, in a sentence.
-        stages: Stages to judge: ``pre`` for parameters, inputs and messages, ``post`` for results
+        judge: Model role (``answer``), whose model in the running graph is used; or a chat model,
+            ``"provider:name"``, or ``ModelSettings``.
+        rule: Rule in one sentence.
+        stages: Stages to judge: ``pre`` for parameters, inputs, and messages, ``post`` for results
             and answers.
-        action: Action if the rule is broken: ``deny``, ``ask`` or ``retry``.
+        action: Action for a violation: ``deny``, ``ask``, or ``retry``.
         name: Name of the guardrail in errors.
 
     >>> import asyncio
@@ -111,11 +112,11 @@ class ModelGuardrail:
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Judge parameters and inputs, if ``stages`` includes ``pre``."""
+        """Judge a step's parameters and inputs if ``stages`` includes ``pre``."""
         return await self._judge_value("pre", dict(arguments), tool)
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Judge a result, if ``stages`` includes ``post``."""
+        """Judge a step's result if ``stages`` includes ``post``."""
         return await self._judge_value("post", value, tool)
 
     async def _judge_value(self, stage: GuardrailStage, value: Any, tool: str) -> GuardrailOutcome:

@@ -1,4 +1,4 @@
-"""Guardrail for personal data, based on patterns and, if installed, on presidio."""
+"""Guardrail for personal data, based on patterns and, if installed, on Presidio."""
 
 from __future__ import annotations
 
@@ -53,17 +53,15 @@ Span = tuple[int, int, str]
 class PIIGuardrail(SymmetricGuardrail):
     """Guardrail that finds personal data.
 
-    It finds e-mail addresses and card, account, phone and insurance numbers.
-
-    Patterns always run. With the extra ``pii``, presidio also looks for further kinds of numbers,
-    without network access. It finds names of people with a spaCy model, if ``entities`` includes
-    ``PERSON``.
+    Patterns always find e-mail addresses and card, account, phone, and insurance numbers. With the
+    extra ``pii``, Presidio also finds further kinds of numbers, without network access. With a
+    spaCy model, it finds names of people if ``entities`` includes ``PERSON``.
 
     Args:
-        entities: Names of the presidio entities to find.
-        action: Action on a match: ``deny``, ``ask``, ``retry``, or ``rewrite``, which replaces the
-            data by its kind.
-        analyzer: A custom ``AnalyzerEngine``, or ``None`` to use patterns only.
+        entities: Names of the Presidio entities to find.
+        action: Action for a match: ``deny``, ``ask``, ``retry``, or ``rewrite``, which replaces the
+            data with its kind.
+        analyzer: Custom ``AnalyzerEngine``, or ``None`` to use patterns only.
 
     >>> guard = PIIGuardrail(action="rewrite", analyzer=None)
     >>> guard.check_post({"to": "Write to ann@example.com."}, role="", tool="").value
@@ -88,11 +86,11 @@ class PIIGuardrail(SymmetricGuardrail):
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check parameters and inputs. Presidio runs in a thread."""
+        """Check a step's parameters and inputs. Presidio runs in a thread."""
         return await self._check_in_thread(dict(arguments))
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check a result. Presidio runs in a thread."""
+        """Check a step's result. Presidio runs in a thread."""
         return await self._check_in_thread(value)
 
     async def _check_in_thread(self, value: Any) -> GuardrailOutcome:
@@ -112,7 +110,7 @@ class PIIGuardrail(SymmetricGuardrail):
         return GuardrailOutcome(False, reason, "rewrite", _map_texts(value, self._redact))
 
     def _redact(self, text: str) -> str:
-        """Return a text with its personal data replaced by the kind of the data."""
+        """Return a text in which personal data is replaced with its kind."""
         parts, end = [], 0
         for start, stop, kind in self._find_spans(text):
             if start >= end:
@@ -154,7 +152,7 @@ def _find_by_pattern(text: str) -> Iterator[Span]:
 
 
 def _find_cards(digit_run: str, offset: int) -> Iterator[Span]:
-    """Yield the card numbers in groups of digits separated by blanks or hyphens."""
+    """Yield the positions of card numbers in groups of digits separated by blanks or hyphens."""
     groups = [(group.start(), group.group()) for group in re.finditer(r"\d+", digit_run)]
     for first, (start, head) in enumerate(groups):
         digits = ""
@@ -191,7 +189,7 @@ def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
 
 
 def _load_presidio() -> Any:
-    """Return presidio's analyzer without network access, or ``None`` if it is not installed."""
+    """Return Presidio's analyzer without network access, or ``None`` if it is not installed."""
     try:
         presidio = require_extra("presidio_analyzer", "pii")
         spacy = importlib.import_module("spacy")

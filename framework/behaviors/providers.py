@@ -1,4 +1,4 @@
-"""Routers that choose the next provider after a failure."""
+"""Routers that select the next model provider after a failure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from capgraph.helpers.number_validation import check_number
 
 
 class ProviderRouter(Protocol):
-    """Protocol of provider routers."""
+    """Protocol of routers that select the next model provider after a failure."""
 
     def select(
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
     ) -> str | None:
-        """Return the next provider.
+        """Return the provider to use next.
 
         Args:
-            scenario: The failure scenario.
+            scenario: Failure scenario.
             attempt: Number of the provider switch in this recovery, from 1.
             current: Name of the failed provider.
             exclude: Names of further providers to skip.
 
         Returns:
-            Name of the provider, or ``None`` if none is left.
+            Name of the next provider, or ``None`` if none is left.
         """
 
 
 class StaticProviderRouter:
-    """Router that returns the first remaining provider.
+    """Provider router that returns the first remaining provider.
 
     Args:
         available_providers: Names in order of preference.
@@ -55,7 +55,7 @@ class StaticProviderRouter:
 
 
 class RoundRobinProviderRouter:
-    """Router that returns the providers in turn, across all calls.
+    """Provider router that returns the providers in turn, across all calls.
 
     Args:
         available_providers: Names in order.
@@ -88,7 +88,7 @@ class RoundRobinProviderRouter:
 
 
 class WeightedProviderRouter:
-    """Router that returns the remaining provider with the largest weight, or a random one.
+    """Provider router that returns the remaining provider with the largest weight, or a random one.
 
     Args:
         providers: Pairs of name and weight. Weight 0 excludes a provider.
@@ -139,7 +139,7 @@ def _validate_names(providers: Sequence[str]) -> tuple[str, ...]:
     )
     if not is_valid or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"Invalid provider names {providers!r}: names must be unique and not empty.",
+            f"The provider names {providers!r} are invalid: each must be unique and not empty.",
             fix="Pass each name once.",
         )
     return names

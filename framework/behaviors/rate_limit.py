@@ -22,13 +22,13 @@ _TOLERANCE = 1e-9  # relative rounding error of adding fractions of seconds
 
 
 class RateLimitExceededError(LimitError):
-    """Error raised when a rate limit refuses a call.
+    """Raised if a rate limit refuses a call.
 
     Attributes:
         key: Key of the limit.
-        retry_after: Seconds until a call is possible; ``None`` if it never is.
+        retry_after: Seconds until a call is possible. ``None`` if it never is.
         bucket_name: Exceeded limit: ``requests``, ``input_tokens``, or ``output_tokens``.
-        tokens: Requested amount of that limit.
+        tokens: Amount that the call requested from the limit.
     """
 
     code = "CG-RATE-LIMIT"
@@ -40,7 +40,7 @@ class RateLimitExceededError(LimitError):
 
 
 class _Bucket(NamedTuple):
-    """Token bucket: its unit, its capacity and its refill rate per second."""
+    """Token bucket: its unit, its capacity, and its refill rate per second."""
 
     name: str
     capacity: float
@@ -48,7 +48,7 @@ class _Bucket(NamedTuple):
 
 
 class _Reservation(NamedTuple):
-    """Seconds to wait, whether the amounts were reserved, and the index of the slowest bucket."""
+    """Seconds to wait, True if the amounts were reserved, and the index of the slowest bucket."""
 
     wait_seconds: float
     granted: bool
@@ -56,10 +56,10 @@ class _Reservation(NamedTuple):
 
 
 class RateLimiter:
-    """Token buckets for requests, input tokens and output tokens, separate for each key.
+    """Token buckets for requests, input tokens, and output tokens, separate for each key.
 
     A caller that must wait reserves its amounts at once and sleeps for exactly the required time.
-    Callers are served in order, without polling or locks. A cancelled wait returns the amounts.
+    Callers are served in order, without polling or locks. A canceled wait returns the amounts.
 
     Args:
         rpm: Requests per minute; may be below 1.
@@ -104,7 +104,8 @@ class RateLimiter:
         ]
         if not self._buckets:
             raise ConfigurationError(
-                "The rate limiter has no limit.", fix="Pass rpm, input_tpm or output_tpm."
+                "The rate limiter has no limit: rpm, input_tpm, and output_tpm are None.",
+                fix="Pass rpm, input_tpm, or output_tpm.",
             )
         if burst is not None and rpm is not None:
             check_number("burst", burst, minimum=1, error=ConfigurationError)
@@ -123,7 +124,7 @@ class RateLimiter:
     async def try_acquire(
         self, key: str, *, requests: float = 1, input_tokens: float = 0, output_tokens: float = 0
     ) -> bool:
-        """Reserve the amounts if they are available now, and return True if they were.
+        """Reserve the amounts if they are available now, and return True on success.
 
         Raises:
             ConfigurationError: An amount is negative or not a number.
@@ -156,13 +157,14 @@ class RateLimiter:
         amounts = self._validate_amounts(requests, input_tokens, output_tokens)
         if timeout is not None and not timeout >= 0:
             raise ConfigurationError(
-                f"Invalid timeout {timeout!r}: expected seconds.", fix="Pass seconds, or None."
+                f"The timeout {timeout!r} is invalid: it must be a number of seconds, 0 or more.",
+                fix="Pass seconds, or None.",
             )
         for bucket, amount in zip(self._buckets, amounts, strict=True):
             if amount > bucket.capacity * (1 + _TOLERANCE):
                 raise RateLimitExceededError(
-                    f"The rate limit of {key!r} cannot serve {amount:g} {bucket.name}: its capacity"
-                    f" is {bucket.capacity:g}.",
+                    f"The rate limit of {key!r} cannot serve {amount:g} {bucket.name}: its"
+                    f" capacity is {bucket.capacity:g}.",
                     fix="Request less at once, or raise the limit.",
                     severity=ErrorSeverity.CRITICAL,
                     key=key,
@@ -195,9 +197,9 @@ class RateLimiter:
             raise
 
     async def correct(self, key: str, *, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Adjust a reservation to the tokens that were really used.
+        """Adjust a reservation to the tokens that a call really used.
 
-        An excess is not refused. Later callers wait until the bucket is refilled.
+        Excess tokens are not refused. Instead, later callers wait until the bucket is refilled.
 
         Args:
             key: Key of the limit.
@@ -214,7 +216,7 @@ class RateLimiter:
             await self._return_amounts(key, amounts)
 
     def cap_output_tokens(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """Limit the expected output tokens of a call to the bucket's capacity."""
+        """Return a call's expected output tokens, limited to the bucket's capacity."""
         capacities = {bucket.name: math.floor(bucket.capacity) for bucket in self._buckets}
         max_tokens = capacities.get("output_tokens", 0)
         return {**tokens, "output_tokens": min(tokens["output_tokens"], max_tokens)}
@@ -233,7 +235,7 @@ class RateLimiter:
 
     async def _reserve(self, key: str, amounts: Sequence[float], max_wait: float) -> _Reservation:
         def take(value: Any, now: float) -> tuple[Any, float, _Reservation]:
-            updated_at, available = self._available(value, now)
+            updated_at, available = self._compute_levels(value, now)
             waits = [
                 missing / bucket.rate
                 if amount > 0 and (missing := amount - level) > _TOLERANCE * bucket.capacity
@@ -243,35 +245,35 @@ class RateLimiter:
             wait = max(waits)
             if wait > max_wait:
                 refusal = _Reservation(wait, False, waits.index(wait))
-                return value, self._seconds_until_full(available), refusal
+                return value, self._compute_refill_seconds(available), refusal
             remaining = [level - amount for level, amount in zip(available, amounts, strict=True)]
             return (
                 [updated_at, remaining],
-                self._seconds_until_full(remaining),
+                self._compute_refill_seconds(remaining),
                 _Reservation(wait, True),
             )
 
         def undo(reservation: _Reservation) -> ChangeFunction[None]:
-            return self._return_change(amounts if reservation.granted else [0.0] * len(amounts))
+            return self._create_return(amounts if reservation.granted else [0.0] * len(amounts))
 
         return await self._values.achange(self._prefix + key, take, self._clock, undo)
 
     async def _return_amounts(self, key: str, amounts: Sequence[float]) -> None:
-        await self._values.achange(self._prefix + key, self._return_change(amounts), self._clock)
+        await self._values.achange(self._prefix + key, self._create_return(amounts), self._clock)
 
-    def _return_change(self, amounts: Sequence[float]) -> ChangeFunction[None]:
+    def _create_return(self, amounts: Sequence[float]) -> ChangeFunction[None]:
         def add(value: Any, now: float) -> tuple[Any, float, None]:
-            updated_at, available = self._available(value, now)
+            updated_at, available = self._compute_levels(value, now)
             remaining = [
                 min(bucket.capacity, level + amount)
                 for bucket, level, amount in zip(self._buckets, available, amounts, strict=True)
             ]
-            return [updated_at, remaining], self._seconds_until_full(remaining), None
+            return [updated_at, remaining], self._compute_refill_seconds(remaining), None
 
         return add
 
-    def _available(self, value: Any, now: float) -> tuple[float, list[float]]:
-        """Return the current level of each bucket, refilled since the last update."""
+    def _compute_levels(self, value: Any, now: float) -> tuple[float, list[float]]:
+        """Return each bucket's current level, refilled since the last update."""
         stored_at, levels = value or (now, [bucket.capacity for bucket in self._buckets])
         updated_at = max(now, stored_at)  # a clock that is set back must not refill twice
         return updated_at, [
@@ -279,8 +281,8 @@ class RateLimiter:
             for bucket, level in zip(self._buckets, levels, strict=True)
         ]
 
-    def _seconds_until_full(self, available: Sequence[float]) -> float:
-        """Return the seconds until all buckets are full; the stored value may expire then."""
+    def _compute_refill_seconds(self, available: Sequence[float]) -> float:
+        """Return the seconds until all buckets are full, when the stored value may expire."""
         return max(
             (bucket.capacity - level) / bucket.rate
             for bucket, level in zip(self._buckets, available, strict=True)
@@ -296,13 +298,13 @@ class RateLimitBehavior:
     Each attempt acquires the limit before it takes a concurrency slot.
 
     Args:
-        calls_per_second: Calls per second; may be below 1.
-        burst: Maximum number of calls at once. Defaults to ``calls_per_second``, at least 1.
+        calls_per_second: Maximum calls per second; may be below 1.
+        burst: Maximum number of calls at once. Defaults to ``calls_per_second``, but at least 1.
         wait_on_limit: True to wait, False to fail at once without a retry.
-        limiter: A limiter instead of these numbers. Tokens of model calls are estimated before a
-            call and corrected by the reported usage.
-        per: Scope of the count: one or more of ``capability`` (the role of a model call), ``model``
-            (limits model calls only), ``user`` and ``tenant``.
+        limiter: Rate limiter to use instead of these numbers. Tokens of a model call are estimated
+            before the call and corrected by the reported usage.
+        per: Scope of the count: one or more of ``capability`` (for a model call, its role),
+            ``model`` (limits model calls only), ``user``, and ``tenant``.
         clock: Source of time. Defaults to the graph's clock.
         store: Database for the counts; see :class:`RateLimiter`.
 
@@ -347,7 +349,7 @@ class RateLimitBehavior:
         )
         if unknown := sorted(set(self.per) - set(known)):
             raise ConfigurationError(
-                f"Invalid scope {', '.join(unknown)} of a rate limit.",
+                f"The scope {', '.join(unknown)} of the rate limit is unknown.",
                 fix=f"Use {', '.join(known)}.",
             )
 
@@ -359,12 +361,12 @@ class RateLimitBehavior:
         """
         key = self._key(attempt)
         tokens: Mapping[str, int] = {}
-        if self._limiter.counts_tokens and (estimate := self._estimated_tokens(attempt)):
+        if self._limiter.counts_tokens and (estimate := self._get_estimate(attempt)):
             # At least one token, so that the call waits for a bucket that an answer overdrew.
             estimate = {name: max(1, count) for name, count in estimate.items()}
             tokens = self._limiter.cap_output_tokens(estimate)
         try:
-            await self._limiter.acquire(key, timeout=self._max_wait(attempt), **tokens)
+            await self._limiter.acquire(key, timeout=self._get_max_wait(attempt), **tokens)
         except RateLimitExceededError as exc:
             exc.severity = ErrorSeverity.CRITICAL  # acquire() has already waited as long as allowed
             raise
@@ -373,7 +375,7 @@ class RateLimitBehavior:
         used: Mapping[str, int] = {"output_tokens": 0}
         try:
             result = await call_next(attempt)
-            used = self._used_tokens(result) or tokens
+            used = self._get_usage(result) or tokens
         finally:
             corrections = {name: count - tokens[name] for name, count in used.items()}
             with log_and_suppress(f"The token usage of a call under {key!r}"):
@@ -384,15 +386,15 @@ class RateLimitBehavior:
         """Apply the limit to a model call; see :meth:`wrap_step`."""
         return await self.wrap_step(attempt, call_next)
 
-    def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
-        """Return the tokens to reserve before a model call; ``None`` for a step."""
+    def _get_estimate(self, attempt: Attempt) -> dict[str, int] | None:
+        """Return the estimated tokens to reserve for a model call. ``None`` for a step."""
         return _estimate_tokens(attempt.inputs) if attempt.kind == "model" else None
 
-    def _used_tokens(self, result: Any) -> dict[str, int] | None:
-        """Return the token usage of a finished model call, or ``None`` if it is unknown."""
-        return _reported_usage(result)
+    def _get_usage(self, result: Any) -> dict[str, int] | None:
+        """Return a finished model call's token usage, or ``None`` if it is unknown."""
+        return _read_usage(result)
 
-    def _max_wait(self, attempt: Attempt) -> float | None:
+    def _get_max_wait(self, attempt: Attempt) -> float | None:
         if not self._wait_on_limit:
             return 0.0
         job = current_execution() if attempt.kind == "step" else None
@@ -419,7 +421,7 @@ class RateLimitBehavior:
 
 
 def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the estimated tokens of a model call."""
+    """Return the estimated input and output tokens of a model call."""
     from langchain_core.messages.utils import count_tokens_approximately
 
     cap = getattr(inputs["model"], "max_tokens", None)
@@ -429,8 +431,8 @@ def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _reported_usage(result: Any) -> dict[str, int] | None:
-    """Return the token usage that a model reports for its answer."""
+def _read_usage(result: Any) -> dict[str, int] | None:
+    """Return the token usage that a model reports with its answer."""
     message = result.get("raw") if isinstance(result, Mapping) else result
     usage = getattr(message, "usage_metadata", None)
     if not usage:

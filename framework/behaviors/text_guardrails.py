@@ -1,4 +1,4 @@
-"""Guardrails that check texts in linear time."""
+"""Guardrails that check texts with regular expressions in linear time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def iter_texts(value: Any) -> Iterator[str]:
 
 
 def normalized_variants(text: str) -> tuple[str, ...]:
-    r"""Return a text and, if it differs, its form without invisible characters and width variants.
+    r"""Return a text and, if they differ, the text without invisible and full-width characters.
 
     >>> normalized_variants("ig\u200bnore  this")[1]
     'ignore this'
@@ -53,18 +53,18 @@ def normalized_variants(text: str) -> tuple[str, ...]:
 
 @dataclass
 class GuardrailRule:
-    """Rule about texts.
+    """Guardrail rule for texts: a forbidden pattern, forbidden words, or a maximum length.
 
     Attributes:
         name: Name of the rule in errors.
         pattern: Regular expression that must not match. Case is ignored.
         blocked_words: Words that must not occur anywhere. Case is ignored.
-        max_length: Maximum number of characters of one parameter, input or result, over all its
+        max_length: Maximum number of characters in one parameter, input, or result, over all its
             texts.
-        apply_to: ``input``, ``output`` or ``both``.
+        apply_to: ``input``, ``output``, or ``both``.
 
     Raises:
-        ConfigurationError: ``apply_to``, ``pattern``, ``blocked_words`` or ``max_length`` is
+        ConfigurationError: ``apply_to``, ``pattern``, ``blocked_words``, or ``max_length`` is
             invalid.
 
     >>> GuardrailRule("short", max_length=3).check_post("too long", role="", tool="t").allowed
@@ -80,18 +80,19 @@ class GuardrailRule:
     def __post_init__(self) -> None:
         if self.apply_to not in _APPLY_TO:
             raise ConfigurationError(
-                f"Invalid apply_to {self.apply_to!r} of the rule {self.name!r}: the rule would never run.",
+                f"The rule {self.name!r} has the unknown apply_to {self.apply_to!r}, so it would"
+                " never run.",
                 fix=f"Use one of {', '.join(_APPLY_TO)}.",
             )
         if self.max_length is not None and self.max_length < 1:
             raise ConfigurationError(
-                f"Invalid max_length {self.max_length!r} of the rule {self.name!r}: it must be at"
+                f"The rule {self.name!r} has the max_length {self.max_length!r}: it must be at"
                 " least 1.",
                 fix="Pass 1 or more, or None.",
             )
         if isinstance(self.blocked_words, str):
             raise ConfigurationError(
-                f"The blocked_words of the rule {self.name!r} must be a list, not a text.",
+                f"The blocked_words of the rule {self.name!r} are a text: they must be a list.",
                 fix=f"Pass [{self.blocked_words!r}].",
             )
         self._compiled_pattern = LinearTimeRegex(self.pattern, "i") if self.pattern else None
@@ -99,11 +100,11 @@ class GuardrailRule:
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check parameters and inputs."""
+        """Check a step's parameters and inputs."""
         return self._check(list(arguments.values()), "input")
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check a result."""
+        """Check a step's result."""
         return self._check([value], "output")
 
     def _check(self, values: Sequence[Any], direction: str) -> GuardrailOutcome:
@@ -134,7 +135,7 @@ class PatternGuardrail(SymmetricGuardrail):
     Args:
         patterns: Regular expressions, or a mapping from names to expressions.
         name: Name of the guardrail in errors.
-        action: Action on a match: ``deny``, ``ask`` or ``retry``.
+        action: Action for a match: ``deny``, ``ask``, or ``retry``.
         stages: Stages to check: ``pre`` for parameters and inputs, ``post`` for results.
 
     Raises:
@@ -227,9 +228,10 @@ _INJECTION_PATTERNS = {
 
 
 class PromptInjectionGuardrail(PatternGuardrail):
-    """Guardrail that finds texts with instructions to the model.
+    """Guardrail that finds instructions to a model in texts (prompt injection).
 
-    The patterns find known phrases only. Information flow decides what untrusted data may reach.
+    The patterns find known phrases only. Use information flow policies to restrict what untrusted
+    data may reach.
 
     Args:
         extra_patterns: Further regular expressions.

@@ -8,7 +8,7 @@ from capgraph.helpers.number_validation import check_number
 class TimeoutBehavior:
     """Behavior that replaces a capability's ``timeout_seconds``.
 
-    For a model call it replaces ``limits.step_timeout_seconds``.
+    For a model call, it replaces ``limits.step_timeout_seconds``.
 
     Args:
         seconds: Time limit of one attempt.

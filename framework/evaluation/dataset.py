@@ -1,4 +1,4 @@
-"""Evaluation sets: their format, and loading them from YAML."""
+"""Evaluation sets: the YAML format and the function that loads it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _validate_pattern(text: str) -> str:
         LinearTimeRegex(text)  # a set may come from elsewhere
     except ConfigurationError as exc:
         raise ValueError(
-            f"{text!r} is not a regular expression that matches in linear time. {exc}"
+            f"{text!r} is not a regular expression with linear search time: {exc}"
         ) from exc
     return text
 
 
 class AnswerCheck(_StrictModel):
-    """Check of an answer. Exactly one of the first four fields must be set.
+    """Check of an agent's answer. Exactly one of the first four fields must be set.
 
     Attributes:
         contains: Text that the answer must contain, ignoring case.
@@ -72,13 +72,15 @@ class AnswerCheck(_StrictModel):
         kinds = ("contains", "lacks", "matches", "number")
         present = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(present) != 1:
-            raise ValueError(f"set exactly one of {', '.join(kinds)}; found {present or 'none'}")
+            raise ValueError(
+                f"exactly one of {', '.join(kinds)} must be set, but {present or 'none'} is set"
+            )
         if self.tolerance and self.number is None:
             raise ValueError("'tolerance' requires 'number'")
         return self
 
     def find_problem(self, answer: str) -> str | None:
-        """Return the problem of an answer, or None if the check passes."""
+        """Return the reason why an answer fails the check, or None if it passes."""
         folded = answer.casefold()
         if self.contains is not None and self.contains.casefold() not in folded:
             return f"does not contain {self.contains!r}"
@@ -89,7 +91,7 @@ class AnswerCheck(_StrictModel):
         if self.number is None or self._has_number(answer, self.number):
             return None
         give = f" (give or take {self.tolerance:g})" if self.tolerance else ""
-        return f"has no number {self.number:g}{give}"
+        return f"does not contain the number {self.number:g}{give}"
 
     def _has_number(self, answer: str, expected: float) -> bool:
         # Always allow for floating-point rounding.
@@ -119,15 +121,17 @@ Edge = Annotated[tuple[str, str], BeforeValidator(_parse_edge)]
 
 
 class Case(_StrictModel):
-    """Request with its expected results. Fields that are not set are not checked.
+    """Request of an evaluation set with its expected results.
+
+    Fields that are not set are not checked.
 
     Attributes:
         name: Unique name.
         request: Request of the user.
-        earlier: Earlier requests of the same thread. They run, but are not checked.
-        context: Context data of the thread: type to key to value.
+        earlier: Earlier requests of the same thread. They run, but their results are not checked.
+        context: Context data of the thread, by context type and key.
         capabilities: Capabilities of the plan's steps, repeated if used repeatedly. An empty list
-            expects that no capability fits.
+            expects that the agent uses none.
         optional: Capabilities that the plan may or may not use.
         edges: Data flow of the plan, as ``"producer -> consumer"``.
         answer: Checks of the answer.
@@ -166,17 +170,17 @@ class Case(_StrictModel):
         unknown = sorted(set(ends) - listed)
         if unknown and self.capabilities is not None:
             raise ValueError(
-                f"the edges name {', '.join(map(repr, unknown))}, which neither 'capabilities' nor"
-                " 'optional' lists"
+                f"the edges contain {', '.join(map(repr, unknown))}, which neither"
+                " 'capabilities' nor 'optional' lists"
             )
         return self
 
 
 class Thresholds(_StrictModel):
-    """Minimum values of a report's figures.
+    """Minimum values of a report's metrics.
 
     Attributes:
-        passed: Share of cases without a problem.
+        passed: Share of cases whose results are all as expected.
         precision: Share of the chosen capabilities that were expected.
         recall: Share of the expected capabilities that were chosen.
         node_f1: F1 score of the plans' steps.
@@ -195,12 +199,12 @@ class Thresholds(_StrictModel):
 
 
 class JudgeLabel(_StrictModel):
-    """Human verdict on an answer, against which the judge is measured.
+    """Human verdict on an answer, against which the judging model is measured.
 
     Attributes:
         request: Request that was answered.
         answer: The answer.
-        accepted: True if the human accepts it.
+        accepted: True if the human accepts the answer.
     """
 
     request: Name
@@ -209,12 +213,12 @@ class JudgeLabel(_StrictModel):
 
 
 class JudgeSettings(_StrictModel):
-    """Settings of a chat model that judges every answer of a set.
+    """Settings of a chat model that judges every answer of an evaluation set.
 
     Attributes:
         model: ``"provider:name"``, the fields of ``ModelSettings``, or a chat model.
         rubric: Rule by which an answer is accepted.
-        labels: Answers with a human verdict. Cases with answer checks are labels as well.
+        labels: Answers with a human verdict. Cases with answer checks also count as labels.
     """
 
     model: Any
@@ -230,14 +234,14 @@ class JudgeSettings(_StrictModel):
 
 
 class Dataset(_StrictModel):
-    """Evaluation set.
+    """Evaluation set: requests with their expected results.
 
     Attributes:
         version: Version of the format, which is 1.
         name: Name of the set.
         config: Configuration file of the agent, in the folder of the set or below it.
-        thresholds: Minimum values of the report's figures.
-        judge: Settings of the judge. Default: no judge.
+        thresholds: Minimum values of the report's metrics.
+        judge: Settings of the model that judges answers. By default, none does.
         cases: Cases of the set.
 
     >>> Dataset(version=1, name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
@@ -255,12 +259,16 @@ class Dataset(_StrictModel):
     def _validate_unique_names(self) -> Dataset:
         twice = [name for name, count in Counter(c.name for c in self.cases).items() if count > 1]
         if twice:
-            raise ValueError(f"several cases are named {', '.join(map(repr, twice))}")
+            raise ValueError(
+                f"the case names must be unique, but several cases are named {', '.join(map(repr, twice))}"
+            )
         return self
 
 
 def load_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Load an evaluation set from a YAML file. A recipe file becomes a set of its examples.
+    """Load an evaluation set from a YAML file.
+
+    A recipe file is converted to a set of its example requests.
 
     Raises:
         ConfigurationError: The file cannot be read, or is invalid. The message lists all problems
@@ -297,9 +305,9 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
 
 
 def _resolve_in_folder(folder: Path, file_name: str, key: str) -> str:
-    """Return the path of a file that a set names, which must be in the set's folder.
+    """Return the path of a file in the evaluation set's folder.
 
-    A set from elsewhere must not read arbitrary files.
+    Other folders are refused, because a set from elsewhere must not read arbitrary files.
     """
     file = folder / file_name
     if not file.resolve().is_relative_to(folder.resolve()):

@@ -1,4 +1,4 @@
-"""Evaluation of an agent on a set."""
+"""Function that runs an agent on an evaluation set and measures the results."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ async def evaluate(
     on_case: Callable[[CaseResult], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Run the cases of a set and compare them with the expected results.
+    """Run the cases of an evaluation set and compare the results with the expected ones.
 
     Each case has its own in-memory thread and store, so it affects neither other cases nor existing
     threads. Effects of capabilities outside of the agent are real. A case with a recording is
     replayed instead, which has no external effects and calls no model other than ``model``.
 
     Args:
-        dataset: The set.
+        dataset: Evaluation set.
         registry: Registry of the agent.
         settings: Settings of the agent. Cases run as the caller that they configure.
-        model: As for ``build_graph``.
-        jobs: Maximum number of concurrent cases. Durations are only comparable with one.
+        model: Model, as for ``build_graph``.
+        jobs: Maximum number of concurrent cases. Durations are comparable only if it is 1.
         label: Name of the configuration in the report.
-        on_case: Function called with each result.
+        on_case: Function that is called with each result.
         **options: Other options of ``build_graph``.
 
     Raises:
@@ -117,7 +117,7 @@ async def _replay_case(
     recording = await asyncio.to_thread(load_recording, case.recording or "")
     result = await replay(recording, registry, settings=settings, model=model, **options)
     end = result.replayed
-    figures = _plan_figures({"steps": end.plan}, end.cost)
+    figures = _measure_plan({"steps": end.plan}, end.cost)
     status = end.status
     if case.outcome == NO_CAPABILITY and not figures["nodes"] and status in ("completed", "failed"):
         status = NO_CAPABILITY
@@ -129,12 +129,12 @@ async def _replay_case(
         outcome=status,
         reason=end.reason,
         seconds=time.perf_counter() - started,
-        results=_result_texts(end),
-        recorded=_result_texts(recording.end),
+        results=_format_results(end),
+        recorded=_format_results(recording.end),
     )
 
 
-def _plan_figures(plan: Mapping[str, Any] | None, cost: TurnCost) -> dict[str, Any]:
+def _measure_plan(plan: Mapping[str, Any] | None, cost: TurnCost) -> dict[str, Any]:
     return {
         "nodes": tuple(plan_nodes(plan)),
         "edges": tuple(plan_edges(plan)),
@@ -142,8 +142,8 @@ def _plan_figures(plan: Mapping[str, Any] | None, cost: TurnCost) -> dict[str, A
     }
 
 
-def _result_texts(end: RecordedOutcome) -> tuple[str, ...]:
-    """Return step results as text, without their keys, which may differ between plans."""
+def _format_results(end: RecordedOutcome) -> tuple[str, ...]:
+    """Return step results as text, without keys, because keys may differ between plans."""
     return tuple(json.dumps(entry, sort_keys=True) for entry in end.results.values())
 
 
@@ -174,7 +174,7 @@ async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseRe
     seconds = time.perf_counter() - started
     return CaseResult(
         case,
-        **_plan_figures(values.get("planning_execution_plan"), meter.cost()),
+        **_measure_plan(values.get("planning_execution_plan"), meter.cost()),
         chosen=tuple(values.get("planning_active_capabilities") or ()),
         answer=last_answer(values),
         outcome=outcome,
@@ -200,7 +200,7 @@ def _read_outcome(values: dict[str, Any], case: Case) -> tuple[str, str]:
 
 
 def validate_dataset(dataset: Dataset, registry: Registry) -> None:
-    """Raise if a set names capabilities or context types that the agent does not have.
+    """Raise an error if a set names capabilities or context types that the agent does not have.
 
     Raises:
         ConfigurationError: A name is unknown. The message lists all problems with their paths.

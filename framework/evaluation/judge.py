@@ -1,7 +1,7 @@
-"""Chat model that judges answers by a rubric, and its agreement with labels.
+"""Chat model that judges answers by a rubric, and its agreement with human labels.
 
-A judge makes mistakes, so its verdicts are reported beside the checks of a set and never decide
-whether a case passes. Labels measure how reliable it is.
+A judge makes mistakes, so its verdicts are reported in addition to the checks of a set and never
+decide whether a case passes. Labels measure how reliable the judge is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Judgement(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class JudgeVerdict:
-    """Verdict of the judge on one answer.
+    """Verdict of the judging model on one answer.
 
     Attributes:
         accepted: True if the answer satisfies the rubric. ``None`` if the judge failed.
@@ -47,7 +47,7 @@ class JudgeVerdict:
 
 
 class AnswerJudge:
-    """Judge of answers, with the model and rubric of an evaluation set.
+    """Judge that asks a chat model if answers satisfy the rubric of an evaluation set.
 
     Args:
         settings: Model, rubric, and labels.
@@ -71,7 +71,7 @@ class AnswerJudge:
         self._settings = settings
 
     async def judge(self, request: str, answer: str) -> JudgeVerdict:
-        """Return the verdict on an answer. If the model fails, ``accepted`` is None."""
+        """Return the model's verdict on an answer. If the model fails, ``accepted`` is None."""
         from capgraph.models.calls import generate_structured
 
         if len(request) + len(answer) > _MAX_CHARACTERS:
@@ -87,7 +87,7 @@ class AnswerJudge:
         return JudgeVerdict(judgement.accepted, judgement.reason)
 
     async def judge_labels(self, jobs: int = 1) -> list[tuple[bool, JudgeVerdict]]:
-        """Judge the labeled answers of the set, and return each label with its verdict."""
+        """Judge the labeled answers of the set, and return each label with the model's verdict."""
         gate = asyncio.Semaphore(jobs)
 
         async def judge_one(request: str, answer: str) -> JudgeVerdict:
@@ -100,7 +100,9 @@ class AnswerJudge:
 
 
 def agreement_rate(pairs: Iterable[tuple[bool, JudgeVerdict]]) -> float | None:
-    """Return the share of labels with which the judge agrees. A failed judge never agrees.
+    """Return the share of labels with which the judge agrees.
+
+    A failed judge counts as disagreement.
 
     >>> agreement_rate([(True, JudgeVerdict(True)), (False, JudgeVerdict(True))])
     0.5

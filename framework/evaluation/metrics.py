@@ -1,4 +1,4 @@
-"""Metrics: correct, extra, and missing items of choices and plans."""
+"""Metrics that count correct, extra, and missing items in selections and plans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from capgraph.planning import TERMINAL_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of correct, extra, and missing items, which add up over cases (micro average).
+    """Numbers of correct, extra, and missing items, summed over cases (micro average).
 
-    A ratio without items is 1.0, because nothing was expected and nothing was wrong.
+    A ratio over no items is 1.0, because nothing was expected and nothing was wrong.
 
     >>> both = Counts(correct=1, extra=1) + Counts(correct=1, missing=2)
     >>> both.precision, both.recall, round(both.f1, 3)
@@ -34,28 +34,28 @@ class Counts:
 
     @property
     def precision(self) -> float:
-        """Share of the found items that are correct."""
-        return _ratio(self.correct, self.correct + self.extra)
+        """Share of the actual items that are correct."""
+        return _divide(self.correct, self.correct + self.extra)
 
     @property
     def recall(self) -> float:
-        """Share of the expected items that were found."""
-        return _ratio(self.correct, self.correct + self.missing)
+        """Share of the expected items that are among the actual ones."""
+        return _divide(self.correct, self.correct + self.missing)
 
     @property
     def f1(self) -> float:
         """Harmonic mean of precision and recall."""
-        return _ratio(2 * self.correct, 2 * self.correct + self.extra + self.missing)
+        return _divide(2 * self.correct, 2 * self.correct + self.extra + self.missing)
 
 
-def _ratio(part: int, total: int) -> float:
+def _divide(part: int, total: int) -> float:
     return part / total if total else 1.0
 
 
 def count_items(
     expected: Iterable[Hashable], actual: Iterable[Hashable], optional: Collection[Hashable] = ()
 ) -> Counts:
-    """Compare two collections that may contain an item several times.
+    """Compare two collections in which an item may occur several times.
 
     Args:
         expected: Expected items.
@@ -80,7 +80,10 @@ def count_edges(
     actual: Iterable[tuple[str, str]],
     optional: Collection[str] = (),
 ) -> Counts:
-    """Compare edges. An edge with an optional end counts only if it is both expected and found."""
+    """Compare two collections of plan edges.
+
+    An edge with an optional capability counts only if it is both expected and actual.
+    """
     expected_counts = Counter(expected)
     actual_counts = Counter(actual)
     ends = set(optional)
@@ -110,9 +113,9 @@ def plan_nodes(plan: Mapping[str, Any] | None) -> list[str]:
 
 
 def plan_edges(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the data flow between a plan's steps, as pairs of producer and consumer.
+    """Return a plan's data flow as pairs of producer and consumer.
 
-    Inputs from earlier turns or from the caller are not edges.
+    Inputs from earlier turns or from the caller are not included.
 
     >>> plan_edges({"steps": [
     ...     {"context_key": "a", "capability": "read"},

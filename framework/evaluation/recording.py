@@ -1,4 +1,4 @@
-"""Recordings of turns, read from a thread's checkpoints."""
+"""Recordings of turns, which are read from a thread's checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _StrictModel(BaseModel):
 
 
 class TurnCost(_StrictModel):
-    """Model usage of a turn.
+    """Model usage of one turn.
 
     Attributes:
         model_calls: Number of model calls.
@@ -61,7 +61,7 @@ class TurnCost(_StrictModel):
 
 
 class RecordedOutcome(_StrictModel):
-    """Outcome of a turn, for comparison between two runs.
+    """Outcome of one turn, in a form that can be compared between two runs.
 
     Attributes:
         status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``unfinished``, or
@@ -69,7 +69,7 @@ class RecordedOutcome(_StrictModel):
         reason: Reason why the turn did not complete.
         plan: Steps of the last plan.
         results: Result or error of each step, by context key.
-        asked: Approval requests of the turn, in order.
+        asked: Approval requests in the turn, in order.
         answer: Final message.
         cost: Model usage.
     """
@@ -84,10 +84,10 @@ class RecordedOutcome(_StrictModel):
 
 
 class RecordedAnswer(_StrictModel):
-    """Answer of a user to a question.
+    """Recorded answer of a user to an interrupt.
 
     Attributes:
-        given: The answer.
+        given: Answer that the user sent.
         by: ``user_id``, ``role``, and ``tenant`` of the user.
         at: Time of the answer, in seconds since the epoch.
     """
@@ -98,14 +98,14 @@ class RecordedAnswer(_StrictModel):
 
 
 class RecordedNodeRun(_StrictModel):
-    """Run of one node.
+    """Recorded run of one graph node.
 
     Attributes:
         node: Name of the node.
         writes: Last value that the node wrote to each state key.
-        steps: Result of each step, as LangGraph saved it with the step's task.
-        question: Question that interrupted the node.
-        answers: Answers to the node's questions, in order.
+        steps: Result of each step, as LangGraph stored it with the step's task.
+        question: Interrupt value of the node, such as an approval request.
+        answers: Answers to the node's interrupts, in order.
     """
 
     node: str
@@ -116,7 +116,7 @@ class RecordedNodeRun(_StrictModel):
 
 
 class Recording(_StrictModel):
-    """Recorded turn, with everything that a replay needs.
+    """Recording of one turn, with everything that a replay needs.
 
     Attributes:
         version: Version of the format.
@@ -124,10 +124,10 @@ class Recording(_StrictModel):
         turn: Number of the turn in the thread, starting at 1.
         caller: ``user_id``, ``role``, and ``tenant`` of the caller.
         at: Start of the turn, in seconds since the epoch.
-        before: State of the thread before the turn.
-        given: Input of the turn.
-        visits: Runs of the nodes, in order.
-        signals: Values of the received events, by event key.
+        before: Thread state before the turn.
+        given: Graph input that started the turn.
+        visits: Runs of the graph's nodes, in order.
+        signals: Payloads of the events that the turn received, by event key.
         until: Time of the last checkpoint, in seconds since the epoch.
         end: Outcome of the turn.
     """
@@ -151,13 +151,13 @@ class Recording(_StrictModel):
 
     @property
     def request(self) -> str:
-        """Request of the user."""
+        """Text of the user's request."""
         messages = messages_from_dict(self.given.get("messages") or [])
         return next((str(m.text) for m in reversed(messages) if m.type == "human"), "")
 
 
 def load_recording(path: str | os.PathLike[str]) -> Recording:
-    """Load a recording from a file that ``capgraph record`` wrote.
+    """Load a recording from a file that ``capgraph record`` created.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not a recording.
@@ -167,20 +167,20 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
     except (OSError, ValidationError) as exc:
         raise ConfigurationError(
             f"The recording {os.fspath(path)!r} cannot be loaded: {exc}.",
-            fix="Pass a file that 'capgraph record' wrote.",
+            fix="Pass a file that 'capgraph record' created.",
         ) from exc
 
 
 async def record(
     saver: BaseCheckpointSaver[Any], thread_id: str, turn: int | None = None
 ) -> Recording:
-    """Record a turn from the checkpoints of its thread.
+    """Return a recording of a turn, read from the checkpoints of its thread.
 
     Args:
-        saver: Checkpointer that holds the thread. If its graph has delta channels of its own, use
+        saver: Checkpointer that contains the thread. If its graph has its own delta channels, use
             the checkpointer of a built graph.
-        thread_id: Thread ID.
-        turn: Number of the turn, starting at 1. Default: the last turn.
+        thread_id: ID of the thread.
+        turn: Number of the turn, starting at 1. Defaults to the last turn.
 
     Raises:
         PersistenceError: The thread or turn does not exist, or its first checkpoint was deleted.
@@ -210,22 +210,24 @@ async def record(
                 visit.node == "begin_turn" for visit in recording.visits
             ):
                 raise PersistenceError(
-                    f"The thread {thread_id!r} was not created by a graph of build_graph.",
+                    f"The thread {thread_id!r} was not created by a graph from build_graph.",
                     fix="Record a thread of an agent. For other graphs, use LangGraph's history.",
                 )
             return recording
     which = "its last turn" if turn is None else f"its turn {turn}"
     raise PersistenceError(
-        f"The thread {thread_id!r} has no first checkpoint of {which}.",
-        fix="Record the turn before persistence.keep_… or 'threads prune' deletes its history, and do"
-        " not run it with durability='exit'.",
+        f"The thread {thread_id!r} lacks the first checkpoint of {which}.",
+        fix=(
+            "Record the turn before persistence.keep_… or 'threads prune' deletes its history, and"
+            " do not run it with durability='exit'."
+        ),
     )
 
 
 async def iter_recordings(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[Recording]:
-    """Yield a recording of each turn whose first checkpoint exists, the last turn first."""
+    """Yield a recording of each turn whose first checkpoint exists, latest turn first."""
     async for checkpoints in _iter_turns(saver, thread_id):
         yield await _build_recording(saver, thread_id, checkpoints)
 
@@ -233,7 +235,7 @@ async def iter_recordings(
 async def _iter_turns(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[list[CheckpointTuple]]:
-    """Yield the checkpoints of each turn in order, the last turn first."""
+    """Yield the checkpoints of each turn in order, latest turn first."""
     checkpoint = await saver.aget_tuple(thread_config(thread_id))
     checkpoints: list[CheckpointTuple] = []
     while checkpoint is not None:
@@ -260,7 +262,7 @@ async def _build_recording(
     turn_info = values.get("control_turn") or {}
     interrupts = open_interrupts(last.pending_writes) if last.pending_writes else []
     end = _build_outcome(
-        _with_pending_writes(values, visits[-1:]), visits, is_waiting=bool(interrupts)
+        _add_pending_writes(values, visits[-1:]), visits, is_waiting=bool(interrupts)
     )
     end.cost = await _read_cost(saver, thread_id, str(turn_info.get("id") or ""), values)
     dropped = _SCHEMA.names - _SCHEMA.thread_keys
@@ -268,15 +270,15 @@ async def _build_recording(
     return Recording(
         thread=thread_id,
         turn=int(turn_info.get("number") or 0),
-        caller=_caller_fields(checkpoints[0].metadata),
-        at=_timestamp(checkpoints[0]),
+        caller=_read_caller(checkpoints[0].metadata),
+        at=_get_timestamp(checkpoints[0]),
         before=_serialize_state({k: v for k, v in own_state.items() if k not in dropped}),
-        given=_with_message_id(_serialize_state(run_input(checkpoints[0]) or {}), turn_info),
+        given=_set_message_id(_serialize_state(run_input(checkpoints[0]) or {}), turn_info),
         visits=visits,
         signals=await _read_signals(
             saver, thread_id, str(turn_info.get("id") or ""), visits, end.plan
         ),
-        until=_timestamp(checkpoints[-1]),
+        until=_get_timestamp(checkpoints[-1]),
         end=end,
     )
 
@@ -288,7 +290,7 @@ async def _read_signals(
     visits: Sequence[RecordedNodeRun],
     plan: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the values of the events that a turn received."""
+    """Return the payloads of the events that a turn received."""
     questions = [v.question for v in visits if isinstance(v.question, Mapping)]
     keys = {wait.get("for") for question in questions for wait in question.get("waits") or ()}
     keys |= {key for step in plan if isinstance(key := awaited_event(step)[0], str)}
@@ -328,7 +330,7 @@ def _build_outcome(
 
 
 def question_steps(question: Any) -> list[dict[str, Any]]:
-    """Return the fields of each step in an approval request that decide what is approved."""
+    """Return the fields of an approval request that decide what is approved, one entry per step."""
     entries = question.get("steps") if isinstance(question, Mapping) else None
     names = ("context_key", "capability", "kind", "parameters", "input_values")
     return [{name: entry.get(name) for name in names} for entry in entries or []]
@@ -340,8 +342,8 @@ def _read_node_run(
     [node, *_] = [*next_nodes(checkpoint.checkpoint["channel_values"]), ""]
     node_run, resumed = RecordedNodeRun(node=node), dict[str, list[RecordedAnswer]]()
     by, answered_at = (
-        _caller_fields((next_checkpoint or checkpoint).metadata),
-        _timestamp(next_checkpoint or checkpoint),
+        _read_caller((next_checkpoint or checkpoint).metadata),
+        _get_timestamp(next_checkpoint or checkpoint),
     )
     for task, channel, value in checkpoint.pending_writes or ():
         if channel == RETURN and isinstance(value, Mapping) and "update" in value:
@@ -349,7 +351,7 @@ def _read_node_run(
         elif channel == RETURN and isinstance(value, list) and isinstance(value[-1], Mapping):
             # A task that only asks, in a capability's node, stores who answered.
             resumed[task] = [
-                RecordedAnswer(given=value[1], by=_caller_fields(value[2]), at=answered_at)
+                RecordedAnswer(given=value[1], by=_read_caller(value[2]), at=answered_at)
             ]
         elif channel == INTERRUPT:
             node_run.question = _to_plain_value(value[0].value)
@@ -370,20 +372,20 @@ def _read_node_run(
     return node_run
 
 
-def _timestamp(checkpoint: CheckpointTuple) -> float:
+def _get_timestamp(checkpoint: CheckpointTuple) -> float:
     return datetime.fromisoformat(checkpoint.checkpoint["ts"]).timestamp()
 
 
-def _caller_fields(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _read_caller(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {
         n: str(metadata[n]) for n in ("user_id", "role", "tenant") if metadata.get(n) is not None
     }
 
 
-def _with_pending_writes(
+def _add_pending_writes(
     values: Mapping[str, Any], last: Sequence[RecordedNodeRun]
 ) -> Mapping[str, Any]:
-    """Return the state with the steps of an unfinished node run applied."""
+    """Return the state with the results of an unfinished node run's steps."""
     writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
     return apply_writes(values, merge_writes(writes))
 
@@ -407,25 +409,25 @@ async def _read_cost(
 
 
 def _serialize_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return state keys as plain data, with messages in LangChain's serialized form."""
+    """Return state values as plain data, with messages in LangChain's serialized form."""
     return {
-        name: messages_to_dict(convert_to_messages(_message_list(value)))
+        name: messages_to_dict(convert_to_messages(_list_messages(value)))
         if name == "messages"
         else _to_plain_value(value)
         for name, value in values.items()
     }
 
 
-def _with_message_id(turn_input: dict[str, Any], turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the ID of the message that opened the turn, which is also the ID of the turn."""
+def _set_message_id(turn_input: dict[str, Any], turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input with the turn's ID as the ID of the message that started the turn."""
     requests = [m for m in turn_input.get("messages") or [] if m["type"] == "human"]
     if requests and "plan" not in turn:
         requests[-1]["data"]["id"] = requests[-1]["data"].get("id") or turn.get("id")
     return turn_input
 
 
-def _message_list(value: Any) -> list[Any]:
-    """Return an input's messages as a list. A pair is a single message."""
+def _list_messages(value: Any) -> list[Any]:
+    """Return an input's messages as a list. A ``(role, text)`` pair is a single message."""
     pair = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str)
     if isinstance(value, (list, tuple)) and not pair:
         return list(value)

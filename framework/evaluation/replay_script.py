@@ -1,4 +1,4 @@
-"""Replay components that return recorded data: steps, strategies, nodes, and clock."""
+"""Replay components that return recorded data: strategies, nodes, step middleware, and a clock."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ from capgraph.registry.registry import DEFAULT_INFRASTRUCTURE
 from capgraph.selection import Selection
 
 _LIVE_NODES = frozenset({"begin_turn", "router", "approval"})
-"""Nodes that run again, even if the application replaces them, because they only read the state."""
+"""Nodes that run again even if the application replaces them, because they only read the state."""
 _STOP_KEYS = ("control_is_killed", "control_kill_reason")
 _QUESTIONS_BEFORE_RETRY = frozenset({"step", "missing_capability"})
-"""Kinds of questions that are asked before a recorded result is used, so that they arise again."""
+"""Kinds of approval requests that arise before a recorded result is used, so they arise again."""
 
 
 class NoRecordError(PolicyError):
-    """Missing record of something that a replay needs and must not do again."""
+    """Raised if a replay needs a record that does not exist, and must not run the work again."""
 
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class TruncatedRecordingError(FatalExecutionError):
-    """End of a recording in the middle of its turn."""
+    """Raised if a recording ends in the middle of its turn."""
 
 
 class _RecordedFailureError(PolicyError):
-    """Failure that is recorded and raised again."""
+    """Recorded failure, raised again in a replay."""
 
 
 class ReplayScript:
-    """Records of a turn, consumed in order during a replay.
+    """Records of a turn, which a replay consumes in order.
 
     Args:
-        recording: The recorded turn.
-        reused_keys: Context keys of the steps whose records are used. ``None`` for all.
+        recording: Recording of the turn.
+        reused_keys: Context keys of the steps whose records are used. ``None`` means all.
         registry: Registry of the agent.
-        recorded_works: Records of steps by the values that they worked on, for a replay with
-            another plan.
+        recorded_works: Records of steps by their capability and inputs, for a replay with another
+            plan.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class ReplayScript:
             keys = frozenset(entry["context_key"] for entry in question_steps(node_run.question))
             if node_run.node != "router":  # the router resumes questions from inside capabilities
                 self._answers += [(keys, answer) for answer in node_run.answers if keys]
-            for envelope in node_run.steps or _goto_steps(node_run, registry):
+            for envelope in node_run.steps or _list_goto_steps(node_run, registry):
                 self._failures += "failure" in envelope
                 if (envelope.get("question") or {}).get("kind") not in _QUESTIONS_BEFORE_RETRY:
-                    self._steps[_envelope_capability(envelope), envelope["key"]].append(envelope)
+                    self._steps[_get_capability(envelope), envelope["key"]].append(envelope)
         last = recording.visits[-1] if recording.visits else None
         # An unanswered question from inside a capability.
         is_waiting = recording.end.status == "waiting"
@@ -105,17 +105,17 @@ class ReplayScript:
         self._open_question = last.question if last is not None and waits else None
 
     def missing_record(self, subject: str) -> NoRecordError:
-        """Return the error for a missing record."""
+        """Return an error for a missing record."""
         self.unrecorded.append(subject)
         return NoRecordError(
-            f"There is no record of {subject}, and a replay must not run it again."
+            f"The recording has no record of {subject}, which a replay must not run again."
         )
 
     def next_node_run(self, node: str) -> RecordedNodeRun:
         """Return the next recorded run of a node.
 
         Raises:
-            NoRecordError: All recorded runs of the node are used up.
+            NoRecordError: The node has no further recorded run.
             _RecordedFailureError: The recorded run failed.
             StoppedError: The turn was stopped in the recorded run.
         """
@@ -133,7 +133,7 @@ class ReplayScript:
         return node_run
 
     def find_answer(self, keys: frozenset[str]) -> RecordedAnswer | None:
-        """Return the recorded answer to a question about steps, or None."""
+        """Return the recorded answer to an approval request for steps, or None."""
         approved_by_rule = {key: {"decision": "approve"} for key in keys & self.rule_approved}
         unanswered = keys - self.rule_approved
         if approved_by_rule and not unanswered:
@@ -146,9 +146,9 @@ class ReplayScript:
         return None
 
     def should_run(self, attempt: Attempt, *, is_unrecorded: bool = False) -> bool:
-        """Return True if a step runs again.
+        """Return True if a step must run again in the replay.
 
-        With another plan, only a step without a record does.
+        With another plan, only a step without a record runs again.
         """
         if (
             self.reused_keys is None
@@ -164,11 +164,11 @@ class ReplayScript:
         return runs
 
     def next_step(self, attempt: Attempt) -> dict[str, Any] | None:
-        """Return the record of a step, by its key, or by its values if the plan is another one.
+        """Return a step's record, found by its key, or by its inputs if the plan is another one.
 
         Returns:
-            None for a step that a failure prevented from starting, and an empty dictionary for a
-            step that runs again.
+            None for a step that did not start because of a failure, and an empty dictionary for a
+                step that runs again.
 
         Raises:
             NoRecordError: The step has no record.
@@ -202,8 +202,8 @@ class ReplayScript:
         )
 
 
-def _goto_steps(node_run: RecordedNodeRun, registry: Registry) -> list[dict[str, Any]]:
-    """Return the records of steps outside of the plan, to which a node sent the turn."""
+def _list_goto_steps(node_run: RecordedNodeRun, registry: Registry) -> list[dict[str, Any]]:
+    """Return the records of steps outside of the plan that a node started with ``goto``."""
     if node_run.node not in registry.capabilities:
         return []
     info = node_run.writes.get("control_error_info")
@@ -212,7 +212,7 @@ def _goto_steps(node_run: RecordedNodeRun, registry: Registry) -> list[dict[str,
     return [{"key": key, "update": node_run.writes, **failure} for key in keys]
 
 
-def _envelope_capability(envelope: Mapping[str, Any]) -> str:
+def _get_capability(envelope: Mapping[str, Any]) -> str:
     entry = (envelope["update"].get("execution_step_results") or {}).get(envelope["key"]) or {}
     return str(entry.get("capability") or (envelope.get("question") or {}).get("capability"))
 
@@ -234,7 +234,7 @@ class RecordedResultMarker:
 
 
 class RecordedResults:
-    """Middleware that returns a step's record through ``finalize``, which validates it again."""
+    """Middleware that returns a step's record, which the stage ``finalize`` validates again."""
 
     stage = "retry"
     order = 0
@@ -243,7 +243,7 @@ class RecordedResults:
         self._script = script
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Return the record instead of running the step."""
+        """Return the step's record instead of running the step."""
         if attempt.short_circuit is None:
             return await call_next(attempt)
         saved = self._script.next_step(attempt)
@@ -290,7 +290,7 @@ def _rebuild_return_value(saved: Mapping[str, Any], entry: Mapping[str, Any]) ->
 
 
 class RecordedStrategies:
-    """Extractor, selector, planner, and answerer that return the recorded results."""
+    """Extractor, selector, planner, and answerer that return recorded results."""
 
     can_correct = False
     chooses_parameters = True  # recorded plans contain the parameters
@@ -306,7 +306,7 @@ class RecordedStrategies:
         return ExtractedTask(task=writes["task_current_task"], **flags)
 
     async def select(self, *_: Any, **__: Any) -> Selection:
-        """Return the recorded choice."""
+        """Return the recorded selection."""
         writes = self._script.next_node_run("classifier").writes
         selection = writes["planning_selection"]
         answer = writes.get("task_custom_message") or ""
@@ -337,11 +337,11 @@ class RecordedStrategies:
 
 
 class RecordedOfflineStrategies(RecordedStrategies, ChainPlanner, LastMessageExtractor):
-    """Recorded strategies for a turn without a model, with the types of the offline strategies."""
+    """Recorded strategies for a turn without a model, which subclass the offline strategies."""
 
 
 class RecordedClock(SystemClock):
-    """Clock that shows the recorded time and does not wait."""
+    """Clock that returns the recorded time and does not wait."""
 
     def __init__(self, script: ReplayScript) -> None:
         self._script = script
@@ -364,28 +364,28 @@ class ModelCallBlocker(BaseCallbackHandler):
         self._script = script
 
     def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Raise NoRecordError."""
+        """Raise an error, because a replay must not call a model."""
         raise self._script.missing_record("this model call")
 
     on_llm_start = on_chat_model_start
 
 
 def restore_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded state keys with messages deserialized."""
+    """Return the recorded state with its messages deserialized."""
     return {k: messages_from_dict(v) if k == "messages" else v for k, v in values.items()}
 
 
-def recorded_nodes(script: ReplayScript) -> Iterator[type[Any]]:
-    """Yield replacements for the application's own nodes, which write the recorded values."""
+def create_recorded_nodes(script: ReplayScript) -> Iterator[type[Any]]:
+    """Yield replacements for the application's nodes that write the recorded values."""
     for name, spec in script.registry.infrastructure.items():
         is_built_in = spec.cls.__module__.startswith(
             tuple(f"{name}." for name in DEFAULT_INFRASTRUCTURE)
         )
         if not is_built_in and name not in _LIVE_NODES:
-            yield _recorded_node(script, name, spec)
+            yield _create_node(script, name, spec)
 
 
-def _recorded_node(script: ReplayScript, name: str, spec: Any) -> type[Any]:
+def _create_node(script: ReplayScript, name: str, spec: Any) -> type[Any]:
     async def execute(state: Any) -> Any:
         del state
         writes = script.next_node_run(name).writes

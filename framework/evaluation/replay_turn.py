@@ -1,4 +1,4 @@
-"""Replay of a recorded turn with today's code, without external effects."""
+"""Replay of a recorded turn with current code, without external effects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from capgraph.evaluation.replay_script import (
     RecordedStrategies,
     ReplayScript,
     TruncatedRecordingError,
-    recorded_nodes,
+    create_recorded_nodes,
     restore_state,
 )
 from capgraph.graph import build_graph
@@ -53,7 +53,7 @@ class Difference:
 
     Attributes:
         part: ``plan``, ``result``, ``question``, ``answer``, ``outcome``, or ``cost``.
-        name: Name of the step, question, or figure.
+        name: Name of the step, approval request, or metric.
         recorded: Recorded value, or ``None``.
         replayed: Value in the replay, or ``None``.
     """
@@ -66,13 +66,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a replay.
+    """Result of a replay: both outcomes and their differences.
 
     Attributes:
         recorded: Outcome of the recorded turn.
         replayed: Outcome of the replay.
         differences: Differences between the two. Costs are compared only if a model was used.
-        unrecorded: Descriptions of everything that had no record.
+        unrecorded: Descriptions of all work without a record.
         ran: Context keys of the steps that ran again.
     """
 
@@ -84,7 +84,7 @@ class ReplayResult:
 
     @property
     def is_same(self) -> bool:
-        """True if there are no differences."""
+        """True if the replay does not differ from the recorded turn."""
         return not self.differences
 
     def as_data(self) -> dict[str, Any]:
@@ -111,20 +111,20 @@ async def replay(
     from_step: str | None = None,
     **options: Any,
 ) -> ReplayResult:
-    """Replay a recorded turn with today's code, and return the differences.
+    """Replay a recorded turn with current code, and return the differences.
 
-    Steps that have a record do not run, and nothing is written outside of this process. Plan, gate,
-    policies, validation, and routing are evaluated again. If something has no record, the turn ends
-    and reports it.
+    Steps with a record do not run, and nothing is written outside of this process. The plan check,
+    policies, validation, and routing run again. If something has no record, the turn ends and
+    reports it.
 
     Args:
-        recording: The recorded turn.
+        recording: Recording of the turn.
         registry: Registry, or capabilities of the agent.
-        settings: Settings of the agent. Default: the configured settings.
-        model: As for ``build_graph``. The model chooses, plans, and answers again. Without it no
-            model is called, and choice, plan, and answer are the recorded ones.
-        from_step: Context key of the first step to run again. From there on, no step may have an
-            effect.
+        settings: Settings of the agent. Defaults to the configured settings.
+        model: Model, as for ``build_graph``, which selects, plans, and answers again. Without it,
+            no model is called, and the recorded selection, plan, and answer are used.
+        from_step: Context key of the first step to run again. This step and all later ones must not
+            have an effect.
         **options: Other options of ``build_graph``.
 
     Raises:
@@ -141,7 +141,7 @@ async def replay(
 
         settings = await asyncio.to_thread(load_settings)
     registry = as_registry(registry)
-    reused, recorded_works = _reused_steps(recording, registry, from_step), None
+    reused, recorded_works = _find_reused_steps(recording, registry, from_step), None
     if model is not None:  # a first run finds the inputs of the recorded steps
         first_script = ReplayScript(recording, None, registry)
         await _run_script(first_script, settings, None, options)
@@ -154,7 +154,7 @@ async def replay(
     )
 
 
-def _reused_steps(
+def _find_reused_steps(
     recording: Recording, registry: Registry, from_step: str | None
 ) -> frozenset[str] | None:
     """Return the keys of the steps whose records are reused, or None for all."""
@@ -179,7 +179,7 @@ def _reused_steps(
 
 
 class UsageMeter(UsageMetadataCallbackHandler):
-    """Callback that counts model calls and their tokens."""
+    """Callback handler that counts model calls and their tokens."""
 
     calls: int = 0
 
@@ -188,7 +188,7 @@ class UsageMeter(UsageMetadataCallbackHandler):
         self.calls += 1
 
     def cost(self) -> TurnCost:
-        """Return the usage so far, with the prices of this process."""
+        """Return the usage so far, with the prices that this process has configured."""
         prices = PriceTable.of_process()
         costs = []
         for name, usage in self.usage_metadata.items():
@@ -234,7 +234,7 @@ def _build_graph(
         RecordedResults(script),
     ]
     graph: Any = build_graph(
-        script.registry.with_(*recorded_nodes(script)),
+        script.registry.with_(*create_recorded_nodes(script)),
         model=model,
         checkpointer=saver,
         store=InMemoryStore(),
@@ -251,7 +251,7 @@ def _build_graph(
 async def _run_script(
     script: ReplayScript, settings: Settings, model: Any, options: Mapping[str, Any]
 ) -> RecordedOutcome:
-    """Run the turn once, in its own in-memory database.
+    """Replay the turn once, in its own in-memory database.
 
     Raises:
         ConfigurationError: The graph cannot be built.
@@ -286,7 +286,7 @@ async def _run_turn(
         while continues:
             values, turn_input = await graph.ainvoke(turn_input, config(by)), None
             interrupts = values.get(INTERRUPT, ())
-            waits = [wait for question in interrupts for wait in _waits_of(question.value)]
+            waits = [wait for question in interrupts for wait in _list_waits(question.value)]
             wake_time = min(
                 (next_wake_time(wait, script.now) for wait in waits), default=script.now
             )
@@ -316,7 +316,7 @@ async def _run_turn(
     return end
 
 
-def _waits_of(question: Any) -> Sequence[Mapping[str, Any]]:
+def _list_waits(question: Any) -> Sequence[Mapping[str, Any]]:
     return question.get("waits") or () if isinstance(question, Mapping) else ()
 
 
@@ -329,7 +329,7 @@ def compare_outcomes(
         ("result", recorded.results, replayed.results),
         ("question", _index_by_key(recorded.asked), _index_by_key(replayed.asked)),
         ("answer", {"answer": recorded.answer}, {"answer": replayed.answer}),
-        ("outcome", _outcome_fields(recorded), _outcome_fields(replayed)),
+        ("outcome", _format_outcome(recorded), _format_outcome(replayed)),
         (
             "cost",
             recorded.cost.model_dump(),
@@ -341,12 +341,12 @@ def compare_outcomes(
                 yield Difference(part, name, old.get(name), new.get(name))
 
 
-def _outcome_fields(outcome: RecordedOutcome) -> dict[str, str]:
+def _format_outcome(outcome: RecordedOutcome) -> dict[str, str]:
     return {"status": outcome.status, "reason": outcome.reason}
 
 
 def _index_by_key(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return entries by context key. Repeated keys are numbered."""
+    """Return entries by context key, with a number appended to repeated keys."""
     found: dict[str, Any] = {}
     for entry in entries:
         key = str(entry.get("context_key"))

@@ -1,4 +1,4 @@
-"""Evaluation reports: results of cases, figures, and thresholds."""
+"""Evaluation reports: results of cases, metrics, and thresholds."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from capgraph.evaluation.metrics import Counts, count_edges, count_items
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """Result of one case.
+    """Result of one evaluation case.
 
     Attributes:
-        case: The case.
-        chosen: Capabilities that the selector chose.
+        case: Evaluation case.
+        chosen: Capabilities that the selector selected.
         nodes: Capabilities of the plan's steps.
         edges: Data flow of the plan.
         answer: Final message.
         outcome: Status at the end of the turn.
-        reason: Reason of the agent for an unsuccessful outcome.
+        reason: Reason that the agent reports for an unsuccessful outcome.
         model_calls: Number of model calls.
         input_tokens: Number of prompt tokens, as the models report them.
-        output_tokens: Number of tokens that the models wrote.
+        output_tokens: Number of tokens in the models' answers.
         cost_usd: Cost of the model calls in US dollars. ``None`` if a price is unknown.
         seconds: Duration of the evaluated turn.
         ungrounded: Number of parameters of effects that the planning model invented.
         results: Results of a replay's steps, as text.
         recorded: Recorded results of the steps, as text.
-        verdict: Verdict of the judge on the answer. ``None`` without a judge.
+        verdict: Verdict of the judging model on the answer. ``None`` without a judge.
     """
 
     case: Case
@@ -56,35 +56,41 @@ class CaseResult:
 
     @property
     def label(self) -> tuple[bool, JudgeVerdict] | None:
-        """Result of the answer checks as a label, with the verdict, or ``None`` without both."""
+        """Result of the answer checks as a human label, with the judge's verdict.
+
+        ``None`` if the case has no answer check, or no verdict.
+        """
         if self.verdict is None or not self.case.answer:
             return None
         return not any(check.find_problem(self.answer) for check in self.case.answer), self.verdict
 
     @property
     def choice_counts(self) -> Counts | None:
-        """Comparison of chosen and expected capabilities. ``None`` if the case expects none."""
+        """Comparison of selected and expected capabilities.
+
+        ``None`` if the case has no expectation.
+        """
         if self.case.capabilities is None:
             return None
         return count_items(set(self.case.capabilities), set(self.chosen), self.case.optional)
 
     @property
     def node_counts(self) -> Counts | None:
-        """Comparison of planned and expected steps. ``None`` if the case expects none."""
+        """Comparison of planned and expected steps. ``None`` if the case has no expectation."""
         if self.case.capabilities is None:
             return None
         return count_items(self.case.capabilities, self.nodes, self.case.optional)
 
     @property
     def edge_counts(self) -> Counts | None:
-        """Comparison of planned and expected edges. ``None`` if the case expects none."""
+        """Comparison of planned and expected edges. ``None`` if the case has no expectation."""
         if self.case.edges is None:
             return None
         return count_edges(self.case.edges, self.edges, self.case.optional)
 
     @property
     def problems(self) -> list[str]:
-        """Deviations from the expected results as diff lines: ``-`` is missing, ``+`` is extra."""
+        """Differences from the expected results as diff lines: ``-`` is missing, ``+`` is extra."""
         optional = set(self.case.optional)
         lines = []
         if self.case.capabilities is not None:
@@ -107,11 +113,11 @@ class CaseResult:
 
     @property
     def passed(self) -> bool:
-        """True if the case has no problems."""
+        """True if all results are as expected."""
         return not self.problems
 
     def as_data(self) -> dict[str, Any]:
-        """Return the result as plain data."""
+        """Return the case's result as plain data."""
         values = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
         return {
             "name": self.case.name,
@@ -135,12 +141,12 @@ def _format_diff(kind: str, expected: Sequence[str], actual: Sequence[str]) -> l
 
 @dataclass(frozen=True, slots=True)
 class ThresholdFailure:
-    """Figure that is below its threshold.
+    """Metric of a report that is below its threshold.
 
     Attributes:
-        metric: Name of the figure.
-        value: Value of the figure.
-        minimum: The threshold.
+        metric: Name of the metric.
+        value: Value of the metric.
+        minimum: Threshold.
     """
 
     metric: str
@@ -152,7 +158,7 @@ class ThresholdFailure:
 
 
 class Metric(NamedTuple):
-    """Label and number format of a report's figure."""
+    """Label and number format of a metric."""
 
     label: str
     format_spec: str = ",.0f"
@@ -173,18 +179,18 @@ METRICS: Mapping[str, Metric] = {
     "seconds": Metric("seconds", ".2f"),
     "ungrounded": Metric("invented parameters of effects"),
 }
-"""Figures of a report in display order. The first seven are ratios."""
+"""Metrics of a report in display order. The first seven are ratios."""
 _SUMMED_METRICS = ("model_calls", "input_tokens", "output_tokens", "seconds", "ungrounded")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results and figures of one configuration on one set.
+    """Results and metrics of one configuration on one evaluation set.
 
     Attributes:
         results: Results of the cases, in the order of the set.
         label: Name of the configuration.
-        labels: Labels of the set, each with the judge's verdict.
+        labels: Human labels of the set, each with the judge's verdict.
     """
 
     results: tuple[CaseResult, ...] = ()
@@ -193,7 +199,7 @@ class Report:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Values of all :data:`METRICS`. ``None`` if no case has the data for a figure."""
+        """Values of all :data:`METRICS` by name. ``None`` if no case has the data for a metric."""
         choice = _sum_counts([result.choice_counts for result in self.results])
         nodes = _sum_counts([result.node_counts for result in self.results])
         edges = _sum_counts([result.edge_counts for result in self.results])
@@ -220,13 +226,13 @@ class Report:
 
     @property
     def failures(self) -> list[CaseResult]:
-        """Cases with problems."""
+        """Results of the cases with at least one problem."""
         return [result for result in self.results if not result.passed]
 
     def check_thresholds(self, thresholds: Thresholds) -> list[ThresholdFailure]:
-        """Return the figures that are below their thresholds.
+        """Return the metrics that are below their thresholds.
 
-        A threshold for a figure without data counts as failed.
+        A metric without data is below every threshold.
         """
         figures = self.figures
         minimums: dict[str, float | None] = thresholds.model_dump()

@@ -1,4 +1,4 @@
-"""Check of suspended threads against new code, without running or writing anything."""
+"""Check if new code can continue suspended threads. It runs and writes nothing."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Incompatibility:
     """Reason why new code cannot continue a thread.
 
     Attributes:
-        thread_id: Thread ID. Empty if the problem belongs to no thread.
+        thread_id: ID of the thread. Empty if the problem belongs to no thread.
         part: ``state``, ``context``, ``plan``, ``approval``, or ``rule``.
         text: Description of the problem.
-        fix: Action that resolves it.
+        fix: Instruction that solves the problem.
     """
 
     thread_id: str
@@ -65,11 +65,12 @@ class Incompatibility:
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityReport:
-    """Result of a compatibility check.
+    """Result of :func:`check_threads`.
 
     Attributes:
         threads: Number of threads that wait for a user or stopped in the middle of a turn.
-        incompatibilities: Problems found. Empty if the new code can continue all threads.
+        incompatibilities: Reasons why threads cannot continue. Empty if the new code can continue
+            all of them.
     """
 
     threads: int
@@ -77,12 +78,12 @@ class CompatibilityReport:
 
 
 class _ReadOnlyJournal(Journal):
-    """Journal that reads the records of a thread and never writes."""
+    """Journal that reads a thread's records and never writes."""
 
     async def write(
         self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
     ) -> None:
-        """Discard the record."""
+        """Discard the record, because a check must not write."""
 
 
 async def check_threads(
@@ -93,16 +94,16 @@ async def check_threads(
     store: BaseStore | None = None,
     state_schema: type[Any] = AgentState,
 ) -> CompatibilityReport:
-    """Find the suspended and unfinished threads that the given code cannot continue.
+    """Return the suspended and unfinished threads that new code cannot continue.
 
-    Nothing is run, and nothing is written.
+    The check runs and writes nothing.
 
     Args:
-        saver: Checkpointer that holds the threads.
+        saver: Checkpointer that contains the threads.
         registry: Registry, or capabilities of the new code.
-        settings: Settings of the agent. Default: default settings.
-        store: Store that holds standing rules. By default, rules are not checked.
-        state_schema: As for ``build_graph``.
+        settings: Settings of the agent. Defaults to the default settings.
+        store: LangGraph store with standing rules. Without it, rules are not checked.
+        state_schema: State schema, as for ``build_graph``.
 
     >>> import asyncio
     >>> from capgraph.stores import open_saver
@@ -148,7 +149,7 @@ async def check_threads(
 
 @dataclass(frozen=True, slots=True)
 class _SuspendedThread:
-    """Thread that waits or stopped during a turn, with the code that is to continue it."""
+    """Thread that waits or stopped during a turn, and the code that is to continue it."""
 
     view: TurnView
     registry: Registry
@@ -161,7 +162,7 @@ class _SuspendedThread:
     async def read(
         cls, persistence: Persistence, thread: str, registry: Registry, settings: Settings
     ) -> _SuspendedThread | None:
-        """Read a thread. Return None if its last turn is over."""
+        """Return a suspended thread, or None if its last turn has ended."""
         saver = persistence.saver
         at = await saver.aget_tuple(thread_config(thread))
         if at is None:
@@ -174,43 +175,47 @@ class _SuspendedThread:
         return cls(view, registry, settings, persistence, at.checkpoint["v"], questions)
 
     def check_state(self, schema: StateSchema) -> Iterator[Incompatibility]:
-        """Yield the parts of the state that the code cannot read."""
+        """Yield an incompatibility for each part of the state that the code cannot read."""
         fix = "Finish or prune the thread with the code that wrote it before you deploy this code."
         newer = [q.get("version", 0) for q in self.questions if isinstance(q, Mapping)]
         if self.version > LATEST_VERSION or max(newer, default=0) > REQUEST_VERSION:
-            yield self._incompatibility("state", "The thread was saved by a newer version.", fix)
+            yield self._create_incompatibility(
+                "state", "The thread was saved by a newer version.", fix
+            )
         nodes = {*self.registry.infrastructure, *self.registry.capabilities}
         for gone in sorted({*next_nodes(self.view.state)} - nodes):
-            yield self._incompatibility("state", f"The next node {gone!r} does not exist.", fix)
+            yield self._create_incompatibility(
+                "state", f"The next node {gone!r} does not exist.", fix
+            )
         for name, value in self.view.state.items():
             if is_state_key(name) and name not in schema.names:
                 text = (
                     f"The key {name!r} is not part of the state schema: it was removed, or a newer"
                 )
-                yield self._incompatibility("state", f"{text} version wrote it.", fix)
+                yield self._create_incompatibility("state", f"{text} version wrote it.", fix)
             else:
                 try:
                     check_state_value(name, value, "the previous code")
                 except ValidationError as exc:
-                    yield self._incompatibility("state", exc.message, fix)
+                    yield self._create_incompatibility("state", exc.message, fix)
 
     def check_contexts(self) -> Iterator[Incompatibility]:
-        """Yield stored context data that no longer fits its type."""
+        """Yield an incompatibility for stored context data that no longer fits its type."""
         for context_type, entries in self.view.contexts.items():
             for key, data in entries.items():
                 try:
                     load_context(context_type, key, data, self.registry.context_types)
                 except ValidationError as exc:
-                    yield self._incompatibility(
+                    yield self._create_incompatibility(
                         "context", exc.message, "Give new fields of a context type defaults."
                     )
 
     def check_plan_steps(self) -> Iterator[Incompatibility]:
-        """Yield the problems of the plan's remaining steps."""
+        """Yield an incompatibility for each invalid step that remains in the plan."""
         accepted = self.view.state.get("planning_accepted")
         if accepted and accepted != plan_digest(self.view.plan):
             text = "The plan's digest differs from the accepted one, so it would be checked again."
-            yield self._incompatibility("plan", text, "Review the plan, then continue.")
+            yield self._create_incompatibility("plan", text, "Review the plan, then continue.")
         remaining_steps = [
             step for step in self.view.steps if step["context_key"] not in self._finished_keys
         ]
@@ -229,10 +234,12 @@ class _SuspendedThread:
             problems = list(repaired.problems)
         for problem in problems:
             location = f"step {problem.context_key!r}, {problem.field} {problem.value!r:.200}"
-            yield self._incompatibility("plan", f"{location}: {problem.cause}.", problem.remedy)
+            yield self._create_incompatibility(
+                "plan", f"{location}: {problem.cause}.", problem.remedy
+            )
 
     async def check_approvals(self) -> AsyncIterator[Incompatibility]:
-        """Yield approvals and approval requests that do not match what the code would run."""
+        """Yield an incompatibility for each approval that does not match what the code would run."""
         ledger = EffectLedger(_ReadOnlyJournal(self.persistence, self.view.thread_id), self.view)
         now = time.time()
         for key in dict.fromkeys((*self.view.pending_approvals, *self.view.decisions)):
@@ -270,7 +277,7 @@ class _SuspendedThread:
             digest = approval_digest(spec.name, approval_preview(resolved_attempt, self.view.plan))
             if is_pending and request is not None and request.get("digest") != digest:
                 text = f"The approval request for the step {key!r} ({spec.name}) shows other values"
-                yield self._incompatibility(
+                yield self._create_incompatibility(
                     "approval",
                     f"{text} than those that would run.",
                     "Answer it before the deployment. Otherwise it is requested again.",
@@ -281,7 +288,7 @@ class _SuspendedThread:
                 consent = await ledger.approvals.status(digest, key, other_keys, policy, now)
                 if not consent.is_approved:
                     text = f"The approval of the step {key!r} ({spec.name}) is for other values"
-                    yield self._incompatibility(
+                    yield self._create_incompatibility(
                         "approval",
                         f"{text} than those that would run.",
                         "No action is needed. The approval is requested again.",
@@ -291,5 +298,5 @@ class _SuspendedThread:
     def _finished_keys(self) -> set[str]:
         return self.view.succeeded_keys | self.view.skipped_keys
 
-    def _incompatibility(self, part: str, text: str, fix: str) -> Incompatibility:
+    def _create_incompatibility(self, part: str, text: str, fix: str) -> Incompatibility:
         return Incompatibility(self.view.thread_id or "", part, text, fix)

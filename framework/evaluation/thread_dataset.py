@@ -1,4 +1,4 @@
-"""Evaluation sets built from the turns of a checkpointer."""
+"""Functions that build evaluation sets from the turns in a checkpointer."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ async def dataset_from_threads(
     name: str = "threads",
     limit: int | None = None,
 ) -> tuple[Dataset, dict[str, Recording]]:
-    """Build an evaluation set from stored turns, which its cases replay.
+    """Return an evaluation set whose cases replay stored turns, and their recordings.
 
-    A case expects the choice, plan, data flow, answer, and outcome of its turn. Unfinished turns,
-    and turns whose first checkpoint was deleted, are skipped.
+    A case expects the selection, plan, data flow, answer, and outcome of its turn. Unfinished
+    turns, and turns whose first checkpoint was deleted, are skipped.
 
     Args:
-        saver: Checkpointer that holds the threads.
-        threads: Thread IDs. Default: all threads.
+        saver: Checkpointer that contains the threads.
+        threads: Thread IDs. Defaults to all threads.
         name: Name of the set.
         limit: Maximum number of turns, from the most recently saved threads.
 
     Returns:
-        The set, and its recordings by the file names that the cases refer to.
+        The evaluation set, and its recordings by the file names that the cases refer to.
 
     Raises:
         ConfigurationError: No turn can be used.
@@ -54,7 +54,7 @@ async def dataset_from_threads(
                 recordings[f"{len(recordings) + 1:04}.json"] = recording
     if not recordings:
         raise ConfigurationError(
-            "No finished turn with a complete history was found.",
+            "The threads contain no finished turn with a complete history.",
             fix="Check --db, and that persistence.keep_… or 'threads prune' did not delete the history.",
         )
     cases = [_build_case(file, recording) for file, recording in recordings.items()]
@@ -82,11 +82,13 @@ def _build_case(file: str, recording: Recording) -> Case:
 def write_dataset(
     path: str | os.PathLike[str], dataset: Dataset, recordings: Mapping[str, Recording]
 ) -> None:
-    """Write a set to a file and its recordings to a folder beside it. Secrets are masked.
+    """Write an evaluation set to a file and its recordings to a folder next to it.
+
+    Secrets are masked.
 
     Args:
-        path: File of the set, such as ``turns.yml``.
-        dataset: The set.
+        path: Path of the set's file, such as ``turns.yml``.
+        dataset: Evaluation set to write.
         recordings: Recordings by file name.
 
     Raises:

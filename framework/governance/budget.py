@@ -1,4 +1,4 @@
-"""Budgets: limited amounts that are reserved before use and settled afterwards.
+"""Budgets: limited amounts that are reserved before use and settled (charged) afterwards.
 
 A reservation takes all requested amounts or none. Settling it returns unused amounts. If more was
 used than reserved, the full usage counts, and the next reservation is refused.
@@ -50,15 +50,15 @@ _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
 class BudgetExceededError(LimitError):
-    """Error for a reservation that exceeds a budget. Nothing was reserved.
+    """Raised if a reservation exceeds a budget. Nothing was reserved.
 
     Attributes:
         limit: Name of the limit, such as ``tokens``.
         value: Value of the limit.
-        used: Amount used or reserved.
-        asked: Amount requested.
+        used: Amount that is used or reserved.
+        asked: Requested amount.
         budget_usd: Budget of a session, in US dollars.
-        current_cost_usd: Cost of that session; ``None`` if a price is unknown.
+        current_cost_usd: Cost of that session. ``None`` if a price is unknown.
     """
 
     limit: str = ""
@@ -75,7 +75,7 @@ class BudgetExceededError(LimitError):
 
 
 class Budget:
-    """Limits on usage per step, turn, thread, user, or tenant, in total or per time window.
+    """Limits on the usage of a step, turn, thread, user, or tenant, in total or per time window.
 
     Args:
         requests: Maximum number of model calls.
@@ -84,21 +84,21 @@ class Budget:
         tool_calls: Maximum number of step attempts and of tool calls in application code.
         steps: Maximum number of step attempts.
         seconds: Maximum total duration of steps in seconds.
-        consecutive_failures: Number of consecutive failures after which no step starts.
+        consecutive_failures: Number of consecutive failures after which no further step starts.
         per: Subject of the budget: ``step``, ``turn``, ``thread``, ``user``, or ``tenant``. In a
             custom graph without messages, each run with a saver counts as a turn.
-        window: ``hour``, ``day``, or ``month`` (in UTC) after which usage resets; ``None`` for no
-            reset.
-        clock: A ``Clock``, or a function that returns seconds since the epoch; by default, the
+        window: ``hour``, ``day``, or ``month`` (in UTC) after which usage resets. ``None`` means that it
+            never resets.
+        clock: A ``Clock``, or a function that returns seconds since the epoch. Defaults to the
             graph's clock.
         store: ``sqlite:///file.db``, ``postgresql://…``, or ``redis://…`` for counters shared
             between processes. By default, a graph counts in its saver's database, and other code in
             memory.
         name: Name that distinguishes budgets of the same kind in one store.
-        unknown_price: ``refuse`` calls of models without a known price if the cost is limited, or
-            the price to assume.
-        assumed_output_tokens: Tokens to reserve for an answer without a length limit, or the
-            remaining tokens if fewer.
+        unknown_price: ``refuse``, or the price to assume for models without a known price. With
+            ``refuse``, their calls are refused if the cost is limited.
+        assumed_output_tokens: Number of tokens to reserve for an answer without a length limit. If
+            fewer remain, these are reserved.
 
     Raises:
         ValidationError: A limit is negative or not a number, or an option is unknown.
@@ -132,13 +132,14 @@ class Budget:
     ) -> None:
         if per not in get_args(Per) or window not in (None, *get_args(Window)):
             raise ValidationError(
-                f"Invalid per={per!r} or window={window!r}.",
+                f"The budget has the invalid value per={per!r} or window={window!r}.",
                 fix="Use per='step', 'turn', 'thread', 'user', or 'tenant', and window='hour', 'day',"
                 " 'month', or None.",
             )
         if unknown_price != "refuse" and not isinstance(unknown_price, ModelPricing):
             raise ValidationError(
-                f"Invalid unknown_price {unknown_price!r}.", fix="Pass 'refuse' or a ModelPricing."
+                f"The budget has the invalid value unknown_price={unknown_price!r}.",
+                fix="Pass 'refuse' or a ModelPricing.",
             )
         limits = {
             "requests": requests,
@@ -167,7 +168,7 @@ class Budget:
 
     @property
     def scope(self) -> str:
-        """Scope of the counters in their store."""
+        """Scope of the budget's counters in their store."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
     def with_clock(self, clock: Clock | None) -> Budget:
@@ -177,7 +178,7 @@ class Budget:
         return found
 
     def with_counters(self, values: AtomicValueStore, leases: Leases | None = None) -> Budget:
-        """Return a copy with counters in another store, unless the budget has its own.
+        """Return a copy with counters in another store, unless the budget has its own store.
 
         Args:
             values: Store of the counters.
@@ -201,18 +202,18 @@ class Budget:
         seconds: float = 0,
         resume_key: str = "",
     ) -> Reservation:
-        """Reserve all given amounts, or none.
+        """Reserve all requested amounts, or none.
 
         Args:
-            key: Subject of the budget, such as a turn or user ID.
-            requests: Model calls.
-            tokens: Tokens.
-            cost_usd: US dollars.
-            tool_calls: Tool calls.
-            steps: Step attempts.
-            seconds: Seconds.
-            resume_key: Key of the work that the reservation is for. A reservation with the same key
-                by a process that died is removed first.
+            key: ID that the budget counts for, such as a turn or user ID.
+            requests: Number of model calls.
+            tokens: Number of tokens.
+            cost_usd: Amount in US dollars.
+            tool_calls: Number of tool calls.
+            steps: Number of step attempts.
+            seconds: Number of seconds.
+            resume_key: Key of the work to reserve for. If a process died that made a reservation
+                with the same key, that reservation is removed first.
 
         Raises:
             BudgetExceededError: The amounts exceed the budget. Nothing was reserved.
@@ -235,27 +236,27 @@ class Budget:
     def open_reservation(
         self, key: str = "", *, resume_key: str = "", thread_id: str | None = None
     ) -> Reservation:
-        """Return an empty reservation whose draws reserve amounts.
+        """Return an empty reservation, from which :meth:`Reservation.draw` reserves amounts.
 
         Args:
-            key: Subject of the budget.
+            key: ID that the budget counts for.
             resume_key: Key of the work; see :meth:`reserve`.
-            thread_id: Thread of the run that the reservation is for.
+            thread_id: Thread of the run that the reservation belongs to.
         """
         lease = self._leases.find_held(thread_id or "")
         owner = lease.owner.owner_id if lease is not None and lease.is_acquired else ""
-        return Reservation(self, self._counter_key(key), resume_key, owner)
+        return Reservation(self, self._get_counter_key(key), resume_key, owner)
 
     async def remaining(self, key: str = "") -> dict[str, float]:
-        """Return the remaining amount of each limit, without reserved amounts."""
-        cell = await self._change_value(self._counter_key(key), lambda cell: (cell, cell))
+        """Return the remaining amount of each limit. Reserved amounts do not count as remaining."""
+        cell = await self._change_value(self._get_counter_key(key), lambda cell: (cell, cell))
         found = cell[0] if cell else {}
         return {
             name: from_units(name, max(0, bound - found.get(name, 0)))
             for name, bound in self._bounds.items()
         }
 
-    def _counter_key(self, key: str) -> CounterKey:
+    def _get_counter_key(self, key: str) -> CounterKey:
         moment = datetime.fromtimestamp(self._current_clock.now(), UTC)
         period = moment.strftime(_PERIODS[self.window]) if self.window else ""
         # Another spelling of a user ID must not open another account.
@@ -278,7 +279,7 @@ class Budget:
             BudgetExceededError: The change exceeds a limit.
         """
         bounded = change._replace(bounds=self._bounds)
-        same_work = f"{_short_hash(resume_key)}|"
+        same_work = f"{_hash(resume_key)}|"
 
         def is_stale(reservation_id: str) -> bool:
             return (
@@ -288,16 +289,16 @@ class Budget:
             )
 
         refusal = await self._change_value(counter, lambda cell: bounded.apply(cell, is_stale))
-        if refusal is not None and (abandoned := await self._abandoned_reservations(counter)):
+        if refusal is not None and (abandoned := await self._find_abandoned(counter)):
 
             def is_ended(reservation_id: str) -> bool:
                 return reservation_id in abandoned or is_stale(reservation_id)
 
             refusal = await self._change_value(counter, lambda cell: bounded.apply(cell, is_ended))
         if refusal is not None:
-            raise self._exceeded(counter, refusal)
+            raise self._create_exceeded_error(counter, refusal)
 
-    async def _abandoned_reservations(self, place: CounterKey) -> set[str]:
+    async def _find_abandoned(self, place: CounterKey) -> set[str]:
         """Return the IDs of reservations whose run has ended."""
         if isinstance(self._values, MemoryValues):
             return set()  # counters of this process, which is alive
@@ -314,7 +315,7 @@ class Budget:
         return found
 
     async def record_change(self, counter: CounterKey, change: CounterChange) -> None:
-        """Change the counters without checking the limits, for usage that already happened."""
+        """Change the counters without checking the limits, because the usage already happened."""
         await self._change_value(counter, lambda cell: change.apply(cell, lambda mark: False))
 
     async def _change_value(self, place: CounterKey, compute: Callable[[Any], tuple[Any, T]]) -> T:
@@ -326,7 +327,9 @@ class Budget:
 
         return await self._values.achange(place.name, change, self._current_clock)
 
-    def _exceeded(self, place: CounterKey, refusal: LimitRefusal) -> BudgetExceededError:
+    def _create_exceeded_error(
+        self, place: CounterKey, refusal: LimitRefusal
+    ) -> BudgetExceededError:
         limit_name = refusal.limit
         limit, used = self.limits[limit_name], from_units(limit_name, refusal.used)
         requested = from_units(limit_name, refusal.requested)
@@ -347,7 +350,7 @@ class Budget:
 
 
 class Reservation:
-    """Reserved amounts of a budget, until they are settled or released."""
+    """Amounts reserved from a budget, until they are settled (charged) or released."""
 
     def __init__(
         self, budget: Budget, counter: CounterKey, resume_key: str = "", owner: str = ""
@@ -360,7 +363,7 @@ class Reservation:
         self._reserved = dict.fromkeys(METRICS, 0)
         # Work, unique ID, lease owner, and (later) process and machine.
         self._reservation_id = (
-            f"{_short_hash(resume_key) if resume_key else ''}|{uuid.uuid4().hex[:12]}|{owner}"
+            f"{_hash(resume_key) if resume_key else ''}|{uuid.uuid4().hex[:12]}|{owner}"
         )
         self._has_owner = isinstance(budget._values, MemoryValues)
         self._is_closed = False
@@ -368,7 +371,7 @@ class Reservation:
         self._lock = asyncio.Lock()
 
     async def take(self, amounts: Mapping[str, int]) -> None:
-        """Reserve amounts.
+        """Reserve further amounts.
 
         Raises:
             BudgetExceededError: The amounts exceed the budget.
@@ -378,13 +381,13 @@ class Reservation:
         )
 
     async def settle(self, **used: float) -> None:
-        """Record the actual usage and close the reservation.
+        """Charge the actual usage and close the reservation.
 
-        Amounts that are not given count as reserved.
+        A reserved amount that is not passed counts as used.
 
         Args:
-            **used: Amounts by limit name. ``consecutive_failures=1`` records a failure; without it,
-                the count of consecutive failures is reset.
+            **used: Used amounts by limit name. ``consecutive_failures=1`` records a failure.
+                Without it, the count of consecutive failures is reset.
 
         Raises:
             ValidationError: An amount is negative or not a number, or its name is unknown.
@@ -399,7 +402,7 @@ class Reservation:
         self._end_in_flight(*self._in_flight)
 
     async def release(self) -> None:
-        """Return all reserved amounts without recording usage."""
+        """Return all reserved amounts to the budget without charging any usage."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -414,17 +417,17 @@ class Reservation:
                 self.budget.in_flight.end(self.counter)
 
     async def remaining(self) -> dict[str, float]:
-        """Return the amount of each limit that a draw could take."""
+        """Return the amount of each limit that a draw could still take."""
         left = await self.budget.remaining(self.counter.subject)
         free = {name: self._reserved[name] - self._drawn[name] for name in METRICS}
         return {name: value + from_units(name, free.get(name, 0)) for name, value in left.items()}
 
     async def count(self, **used: float) -> None:
-        """Record usage that was not reserved."""
+        """Charge usage that was not reserved."""
         await BudgetDraw(self, dict.fromkeys(METRICS, 0)).settle(**used)
 
     async def draw(self, **amounts: float) -> BudgetDraw:
-        """Draw amounts from the reservation. Only the missing part is reserved in addition.
+        """Draw amounts from the reservation. Only a missing part is reserved in addition.
 
         Args:
             **amounts: Amounts by limit name.
@@ -443,10 +446,7 @@ class Reservation:
         return new_draw
 
     def track_in_flight(self, draw: BudgetDraw, task: asyncio.Task[Any] | None) -> None:
-        """Register a draw so that others can wait until it ends.
-
-        It also counts as ended when its task ends.
-        """
+        """Register a draw so that others can wait until it ends. It also ends with its task."""
         self._in_flight[draw] = task
         draw.is_in_flight = True
         self.budget.in_flight.begin(self.counter)
@@ -454,7 +454,7 @@ class Reservation:
             task.add_done_callback(lambda _: self._end_in_flight(draw))
 
     def orphaned_draws(self, task: asyncio.Task[Any] | None) -> list[BudgetDraw]:
-        """Return draws whose task has moved on or ended, so that they would never be settled."""
+        """Return draws that would never be settled, because their task has moved on or ended."""
         found = [
             (draw, draw_task)
             for draw, draw_task in self._in_flight.items()
@@ -502,7 +502,7 @@ class Reservation:
         work: Coroutine[Any, Any, None],
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
-        """Complete a change of counters even if the caller is cancelled, and then undo it."""
+        """Complete a change of counters even if the caller is canceled, and then undo the change."""
         if isinstance(self.budget._values, MemoryValues):
             await work  # in memory, the work never suspends
             return
@@ -515,7 +515,7 @@ class Reservation:
 
 
 class BudgetDraw:
-    """Part of a reservation, such as a model call inside a step."""
+    """Part of a reservation, such as the part for a model call inside a step."""
 
     def __init__(self, reservation: Reservation, amounts: Mapping[str, int]) -> None:
         self._reservation = reservation
@@ -528,11 +528,11 @@ class BudgetDraw:
         return self._reservation.budget
 
     async def settle_as_reserved(self) -> None:
-        """Record the reserved amounts as used."""
+        """Charge the reserved amounts as used."""
         await self._end(self.amounts)
 
     async def settle(self, **used: float) -> None:
-        """Record the actual usage; for a step, ``consecutive_failures`` tells whether it failed."""
+        """Charge the actual usage. For a step, ``consecutive_failures=1`` records that it failed."""
         counted = to_units(used)
         failure_count = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
         failed = None if failure_count is None else bool(failure_count)
@@ -540,7 +540,7 @@ class BudgetDraw:
         await self._end({**dict.fromkeys(METRICS, 0), **counted}, failed=failed)
 
     async def release(self) -> None:
-        """Return the amounts without recording usage."""
+        """Return the amounts to the reservation without charging any usage."""
         await self._end(dict.fromkeys(METRICS, 0))
 
     async def _end(self, usage: Mapping[str, int], *, failed: bool | None = None) -> None:
@@ -563,7 +563,7 @@ class BudgetDraw:
 
 
 class InFlightCalls:
-    """Counter of draws in flight, safe for several event loops and threads."""
+    """Counter of unfinished draws, safe for several event loops and threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -587,7 +587,7 @@ class InFlightCalls:
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
     async def wait(self, counter: CounterKey) -> bool:
-        """Wait until a draw ends. Return False immediately if none is in flight."""
+        """Wait until a draw ends. Return False at once if no draw is in progress."""
         with self._lock:
             if not self._counts[counter]:
                 del self._counts[counter]
@@ -604,7 +604,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
-    """Convert amounts to integers of the smallest unit.
+    """Return amounts as integers of the smallest unit.
 
     Raises:
         ValidationError: An amount is negative or not a number, or its name is unknown.
@@ -616,7 +616,7 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
     for name, value in amounts.items():
         if name not in (*METRICS, FAILURES):
             raise ValidationError(
-                f"Unknown budget limit {name!r}.",
+                f"The budget limit {name!r} is unknown.",
                 fix=f"Use {', '.join((*METRICS, FAILURES))}.",
             )
         check_number(name, value)
@@ -625,9 +625,9 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
 
 
 def from_units(name: str, amount: int) -> float:
-    """Convert an amount from the smallest unit."""
+    """Return an amount that is given in the smallest unit as a number."""
     return amount / _UNITS[name] if name in _UNITS else amount
 
 
-def _short_hash(name: str) -> str:
+def _hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """Counters of a budget: one atomic value per turn, thread, user, or tenant.
 
 The value contains the totals (used or reserved) and the amounts of each open reservation by its ID.
-A reservation is therefore removed exactly once, whichever process removes it.
+Therefore each reservation is removed exactly once, whichever process removes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 METRICS = ("requests", "tokens", "cost_usd", "tool_calls", "steps", "seconds")
-"""Metrics of a budget other than consecutive failures."""
+"""Metrics of a budget, without consecutive failures."""
 
 FAILURES = "consecutive_failures"
 Amounts = Mapping[str, int]
@@ -20,12 +20,12 @@ _NO_AMOUNTS: Amounts = MappingProxyType({})
 
 
 class CounterKey(NamedTuple):
-    """Key of a set of counters.
+    """Key of a budget's counters.
 
     Attributes:
         scope: Scope of the budget.
         subject: ID of the turn, thread, user, or tenant.
-        period: Hour, day, or month; empty for a budget without a window.
+        period: Hour, day, or month. Empty for a budget without a window.
     """
 
     scope: str
@@ -34,16 +34,16 @@ class CounterKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the atomic value."""
+        """Name under which the atomic value is stored."""
         return "/".join(("budget", *(quote(part, safe="") for part in self)))
 
 
 class LimitRefusal(NamedTuple):
-    """Limit that a change would exceed.
+    """Limit that refuses a change of the counters.
 
     Attributes:
         limit: Name of the limit.
-        used: Amount used or reserved.
+        used: Amount that is used or reserved.
         requested: Amount that the change would add.
     """
 
@@ -53,11 +53,11 @@ class LimitRefusal(NamedTuple):
 
 
 class CounterChange(NamedTuple):
-    """Change of a set of counters.
+    """Change of a budget's counters.
 
     Attributes:
         reservation_id: ID of the reservation.
-        reserved: Amounts that the reservation holds after the change.
+        reserved: Amounts that are reserved after the change.
         used: Amounts to add to the usage.
         failed: True to add a consecutive failure, False to reset them, ``None`` to keep the count.
         bounds: Maximum totals of growing counters. A counter without an entry is unlimited.
@@ -76,7 +76,7 @@ class CounterChange(NamedTuple):
 
         Args:
             value: Current value.
-            is_stale: Function that returns whether the process of a reservation has died.
+            is_stale: Function that returns True if a reservation's process has died.
         """
         total: Amounts = value[0] if value else {}
         reservations: dict[str, Amounts] = dict(value[1]) if value else {}

@@ -1,7 +1,7 @@
 """Enforcement of budgets for step attempts and model calls.
 
 A step or graph node is one reservation per budget. Model calls inside it draw on the reservation,
-so nothing counts twice. A model call reserves its prompt and maximum output, and is settled with
+so nothing counts twice. A model call reserves its prompt and maximum output, and is charged with
 the usage that the model reports.
 """
 
@@ -50,12 +50,12 @@ Draws = list[tuple[BudgetDraw, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
-    """Budgets and prices of a graph. It holds no state of a run.
+    """Budgets and prices of a graph. The object stores nothing about a run.
 
     Attributes:
         budgets: Budgets that the operator configured.
         prices: Prices of models.
-        recorder: Recorder of the usage.
+        recorder: Recorder that stores the usage.
     """
 
     budgets: tuple[Budget, ...] = ()
@@ -66,7 +66,7 @@ class BudgetPolicy:
     def from_option(
         cls, budget: Any, prices: PriceTable | None, clock: Clock | None = None
     ) -> BudgetPolicy:
-        """Create the policy from the ``budget`` option: one budget, several, or ``None``.
+        """Create the budget policy from the ``budget`` option: one budget, several, or ``None``.
 
         Raises:
             ConfigurationError: The option is not a budget, or two budgets share their counters.
@@ -81,7 +81,11 @@ class BudgetPolicy:
         scopes = [one_budget.scope for one_budget in budgets]
         if duplicates := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
             raise ConfigurationError(
-                f"Two budgets have the scope {duplicates[0]!r}.", fix="Pass name= to one of them."
+                (
+                    f"The scope {duplicates[0]!r} belongs to two budgets, which would share their"
+                    " counters."
+                ),
+                fix="Pass name= to one of the budgets.",
             )
         table = prices or PriceTable.of_process()
         return cls(
@@ -99,13 +103,13 @@ class BudgetPolicy:
         plan_limits: Mapping[str, float] | None = None,
         run_id: str = "",
     ) -> TurnSpending | None:
-        """Return the spending of a turn, or ``None`` if there is nothing to limit or record.
+        """Return an object that applies the budgets to a turn, or ``None`` if it has nothing to do.
 
         Args:
-            view: State of the turn.
+            view: View of the turn.
             persistence: Persistence of the graph's threads.
             has_saver: True if a saver stores the thread. Without one, each run is a separate turn.
-            plan_limits: Limits of the current plan.
+            plan_limits: Limits in the current plan.
             run_id: ID of the run, for custom graphs without turns.
         """
         plan_budgets = [Budget(**plan_limits, name="plan")] if plan_limits else []  # type: ignore[arg-type]
@@ -116,7 +120,7 @@ class BudgetPolicy:
         if persistence is not None and tables is not None:
             values, leases = persistence.values, persistence.leases
             budgets = [item.with_counters(values, leases) for item in budgets]
-        run_identity = run_id or _run_identity(view, has_saver=has_saver)
+        run_identity = run_id or _get_run_identity(view, has_saver=has_saver)
         return TurnSpending(budgets, self.prices, view, tables, self.recorder, visit=run_identity)
 
 
@@ -137,14 +141,14 @@ def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
             budgets.append(Budget(**{**entry, "unknown_price": priced}))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
-                f"Invalid setting budgets.{index} {dict(entry)!r}: {exc}",
+                f"The setting budgets.{index} {dict(entry)!r} is invalid: {exc}",
                 fix="Use the arguments of Budget.",
             ) from exc
     return budgets
 
 
 def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTable | None:
-    """Create a price table from the settings, or return ``None`` if they contain no prices.
+    """Create a price table from the settings. Return ``None`` if they contain no prices.
 
     Raises:
         ConfigurationError: A name is unknown, or a value is invalid.
@@ -153,14 +157,14 @@ def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTab
         prices = {model: ModelPricing(**price) for model, price in entries.items()}
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"Invalid setting prices: {exc}",
+            f"The setting prices is invalid: {exc}",
             fix="Use the arguments of ModelPricing.",
         ) from exc
     return PriceTable(prices) if prices else None
 
 
-def _run_identity(view: TurnView, *, has_saver: bool) -> str:
-    """Return an ID for runs that the turn ID does not distinguish.
+def _get_run_identity(view: TurnView, *, has_saver: bool) -> str:
+    """Return an ID for a run without a turn ID of its own.
 
     These are runs without a saver, and nodes of graphs without turns.
     """
@@ -170,7 +174,7 @@ def _run_identity(view: TurnView, *, has_saver: bool) -> str:
     return runtime.execution_info.task_id if runtime is not None else uuid.uuid4().hex
 
 
-def _budget_subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
+def _get_subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
     turn = "/".join(part for part in (view.thread_id, view.turn_id, run) if part)
     return {
         "turn": turn,
@@ -182,7 +186,7 @@ def _budget_subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
 
 
 class TurnSpending:
-    """Budgets of one turn."""
+    """Budgets of one turn, which its steps and model calls are charged to."""
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class TurnSpending:
     ) -> None:
         self._budgets, self._prices, self._tables, self._recorder = budgets, prices, rows, book
         payer = billing_subject()
-        self._subjects = _budget_subjects(view, payer, visit)
+        self._subjects = _get_subjects(view, payer, visit)
         self._usage_context = {
             "thread_id": view.thread_id,
             "turn_id": view.turn_id,
@@ -210,12 +214,12 @@ class TurnSpending:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
     def belongs_to(self, policy: BudgetPolicy) -> bool:
-        """Return whether this spending was created by a policy."""
+        """Return True if this object was created by a budget policy."""
         return self._recorder is policy.recorder
 
     @property
     def has_budgets(self) -> bool:
-        """True if the turn has budgets."""
+        """True if at least one budget applies to the turn."""
         return bool(self._budgets)
 
     def current_reservations(self) -> tuple[Reservation, ...]:
@@ -225,15 +229,17 @@ class TurnSpending:
 
     @asynccontextmanager
     async def reserve_for(self, name: str, **amounts: float) -> AsyncIterator[dict[str, float]]:
-        """Reserve amounts for a step or node. Model calls inside it draw on the reservation.
+        """Context manager: reserve amounts for a step or node, and charge its usage afterwards.
+
+        Model calls inside the block draw on the reservation.
 
         Args:
             name: Name of the step or node, unique within the turn and stable across restarts.
             **amounts: Amounts that the step itself needs.
 
         Yields:
-            Dictionary for the actual usage, to be filled by the body. If it stays empty, the
-            amounts are released.
+            Dictionary that the block fills with the actual usage. If it stays empty, the amounts
+                are released.
 
         Raises:
             BudgetExceededError: The amounts exceed a budget. Nothing was reserved.
@@ -271,7 +277,7 @@ class TurnSpending:
     async def reserve_plan(
         self, capabilities: Sequence[str], specs: Mapping[str, CapabilitySpec]
     ) -> AsyncIterator[None]:
-        """Reserve the estimated usage of a plan while its steps run. Each step draws on it.
+        """Context manager: reserve a plan's estimated usage while its steps run and draw on it.
 
         Args:
             capabilities: Capability of each step that has to run.
@@ -319,7 +325,7 @@ class TurnSpending:
     async def check_plan_fits(
         self, capabilities: Sequence[str], specs: Mapping[str, CapabilitySpec]
     ) -> None:
-        """Raise if the estimated usage of a plan exceeds a budget; see :meth:`reserve_plan`.
+        """Raise an error if a plan's estimated usage exceeds a budget; see :meth:`reserve_plan`.
 
         Raises:
             BudgetExceededError: The estimate exceeds a budget.
@@ -338,7 +344,7 @@ class TurnSpending:
         return found
 
     def has_reserved(self, run_id: UUID) -> bool:
-        """Return whether amounts are reserved for a model call."""
+        """Return True if amounts are reserved for a model call."""
         return run_id in self._calls
 
     async def reserve_call(self, call: ModelCall) -> None:
@@ -389,8 +395,10 @@ class TurnSpending:
         requested: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens + answer}
         minimum: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens}
         if "cost_usd" in budget.limits:
-            requested["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, answer)
-            minimum["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, 0)
+            requested["cost_usd"] = self._compute_cost(
+                budget, call.model, call.prompt_tokens, answer
+            )
+            minimum["cost_usd"] = self._compute_cost(budget, call.model, call.prompt_tokens, 0)
         while True:
             for draw in reservation.orphaned_draws(call.task):
                 await draw.settle(requests=1)  # it was sent, and no response arrived
@@ -414,7 +422,7 @@ class TurnSpending:
                 for name in minimum.keys() - {"requests"}:
                     requested[name] = min(requested[name], left.get(name, math.inf))
 
-    def _cost(self, budget: Budget, model: str, prompt: int, answer: int) -> float:
+    def _compute_cost(self, budget: Budget, model: str, prompt: int, answer: int) -> float:
         used = UsageSnapshot(input_tokens=prompt, output_tokens=answer)
         cost = self._prices.cost(model, used)
         if cost is not None:
@@ -433,12 +441,12 @@ class TurnSpending:
     async def settle_call(
         self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
     ) -> None:
-        """Settle a model call. A call without reported usage counts as reserved.
+        """Charge a model call. If it reported no usage, the reserved amounts count as used.
 
         Args:
             run_id: ID of the call.
-            model: Name that the model reported.
-            usage: Reported usage.
+            model: Model name in the response.
+            usage: Usage in the response.
             failed: True if the call was sent and failed.
         """
         if (found := self._calls.pop(run_id, None)) is None:
@@ -453,12 +461,12 @@ class TurnSpending:
                 await part.settle_as_reserved()
             else:
                 await part.settle(
-                    **self._usage_amounts(
+                    **self._compute_amounts(
                         part.budget, model or requested_model, requested_model, usage
                     )
                 )
 
-    def _usage_amounts(
+    def _compute_amounts(
         self, budget: Budget, model: str, requested_model: str, usage: UsageSnapshot
     ) -> dict[str, float]:
         used: dict[str, float] = {"requests": 1, "tokens": usage.total_tokens}
@@ -472,7 +480,7 @@ class TurnSpending:
         return used
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
-        """Record the usage of a model call. An unreserved call counts when its step ends."""
+        """Record a model call's usage. A call without a reservation is charged when its step ends."""
         if self._tables is not None:
             job, ids = enclosing_execution(), current_event_ids()
             step_fields = {
@@ -483,21 +491,21 @@ class TurnSpending:
             self._recorder.record(self._tables, str(run_id), model, usage, context)
         if run_id not in self._calls and run_id not in self._settled:
             for reservation in self.current_reservations():
-                used = self._usage_amounts(reservation.budget, model, model, usage)
+                used = self._compute_amounts(reservation.budget, model, model, usage)
                 self._late_usage.append((reservation, used))
 
 
 def current_spending() -> TurnSpending | None:
-    """Return the spending of the innermost running turn."""
+    """Return the budgets of the innermost running turn."""
     return next((item for item in current_accounts() if isinstance(item, TurnSpending)), None)
 
 
 @asynccontextmanager
 async def charge_node(spending: TurnSpending | None, node: str) -> AsyncIterator[None]:
-    """Context manager: charge the model calls of a graph node to a turn.
+    """Context manager: charge a graph node's model calls to a turn.
 
     Args:
-        spending: Spending of the turn; ``None`` to charge nothing.
+        spending: Budgets of the turn, or ``None`` to charge nothing.
         node: Name of the node.
     """
     if spending is None:
@@ -515,7 +523,7 @@ async def _draw_from_outer(
     usage: Mapping[str, float],
     excluded: Collection[CounterKey] = (),
 ) -> AsyncIterator[None]:
-    """Draw amounts from the reservations of the surrounding steps, which cover the nested step."""
+    """Context manager: draw amounts from the surrounding steps' reservations for a nested step."""
     held = {
         made.counter: made
         for one in accounts
@@ -533,13 +541,13 @@ async def _draw_from_outer(
 
 
 class BudgetStage:
-    """Middleware that reserves amounts for each step attempt and settles them afterwards."""
+    """Middleware that reserves amounts for each step attempt and charges the usage afterwards."""
 
     stage = "acquire"
     order = 10
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Reserve, run the attempt, and record its usage.
+        """Reserve amounts, run the attempt, and charge its usage.
 
         Raises:
             BudgetExceededError: A budget is exceeded. The attempt has not started.

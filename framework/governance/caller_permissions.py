@@ -1,4 +1,4 @@
-"""Permission checks for the caller: on plans, before steps, and on what planners are shown."""
+"""Checks of the caller's permissions: on plans, before steps, and on the planner's catalog."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def unknown_names(
     """Return the names in permissions that match no registered capability.
 
     Args:
-        names: All names.
-        case_sensitive: Names that are compared with case; the others are not.
+        names: All capability names in the permissions.
+        case_sensitive: Names to compare with case. Case is ignored for the others.
         registered: Names of the registered capabilities.
     """
     folded = {normalize_name(name) for name in registered}
@@ -45,24 +45,24 @@ def unknown_names(
 
 
 def required_mode(spec: CapabilitySpec) -> PermissionMode:
-    """Return the mode that a capability requires.
+    """Return the permission mode that a capability requires.
 
-    With an effect, it is at least ``WORKSPACE_WRITE``.
+    If the capability has an effect, the mode is at least ``WORKSPACE_WRITE``.
     """
     least = PermissionMode.READ_ONLY if spec.effect == "none" else PermissionMode.WORKSPACE_WRITE
     return max(spec.permission or least, least)
 
 
 class CallerPermissions:
-    """Step policy that applies permissions to the capabilities of a graph.
+    """Step policy that applies permissions to a graph's capabilities.
 
     Args:
         registry: Registered capabilities.
         permissions: Permissions to apply.
 
     Attributes:
-        decides_by_name: True, so that the stage ``validate`` evaluates the policy first. Guardrails
-            and hooks do not receive the arguments of a denied step.
+        decides_by_name: True, so that the stage ``validate`` evaluates the policy first. Otherwise
+            guardrails and hooks would receive the arguments of a denied step.
     """
 
     decides_by_name = True
@@ -86,17 +86,19 @@ class CallerPermissions:
         ]
 
     def outcome(self, name: str, *callers: Caller) -> PermissionOutcome:
-        """Return the decision about a capability. The first denial for one of the callers counts.
+        """Return the decision on a capability.
+
+        If one of several callers is denied, that denial counts.
 
         Args:
             name: Name of the capability.
             *callers: The caller, with each role that applies.
         """
-        outcomes = [self._outcome(name, caller) for caller in callers]
+        outcomes = [self._decide(name, caller) for caller in callers]
         return next((one for one in outcomes if not one.allowed), outcomes[0])
 
-    def _outcome(self, name: str, caller: Caller) -> PermissionOutcome:
-        """Return the decision about a capability for a caller. A failed check is a denial."""
+    def _decide(self, name: str, caller: Caller) -> PermissionOutcome:
+        """Return the decision on a capability for one caller. A check that raises denies it."""
         # The caller controls these values, so their types are unchecked.
         role, tenant, user = (
             str(given) if isinstance(given, (str, int)) else None
@@ -119,7 +121,7 @@ class CallerPermissions:
             )
 
     def roles_allowed(self, names: Collection[str], tenant: str | None = None) -> list[str]:
-        """Return the configured roles of a tenant that may use all of these capabilities."""
+        """Return a tenant's configured roles that may use all of these capabilities."""
         return [
             role
             for role, role_tenant in getattr(self._permissions, "roles", ())
@@ -128,7 +130,7 @@ class CallerPermissions:
         ]
 
     def approver_problems(self) -> list[str]:
-        """Return a text for each capability whose restricted approval no role may give."""
+        """Return a problem for each capability whose restricted approval no role may give."""
         tenants = {tenant for _, tenant in getattr(self._permissions, "roles", ())}
         return [
             f"The capability {name!r} requires approvals by other users, but no role may use it."
@@ -142,7 +144,7 @@ class CallerPermissions:
         ]
 
     def visible_registry(self, *callers: Caller) -> Registry:
-        """Return the part of the registry that all callers may use. Planners see nothing else."""
+        """Return the part of the registry that all callers may use. Planners receive nothing else."""
         names = self._registry.capabilities
         found_denied = {name for name in names if not self.outcome(name, *callers).allowed}
         for name in names:
@@ -157,7 +159,9 @@ class CallerPermissions:
         return found
 
     def check_plan(self, plan: Any, view: TurnSnapshot) -> None:
-        """Raise if a plan contains steps that its caller may not use. Finished steps are accepted.
+        """Raise an error if a plan contains steps that its caller may not use.
+
+        Finished steps are accepted.
 
         Raises:
             PermissionDeniedError: At least one step is denied. The message names all of them.

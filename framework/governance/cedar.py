@@ -1,4 +1,4 @@
-"""Permissions defined by Cedar policies (extra ``cedar``)."""
+"""Permissions that are defined by Cedar policies (extra ``cedar``)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class CedarPermissions:
     Each request asks whether ``User::"<user_id>"`` may perform ``Action::"use"`` on
     ``Capability::"<name>"``. The user is a member of ``Role::"<role>"`` and, if the caller has a
     tenant, of ``Tenant::"<tenant>"``. The capability has the attributes ``mode`` (name) and
-    ``level`` (1 to 3) of its required permission mode. A request that no policy permits is denied.
-    So is a caller without a role, and a request for which a policy fails.
+    ``level`` (1 to 3) of its required permission mode. A request is denied if no policy permits it,
+    if a policy fails, or if the caller has no role.
 
     Args:
-        policies: The policies as text.
+        policies: Cedar policies as text.
         entities: Additional entities, in Cedar's JSON format.
         schema: Cedar schema to validate the policies with.
 
@@ -71,17 +71,21 @@ class CedarPermissions:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide whether a caller may use a capability. See ``Permissions.authorize``."""
+        """Return the decision on a caller's use of a capability. See ``Permissions.authorize``."""
         if not role:
             return PermissionOutcome(False, f"the caller of {name!r} has no role")
-        groups = [_uid("Role", role), *([_uid("Tenant", tenant)] if tenant else [])]
-        user, capability = _uid("User", user_id or ""), _uid("Capability", name)
+        groups = [_create_uid("Role", role), *([_create_uid("Tenant", tenant)] if tenant else [])]
+        user, capability = _create_uid("User", user_id or ""), _create_uid("Capability", name)
         required_attrs = {"mode": required.name, "level": int(required)}
         request_entities = [
             {"uid": user, "attrs": {}, "parents": groups},
             {"uid": capability, "attrs": required_attrs, "parents": []},
         ]
-        request = {"principal": user, "action": _uid("Action", "use"), "resource": capability}
+        request = {
+            "principal": user,
+            "action": _create_uid("Action", "use"),
+            "resource": capability,
+        }
         try:
             entities = self._entities.with_added_json_str(json.dumps(request_entities))
             response = self._cedar.is_authorized(
@@ -98,5 +102,5 @@ class CedarPermissions:
         return PermissionOutcome(response.allowed, reason, role, required.name)
 
 
-def _uid(kind: str, name: str) -> dict[str, str]:
+def _create_uid(kind: str, name: str) -> dict[str, str]:
     return {"type": kind, "id": name}

@@ -1,9 +1,10 @@
-"""Information flow control: taint labels, and the rules for where labeled data may go.
+"""Information flow control: data labels, and rules for where labeled data may be used.
 
-Context types and capabilities declare labels. A label propagates to every result derived from
-labeled data, and to the text of a plan whose author has seen such data. If labeled data would reach
-a step that its label forbids, the plan is denied or a person is asked. The check runs on the whole
-plan, and again before each step with the actual values.
+Context types and capabilities declare labels (data-provenance tags, such as ``untrusted``). A label
+propagates to every result derived from labeled data, and to the text of a plan whose author has
+read such data. If labeled data would reach a step that the label forbids, the plan is denied, or a
+person must approve it. The whole plan is checked, and each step is checked again with its actual
+values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from capgraph.state import STATE_KEYS, TurnView
 from capgraph.state.turn_view import STATE_KIND
 
 Labels = Mapping[str, str]
-"""Taint labels, each with a description of its source."""
+"""Data-provenance labels, each with a description of its source."""
 Barrier = Literal["effect", "outside"]
 
 UNTRUSTED = "untrusted"
@@ -41,14 +42,14 @@ class InformationFlow:
 
     ``untrusted`` data must not reach the parameters or inputs of a capability with an effect.
     ``secret`` data must not reach a capability with ``sends_externally = True``. Custom labels
-    propagate in the same way and stop where ``labels`` says. A person removes a label by approving
-    the step; a capability removes it by declaring ``removes_labels``, which means that it checks
-    its input. A graph applies the policy as soon as a registered type or capability declares a
-    label.
+    propagate in the same way, and ``labels`` names the steps that they forbid. A person removes a
+    label by approving the step. A capability that validates its input removes a label by declaring
+    ``removes_labels``. A graph applies the policy as soon as a registered type or capability
+    declares a label.
 
     Args:
-        on_violation: ``ask`` a person, or ``deny``. Without a saver that could store the question,
-            ``ask`` means ``deny``.
+        on_violation: ``ask`` to request a person's approval, or ``deny``. Without a saver that
+            could store the request, ``ask`` means ``deny``.
         labels: Forbidden destinations of each custom label: ``effect``, ``outside``, or both. An
             entry for ``untrusted`` or ``secret`` replaces the default rule.
 
@@ -68,7 +69,7 @@ class InformationFlow:
     ) -> None:
         if on_violation not in ("ask", "deny"):
             raise ConfigurationError(
-                f"Invalid on_violation {on_violation!r}.", fix="Use 'ask' or 'deny'."
+                f"on_violation is {on_violation!r}, which is unknown.", fix="Use 'ask' or 'deny'."
             )
         custom: dict[str, Any] = {
             label: (destinations,) if isinstance(destinations, str) else tuple(destinations)
@@ -87,11 +88,12 @@ class InformationFlow:
         self._can_ask: Callable[[], bool] = lambda: True
 
     def bind(self, registry: Registry, can_ask: Callable[[], bool]) -> InformationFlow:
-        """Return this policy for the capabilities and types of a graph.
+        """Return this policy for the capabilities and context types of a graph.
 
         Args:
             registry: Registry of the graph.
-            can_ask: Function that returns whether a question can be stored until it is answered.
+            can_ask: Function that returns True if an approval request can be stored until it is
+                answered.
         """
         bound = copy.copy(self)
         bound._registry, bound._types = registry, context_type_labels(registry)
@@ -101,7 +103,7 @@ class InformationFlow:
     # --- before anything runs -------------------------------------------------------------
 
     async def review(self, plan: ExecutionPlan, view: Any) -> Verdict:
-        """Check a whole plan, given the stored data and the data that its author has seen."""
+        """Check a whole plan against the labels of stored data and of data its author has read."""
         steps = plan["steps"]
         finished = carry_over(view.plan if view.has_plan else None, plan, view.results).kept
         text_labels = plan_text_labels(plan, view)
@@ -112,11 +114,13 @@ class InformationFlow:
             spec = self._registry.capabilities.get(step["capability"])
             if spec is None or step["capability"] in TERMINAL_STEPS:
                 continue
-            inputs = self._input_labels(step, spec, context_labels, view, text_labels.get(key, {}))
+            inputs = self._collect_input_labels(
+                step, spec, context_labels, view, text_labels.get(key, {})
+            )
             if key not in finished:
-                problems += self._problems(step, spec, inputs)
-            context_labels[key] = self._result_labels(spec, inputs, key, spec.provides)
-        return self._verdict_for(problems)
+                problems += self._find_problems(step, spec, inputs)
+            context_labels[key] = self._compute_result_labels(spec, inputs, key, spec.provides)
+        return self._create_verdict(problems)
 
     # --- just before a step, and after it -------------------------------------------------
 
@@ -128,12 +132,12 @@ class InformationFlow:
         *,
         include_plan_text: bool = True,
     ) -> Labels:
-        """Return the labels of a step's inputs.
+        """Return the labels of a step's inputs, each with its source.
 
         Args:
             spec: Specification of the capability.
-            step: The step.
-            view: State of the turn.
+            step: Planned step.
+            view: View of the turn.
             include_plan_text: True to include the labels of the plan's text, unless a person
                 approved it.
         """
@@ -144,22 +148,22 @@ class InformationFlow:
             planned = step
         history = view.state.get("planning_history") or []
         text_labels = history[-1].get("labels") or {} if include_plan_text and history else {}
-        return self._input_labels(planned, spec, {}, view, text_labels.get(key, {}))
+        return self._collect_input_labels(planned, spec, {}, view, text_labels.get(key, {}))
 
     def check(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
-        """Decide whether data with these labels may reach a step."""
-        return self._verdict_for(self._problems(step, spec, labels))
+        """Return the decision on whether data with these labels may reach a step."""
+        return self._create_verdict(self._find_problems(step, spec, labels))
 
     def label_record(
         self, record: StepRecord, spec: CapabilitySpec, labels: Labels, view: TurnView
     ) -> StepRecord:
-        """Return the record of a step with the labels of its results."""
+        """Return a step's record with labels added to its results."""
         kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
         kinds |= {f"{STATE_KIND}{name}" for name in record.updates if name not in STATE_KEYS}
         stored = view.labels
         found = {
             kind: own
-            for kind, own in self._result_labels(spec, labels, record.key, kinds).items()
+            for kind, own in self._compute_result_labels(spec, labels, record.key, kinds).items()
             # An unlabeled result is recorded only if it replaces a known label.
             if own or self._types.get(kind) or stored.get(kind, {}).get(record.key)
         }
@@ -167,7 +171,7 @@ class InformationFlow:
 
     # --- how labels travel ----------------------------------------------------------------
 
-    def _input_labels(
+    def _collect_input_labels(
         self,
         step: PlannedStep,
         spec: CapabilitySpec,
@@ -175,13 +179,13 @@ class InformationFlow:
         view: TurnView,
         text_labels: Labels,
     ) -> Labels:
-        """Return the labels of a step's inputs."""
+        """Return the labels of a step's inputs, each with its source."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
         for read in step_reads(step, StoredKeys({"": context_labels, **view.contexts})):
             kind = None if read.label == FROM else kinds.get(read.label, read.label)
             key_labels = context_labels.get(read.key) or dict(
-                self._stored_context_labels(read.key, view)
+                self._iterate_context_labels(read.key, view)
             )
             # A list has another type name; in that case, all contexts of the key count.
             type_labels = key_labels.get(kind) if kind is not None else None
@@ -190,17 +194,17 @@ class InformationFlow:
         if uses_signal(step):  # the sender is external
             found.setdefault("untrusted", f"the event {awaited_event(step)[0]!r}")
         return {
-            **{label: _plan_text_source(source) for label, source in text_labels.items()},
+            **{label: _describe_plan_source(source) for label, source in text_labels.items()},
             **found,
         }
 
-    def _stored_context_labels(self, key: str, view: TurnView) -> Iterator[tuple[str, Labels]]:
+    def _iterate_context_labels(self, key: str, view: TurnView) -> Iterator[tuple[str, Labels]]:
         for kind, entries in view.contexts.items():
             if key in entries:
                 yield kind, self.stored_labels(kind, key, view)
 
     def stored_labels(self, kind: str, key: str, view: TurnView) -> Labels:
-        """Return the labels of a stored context."""
+        """Return the labels of a stored context object."""
         recorded = view.labels.get(kind, {}).get(key)
         if recorded is not None:
             return recorded
@@ -215,13 +219,15 @@ class InformationFlow:
         return found
 
     def proposer_labels(self, capability: str, view: TurnView) -> Labels:
-        """Return the labels of the inputs and results of a capability that proposes a plan."""
+        """Return the labels of a plan-proposing capability's inputs and results."""
         found: Labels = {}
         for step in view.steps:
             if step["capability"] == capability and step["context_key"] in view.succeeded_keys:
                 spec = self._registry.capabilities[capability]
                 reaches = self.labels_for_step(spec, step, view)
-                own = self._result_labels(spec, reaches, step["context_key"], spec.provides)[_TEXT]
+                own = self._compute_result_labels(
+                    spec, reaches, step["context_key"], spec.provides
+                )[_TEXT]
                 found = {**own, **found}
         return found
 
@@ -233,18 +239,22 @@ class InformationFlow:
             for label in self._registry.capabilities[name].labels
         }
 
-    def _result_labels(
+    def _compute_result_labels(
         self, spec: CapabilitySpec, reaches: Labels, key: str, kinds: Collection[str]
     ) -> dict[str, Labels]:
         """Return the labels of a step's results by type, and of its text."""
         derived = {label: at for label, at in reaches.items() if label not in spec.removes_labels}
         own = {**dict.fromkeys(spec.labels, f"step {key!r} ({spec.name})"), **derived}
-        found: dict[str, Labels] = {_TEXT: {**self._type_labels(spec, key, spec.provides), **own}}
+        found: dict[str, Labels] = {
+            _TEXT: {**self._collect_type_labels(spec, key, spec.provides), **own}
+        }
         for kind in kinds:
-            found[kind] = {**self._type_labels(spec, key, [kind]), **own}
+            found[kind] = {**self._collect_type_labels(spec, key, [kind]), **own}
         return found
 
-    def _type_labels(self, spec: CapabilitySpec, key: str, kinds: Collection[str]) -> Labels:
+    def _collect_type_labels(
+        self, spec: CapabilitySpec, key: str, kinds: Collection[str]
+    ) -> Labels:
         return {
             label: f"{kind} of step {key!r} ({spec.name})"
             for kind in kinds
@@ -253,7 +263,7 @@ class InformationFlow:
 
     # --- what is wrong --------------------------------------------------------------------
 
-    def _problems(self, step: PlannedStep, spec: CapabilitySpec, inputs: Labels) -> list[str]:
+    def _find_problems(self, step: PlannedStep, spec: CapabilitySpec, inputs: Labels) -> list[str]:
         applies = {"effect": spec.effect != "none", "outside": spec.sends_externally}
         descriptions = {
             "effect": f"a capability with effect={spec.effect!r}",
@@ -267,14 +277,14 @@ class InformationFlow:
             if applies[barrier]
         ]
 
-    def _verdict_for(self, problems: list[str]) -> Verdict:
+    def _create_verdict(self, problems: list[str]) -> Verdict:
         if not problems:
             return Verdict()
         return Verdict(self._on_violation if self._can_ask() else "deny", problems)
 
 
 def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each context type, including those of nested types."""
+    """Return each context type's labels, including those of nested types."""
     types = registry.context_types
     items = list_item_types(types.values())
     found: dict[str, set[str]] = {}
@@ -282,18 +292,18 @@ def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
         inside = [cls, *nested_context_types(cls, set())]
         if kind in items and items[kind] in types:
             inside.append(types[items[kind]])
-        found[kind] = {label for one in inside for label in _declared_labels(one)}
+        found[kind] = {label for one in inside for label in _get_declared_labels(one)}
     return {kind: tuple(sorted(labels)) for kind, labels in found.items() if labels}
 
 
 def declares_labels(registry: Registry) -> bool:
-    """Return whether a registered type or capability declares a label."""
+    """Return True if a registered type or capability declares a label."""
     return bool(context_type_labels(registry)) or any(
         spec.labels or spec.removes_labels for spec in registry.capabilities.values()
     )
 
 
-def _declared_labels(cls: type[CapabilityContext]) -> Collection[str]:
+def _get_declared_labels(cls: type[CapabilityContext]) -> Collection[str]:
     # A field named labels is data, not a declaration.
     return () if "labels" in cls.model_fields else getattr(cls, "labels", ())
 
@@ -304,8 +314,8 @@ def nested_context_types(
     """Yield the context types of a class's fields, at any depth.
 
     Args:
-        cls: The class.
-        visited: Classes to omit; the function adds those that it visits.
+        cls: Class whose fields are searched.
+        visited: Classes to omit. The function adds the classes that it visits.
     """
     for info in cls.model_fields.values():
         parts = [info.annotation]
@@ -322,8 +332,8 @@ def nested_context_types(
 def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
     """Return the labels of each step's text, by context key.
 
-    The labels are those of the data that the plan's author had seen, which the plan's stamp
-    records. A step that an earlier plan of the turn contained without labels has none.
+    They are the labels of the data that the plan's author had read, which the plan records. A step
+    that an earlier plan of the turn contained without labels has none.
     """
     labels = (plan.get("stamp") or {}).get("labels")
     if not labels:
@@ -332,18 +342,18 @@ def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
     clean = {
         text
         for version in history
-        for key, text in _step_texts(version["plan"]).items()
+        for key, text in _get_step_texts(version["plan"]).items()
         if key not in version.get("labels", {})
     }
-    return {key: labels for key, text in _step_texts(plan).items() if text not in clean}
+    return {key: labels for key, text in _get_step_texts(plan).items() if text not in clean}
 
 
-def _step_texts(plan: ExecutionPlan) -> dict[str, tuple[str, str]]:
-    """Return the fingerprint and objective of each step, by context key."""
+def _get_step_texts(plan: ExecutionPlan) -> dict[str, tuple[str, str]]:
+    """Return each step's fingerprint and objective, by context key."""
     objectives = {step["context_key"]: step.get("task_objective") or "" for step in plan["steps"]}
     return {key: (name, objectives[key]) for key, name in fingerprints(plan).items()}
 
 
-def _plan_text_source(source: str) -> str:
+def _describe_plan_source(source: str) -> str:
     prefix = "text of the plan, whose author had seen "
     return source if source.startswith(prefix) else prefix + source

@@ -1,4 +1,4 @@
-"""Kill switch: stops runs in all processes that share a database."""
+"""Kill switch that stops runs in all processes that share a database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capgraph.stores.persistence import Persistence
 from capgraph.stores.stops import Stop, StopKind, StopRequests
 
 SaverOrUrl = BaseCheckpointSaver[Any] | str
-"""A saver, or the URL of its database."""
+"""A checkpointer, or the URL of its database."""
 
 
 async def stop(
@@ -27,15 +27,16 @@ async def stop(
 ) -> Stop:
     """Stop runs at their next safe point. No further effect starts in any process.
 
-    The request stays in force until :func:`clear_stop`: new messages and answers are refused too.
-    If the saver's database is unknown, the request is stored as a record.
+    The request remains in force until :func:`clear_stop`, so new messages and answers are refused,
+    too. If the type of the saver's database is unknown, the request is stored in the saver as a
+    record.
 
     Args:
-        saver: The saver of the graph, or the URL of its database.
+        saver: Checkpointer of the graph, or the URL of its database.
         thread: ID of the thread to stop.
         user: ID of the user whose runs to stop.
         all: True to stop all runs.
-        reason: Reason, which the outcome of the stopped turns includes.
+        reason: Reason to include in the outcome of the stopped turns.
 
     Raises:
         ConfigurationError: Not exactly one of ``thread``, ``user``, and ``all`` is set.
@@ -46,7 +47,7 @@ async def stop(
     >>> asyncio.run(stop(InMemorySaver(), thread="trip", reason="wrong price")).name
     'trip'
     """
-    kind, name = _stop_target(thread, user, all)
+    kind, name = _parse_target(thread, user, all)
     request = Stop(kind, name, reason)
     async with _open_stops(saver) as stops:
         await stops.add(request)
@@ -60,11 +61,11 @@ async def clear_stop(
     user: str | None = None,
     all: bool = False,  # noqa: A002
 ) -> bool:
-    """Clear a stop request and return whether there was one.
+    """Clear a stop request, and return True if there was one.
 
     Turns that the request stopped do not resume. A new message starts a new turn.
     """
-    kind, name = _stop_target(thread, user, all)
+    kind, name = _parse_target(thread, user, all)
     async with _open_stops(saver) as stops:
         return await stops.clear(kind, name)
 
@@ -85,7 +86,7 @@ async def _open_stops(where: SaverOrUrl) -> AsyncIterator[StopRequests]:
         yield Persistence.of(saver).stops
 
 
-def _stop_target(thread: str | None, user: str | None, all_runs: bool) -> tuple[StopKind, str]:
+def _parse_target(thread: str | None, user: str | None, all_runs: bool) -> tuple[StopKind, str]:
     targets: list[tuple[StopKind, str]] = []
     if thread:
         targets.append(("thread", thread))

@@ -1,4 +1,4 @@
-"""Middleware that changes the model or shortens the history after policy actions."""
+"""Middleware that applies policy actions to model calls: another model, or a shorter history."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 class ModelCallAdjuster:
-    """Middleware for model calls that switches the model or shortens the history.
+    """Middleware that switches a model call's model or shortens its message history.
+
+    Policy actions of the turn request these changes.
 
     Args:
-        models: Fallback models, in order. The last one is used for all further switches.
+        models: Models for ``switch_model``, in order. The last one is used for all further
+            switches.
 
     Raises:
         ConfigurationError: A model cannot be created.
@@ -49,7 +52,7 @@ class ModelCallAdjuster:
 
 
 def _drop_oldest(messages: Sequence[BaseMessage], cuts: int) -> list[BaseMessage]:
-    """Drop the oldest messages. Instructions and the last message are kept."""
+    """Return the messages without the oldest ones. Instructions and the last message are kept."""
     max_chars = sum(len(str(message.text)) for message in messages)
     for _ in range(cuts):
         max_chars = smaller_context_budget(max_chars)

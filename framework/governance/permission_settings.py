@@ -1,4 +1,4 @@
-"""Permissions from the settings."""
+"""Function that creates permissions from the settings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def permissions_from_settings(
     """Return the permissions that the settings define, or ``None``.
 
     Raises:
-        ConfigurationError: A mode or a list is invalid, or a name matches no capability. A rule
-            with such a name would have no effect.
+        ConfigurationError: A mode or a list is invalid, or a name matches no capability. Such a
+            name would have no effect.
     """
     if settings is None:
         return None
@@ -37,7 +37,7 @@ def permissions_from_settings(
     named = sorted({*settings.tool_requirements, *allowed, *denied})
     if unknown := unknown_names(named, allowed, registry.capabilities):
         raise ConfigurationError(
-            f"permissions: unknown capability {', '.join(map(repr, unknown))}.",
+            f"The permissions name the unknown capabilities {', '.join(map(repr, unknown))}.",
             fix=suggest_fix(*unknown, candidates=registry.capabilities),
         )
     try:
@@ -47,5 +47,5 @@ def permissions_from_settings(
         )
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"permissions: {exc}", fix="Correct the permissions in the settings."
+            f"The permissions are invalid: {exc}", fix="Correct the permissions in the settings."
         ) from exc

@@ -1,4 +1,4 @@
-"""Permissions by role and tenant."""
+"""Permission policy by role and tenant."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _NOT_APPLICABLE = "N/A"
 
 
 def normalize_name(name: str) -> str:
-    """Return a capability name in the form in which names are compared.
+    """Return a capability name in the normalized form in which names are compared.
 
     >>> normalize_name(" Send_Mail ")
     'send_mail'
     """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
-            f"Invalid capability name {name!r}: expected a non-empty string. Fix: pass a name."
+            f"The capability name {name!r} is invalid: it must be a non-empty string. Fix: pass"
+            " a name."
         )
     return name.strip().casefold()
 
@@ -46,19 +47,19 @@ class PermissionOutcome:
     required_mode: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data without empty fields."""
+        """Return the decision as plain data without empty fields."""
         named = {name: getattr(self, name) for name in ("reason", "active_mode", "required_mode")}
         return {"allowed": self.allowed, **{name: text for name, text in named.items() if text}}
 
 
 class PermissionDeniedError(PolicyError):
-    """Error for a caller who may not use a capability.
+    """Raised if a caller may not use a capability.
 
     Args:
-        outcome: The decision.
+        outcome: Decision on the capability.
 
     Attributes:
-        outcome: The decision.
+        outcome: Decision on the capability.
     """
 
     code = "CG-PERMISSION"
@@ -68,7 +69,7 @@ class PermissionDeniedError(PolicyError):
         self.outcome = outcome
         super().__init__(
             f"Permission denied: {outcome.reason or 'the caller may not do this'}.",
-            fix="Ask an operator to change the permissions of the role.",
+            fix="Ask an operator to change the role's permissions.",
         )
 
 
@@ -79,7 +80,7 @@ class RolePermissionConfig:
     Attributes:
         role: Name of the role, as the authentication provides it.
         mode: Permission mode, or its name.
-        allowed_tools: Capabilities that the role may use; ``None`` for all that its mode allows.
+        allowed_tools: Capabilities that the role may use. ``None`` means all that its mode allows.
         denied_tools: Capabilities that the role may not use. This list takes precedence.
         tenant: Tenant that the entry applies to, instead of the entry for all tenants.
 
@@ -97,7 +98,8 @@ class RolePermissionConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.role, str) or not self.role.strip():
             raise ValueError(
-                f"Invalid role {self.role!r}: expected a non-empty string. Fix: pass its name."
+                f"The role {self.role!r} is invalid: it must be a non-empty string. Fix: pass"
+                " its name."
             )
         self.role = self.role.strip()
         self.mode = PermissionMode.of(self.mode)
@@ -105,7 +107,7 @@ class RolePermissionConfig:
             names = getattr(self, name)
             if isinstance(names, str) or (names is None and name == "denied_tools"):
                 raise TypeError(
-                    f"{name} of role {self.role!r} is {names!r}: expected a list of names."
+                    f"{name} of the role {self.role!r} is {names!r}: it must be a list of names."
                     " Fix: pass a list."
                 )
             if names is not None:
@@ -125,14 +127,14 @@ class Permissions(Protocol):
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide whether a caller may use a capability.
+        """Return the decision on a caller's use of a capability.
 
         Args:
-            role: Role of the caller; ``None`` if unknown.
+            role: Role of the caller. ``None`` if unknown.
             name: Name of the capability.
             tenant: Tenant of the caller.
             user_id: ID of the caller.
-            required: Mode that the capability requires.
+            required: Permission mode that the capability requires.
         """
 
 
@@ -153,10 +155,10 @@ class _Role:
 
 
 class PermissionPolicy:
-    """Permissions by role: first the deny list, then the mode, then the allow list.
+    """Permission policy by role, which checks the deny list, then the mode, then the allow list.
 
-    Allowed names must match the registered name exactly. Denied names and requirements ignore case,
-    so no spelling avoids them. A role without an entry may use nothing.
+    Allowed names must match the registered name exactly. Case is ignored in denied names and
+    requirements, so no spelling bypasses them. A role without an entry may use nothing.
 
     Args:
         role_configs: Entries of the roles, as a list or a dictionary by role.
@@ -200,13 +202,14 @@ class PermissionPolicy:
         for role, config in entries:
             if not isinstance(config, RolePermissionConfig):
                 raise TypeError(
-                    f"{config!r} is not a RolePermissionConfig. Fix: pass one for each role."
+                    f"{config!r} is not a RolePermissionConfig. Fix: pass one"
+                    " RolePermissionConfig for each role."
                 )
             key = (config.role, config.tenant)
             if role.strip() != config.role or key in self._roles:
                 raise ValueError(
-                    f"The role {config.role!r} has the key {role!r} or two entries for one tenant."
-                    " Fix: use the role as its key, with one entry per tenant."
+                    f"The role {config.role!r} has the key {role!r}, or two entries for one"
+                    " tenant. Fix: use the role as its key, with one entry per tenant."
                 )
             self._roles[key] = _Role.of(config)
         self._required: dict[str, PermissionMode] = {}
@@ -237,7 +240,7 @@ class PermissionPolicy:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide whether a caller may use a capability; see :class:`Permissions`."""
+        """Return the decision on a caller's use of a capability; see :class:`Permissions`."""
         tool = normalize_name(name)
         role_name = role.strip() if isinstance(role, str) else None
         entry = self._roles.get((role_name or "", tenant)) or self._roles.get(
@@ -270,7 +273,7 @@ class PermissionEnforcer:
     """Convenience methods for a permission policy.
 
     Args:
-        policy: The policy.
+        policy: Permission policy to apply.
 
     >>> enforcer = PermissionEnforcer(
     ...     PermissionPolicy([RolePermissionConfig("clerk", PermissionMode.READ_ONLY, ["look"])])
@@ -285,11 +288,11 @@ class PermissionEnforcer:
     def check(
         self, role: str | None, tool_name: str, *, tenant: str | None = None
     ) -> PermissionOutcome:
-        """Return the decision about a capability, with its reason."""
+        """Return the decision on a capability, with its reason."""
         return self.policy.authorize(role, tool_name, tenant=tenant)
 
     def is_allowed(self, role: str | None, tool_name: str, *, tenant: str | None = None) -> bool:
-        """Return whether a role may use a capability."""
+        """Return True if a role may use a capability."""
         return self.check(role, tool_name, tenant=tenant).allowed
 
     def filter_tools(
@@ -297,12 +300,15 @@ class PermissionEnforcer:
     ) -> list[ToolT]:
         """Return the tools that a role may use.
 
-        Names, functions, tools, and capabilities are accepted.
+        Args:
+            role: Role of the caller.
+            tools: Names, functions, tools, or capabilities.
+            tenant: Tenant of the caller.
         """
-        return [tool for tool in tools if self.is_allowed(role, _name_of(tool), tenant=tenant)]
+        return [tool for tool in tools if self.is_allowed(role, _get_name(tool), tenant=tenant)]
 
 
-def _name_of(tool: Any) -> str:
+def _get_name(tool: Any) -> str:
     if isinstance(tool, str):
         return tool
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", None) or tool)

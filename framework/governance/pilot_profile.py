@@ -1,4 +1,4 @@
-"""Restrictive profile for pilot projects: deny by default, with limits on everything."""
+"""Restrictive profile for pilot projects, which denies by default and limits all usage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from capgraph.governance.usage_limits import (
 
 @dataclass(frozen=True, slots=True)
 class PilotRuntimeProfile:
-    """Permissions, guardrails, and limits from :func:`build_pilot_profile`.
+    """Permissions, guardrails, and limits for a pilot project, from :func:`build_pilot_profile`.
 
     Attributes:
         permissions: Permissions of the role.
@@ -77,7 +77,7 @@ def build_pilot_profile(
     extra_prompt_injection_patterns: Sequence[str] = (),
     tool_deny_patterns: Sequence[str] = (),
 ) -> PilotRuntimeProfile:
-    """Build a restrictive profile. The role, its tools, and the budget are required.
+    """Build a restrictive profile for a pilot project.
 
     Args:
         role: Name of the role.
@@ -104,19 +104,21 @@ def build_pilot_profile(
     maximums = (budget_usd, max_iterations, max_tool_calls, max_consecutive_failures)
     if isinstance(allowed_tools, str) or not names or len({*names}) < len(names):
         raise ValueError(
-            f"allowed_tools is {allowed_tools!r}: expected unique capability names. Fix: pass a list of"
-            " at least one name."
+            f"allowed_tools is {allowed_tools!r}: it must be a list of unique capability names."
+            " Fix: pass at least one name."
         )
     if not all(bound > 0 for bound in maximums):
-        raise ValueError(f"The limits are {maximums}: expected positive numbers. Fix: raise them.")
+        raise ValueError(
+            f"The limits are {maximums}: they must be positive numbers. Fix: raise them above 0."
+        )
     config = RolePermissionConfig(
         role, PermissionMode.of(permission_mode), list(allowed_tools), list(denied_tools)
     )
     stages: frozenset[Any] = frozenset(prompt_injection_stages)
     if not stages or not stages <= {"pre", "post"}:
         raise ValueError(
-            f"Invalid prompt_injection_stages {prompt_injection_stages!r}. Fix: use 'pre', 'post', or"
-            " both."
+            f"prompt_injection_stages is {prompt_injection_stages!r}: a stage is unknown. Fix:"
+            " use 'pre', 'post', or both."
         )
     guardrails: list[PatternGuardrail] = [
         PromptInjectionGuardrail(extra_prompt_injection_patterns, stages=stages)

@@ -1,4 +1,4 @@
-"""Cost estimates for plans, from declared costs and past usage."""
+"""Cost estimate for a plan, from declared costs and past usage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PlanEstimate(NamedTuple):
         requests: Number of model calls.
         tokens: Prompt and output tokens.
         cost_usd: Cost in US dollars, of model calls and as declared by capabilities.
-        unknown: Capabilities without known usage or price. They count as zero.
+        unknown: Capabilities whose usage or price is unknown. They count as zero.
     """
 
     steps: int = 0
@@ -39,13 +39,13 @@ def estimate_plan(
     specs: Mapping[str, CapabilitySpec],
     history: Mapping[str, tuple[float, float, float | None]],
 ) -> PlanEstimate:
-    """Estimate the usage of a plan.
+    """Return the estimated usage of a plan.
 
     Args:
         capabilities: Capability of each step that has to run.
         specs: Specifications of the capabilities.
-        history: By capability: requests, tokens, and cost in US dollars (``None`` if unknown) per
-            step.
+        history: Average usage per step by capability: model calls, tokens, and cost in US dollars
+            (``None`` if unknown).
 
     >>> spec = CapabilitySpec("ask", "Asks.", cost_usd=0.01)
     >>> found = estimate_plan(["ask", "ask"], {"ask": spec}, {"ask": (1.5, 400.0, 0.02)})

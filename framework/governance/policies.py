@@ -1,4 +1,4 @@
-"""Policy engine: rules with conditions on the state of a turn and actions to take."""
+"""Policy engine, whose rules have conditions on a turn's state and actions to take."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Matched = bool | Awaitable[bool]
 
 @dataclass(slots=True)
 class PhaseContext:
-    """State of a phase, such as a turn.
+    """State of a phase, such as a turn, that policy conditions read.
 
     Attributes:
         phase: Name of the phase.
         quality_level: Lowest observed quality level; ``None`` if none was observed.
-        gate_score: The quality level as a number, or another score of a gate.
-        gate_threshold: Score that the gate requires.
+        gate_score: Quality level as a number, or another score of a quality gate.
+        gate_threshold: Score that the quality gate requires.
         completed_roles: Roles that completed their work; in a graph, capabilities.
         failed_roles: Roles whose work failed.
         all_roles: All roles with work to do.
@@ -63,40 +63,42 @@ class PhaseContext:
 
 
 class PolicyCondition(ABC):
-    """Condition of a policy rule."""
+    """Base class of policy conditions."""
 
     @abstractmethod
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Return whether the condition holds. The method may be asynchronous."""
+        """Return True if the condition is met. The method may be asynchronous."""
 
 
 @dataclass(frozen=True)
 class And(PolicyCondition):
-    """Condition that holds if all conditions hold. It holds for an empty sequence.
+    """Policy condition that is met if all its conditions are met, or if it has none.
 
     Attributes:
-        conditions: The conditions.
+        conditions: Conditions to combine.
     """
 
     conditions: Sequence[PolicyCondition]
 
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Evaluate the conditions in order, up to the first that does not hold."""
+        """Evaluate the conditions in order, up to the first that is not met."""
         return _evaluate_in_order(iter(self.conditions), ctx, until=False)
 
 
 @dataclass(frozen=True)
 class Or(PolicyCondition):
-    """Condition that holds if any condition holds. It does not hold for an empty sequence.
+    """Policy condition that is met if any of its conditions is met.
+
+    Without conditions, it is not met.
 
     Attributes:
-        conditions: The conditions.
+        conditions: Conditions to combine.
     """
 
     conditions: Sequence[PolicyCondition]
 
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Evaluate the conditions in order, up to the first that holds."""
+        """Evaluate the conditions in order, up to the first that is met."""
         return _evaluate_in_order(iter(self.conditions), ctx, until=True)
 
 
@@ -127,7 +129,7 @@ async def _evaluate_rest(
 
 @dataclass(frozen=True)
 class QualityAt(PolicyCondition):
-    """Condition that holds if the observed quality level is at least ``level``.
+    """Policy condition that is met if the observed quality level is at least ``level``.
 
     Attributes:
         level: Minimum level.
@@ -136,36 +138,36 @@ class QualityAt(PolicyCondition):
     level: QualityLevel
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether a level was observed and suffices."""
+        """Return True if a quality level was observed and is high enough."""
         return ctx.quality_level is not None and ctx.quality_level >= self.level
 
 
 class PhaseCompleted(PolicyCondition):
-    """Condition that holds if the phase is complete."""
+    """Policy condition that is met if the phase is complete."""
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether the phase is complete."""
+        """Return True if the phase is complete."""
         return ctx.phase_completed
 
 
 @dataclass(frozen=True)
 class AgentFailed(PolicyCondition):
-    """Condition that holds if the work of a role failed.
+    """Policy condition that is met if the work of a role failed.
 
     Attributes:
-        role: The role; ``None`` for any role.
+        role: Role to check. ``None`` means any role.
     """
 
     role: str | None = None
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether the role, or any role, failed."""
+        """Return True if the role, or any role, failed."""
         return self.role in ctx.failed_roles if self.role else bool(ctx.failed_roles)
 
 
 @dataclass(frozen=True)
 class GateBelow(PolicyCondition):
-    """Condition that holds if the gate's score is below a threshold.
+    """Policy condition that is met if a quality gate's score is below a threshold.
 
     Attributes:
         threshold: Minimum sufficient score.
@@ -174,32 +176,32 @@ class GateBelow(PolicyCondition):
     threshold: float
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether the score is below the threshold."""
+        """Return True if the score is below the threshold."""
         return ctx.gate_score < self.threshold
 
 
 @dataclass(frozen=True)
 class RetryExhausted(PolicyCondition):
-    """Condition that holds if no retries remain.
+    """Policy condition that is met if no retries remain.
 
     Attributes:
-        scenario: Failure scenario; ``None`` for any scenario.
+        scenario: Failure scenario to check. ``None`` means any scenario.
     """
 
     scenario: str | None = None
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether the scenario, or any scenario, has no retries left."""
+        """Return True if the scenario, or any scenario, has no retries left."""
         known = ctx.retry_exhausted_scenarios
         return self.scenario in known if self.scenario else bool(known)
 
 
 @dataclass(frozen=True)
 class TimedOut(PolicyCondition):
-    """Condition that holds if the phase takes longer than a limit.
+    """Policy condition that is met if the phase takes longer than a limit.
 
     Attributes:
-        seconds: Time limit.
+        seconds: Time limit in seconds.
     """
 
     seconds: float
@@ -208,24 +210,21 @@ class TimedOut(PolicyCondition):
         check_number("seconds", self.seconds)
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether the elapsed time exceeds the limit."""
+        """Return True if the elapsed time exceeds the limit."""
         return ctx.elapsed_seconds > self.seconds
 
 
 class AllAgentsComplete(PolicyCondition):
-    """Condition that holds if all roles have completed or failed.
-
-    It does not hold without roles.
-    """
+    """Policy condition that is met if at least one role exists and all have completed or failed."""
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether all roles have completed or failed."""
+        """Return True if all roles have completed or failed."""
         return bool(ctx.all_roles) and ctx.completed_roles | ctx.failed_roles >= ctx.all_roles
 
 
 @dataclass(frozen=True)
 class CostExceeded(PolicyCondition):
-    """Condition that holds if the cost exceeds a budget. An unknown cost counts as exceeding it.
+    """Policy condition that is met if the cost is unknown or exceeds a budget.
 
     Attributes:
         budget_usd: Budget in US dollars.
@@ -237,7 +236,7 @@ class CostExceeded(PolicyCondition):
         check_number("budget_usd", self.budget_usd)
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return whether the cost is unknown or exceeds the budget."""
+        """Return True if the cost is unknown or exceeds the budget."""
         return ctx.total_cost_usd is None or ctx.total_cost_usd > self.budget_usd
 
 
@@ -257,7 +256,7 @@ class PolicyAction(StrEnum):
     STORE_GATE_FEEDBACK = "store_gate_feedback"
     """Pass the gate's feedback to the next plan."""
     GENERATE_HANDOFF = "generate_handoff"
-    """Report finished and open work to whoever takes over."""
+    """Report finished and open work to the person or agent that continues it."""
     NOTIFY = "notify"
     """Send an event to the sinks."""
     ABORT_PHASE = "abort_phase"
@@ -266,10 +265,10 @@ class PolicyAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyActionData:
-    """Action with its parameters.
+    """Policy action with its parameters.
 
     Attributes:
-        action: The action.
+        action: Action to take.
         params: Parameters. In a graph: ``message``, and for actions that retry, ``switch_model``
             (use the engine's next model) and ``smaller_context`` (shorten the conversation).
 
@@ -286,18 +285,18 @@ class PolicyActionData:
         object.__setattr__(self, "params", copy.deepcopy(self.params))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the action as plain data."""
         params = {"params": copy.deepcopy(self.params)} if self.params else {}
         return {"action": self.action.value, **params}
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """Rule with a condition and actions.
+    """Policy rule with a condition and the actions to take if it is met.
 
     Attributes:
         name: Name of the rule, for logs and events.
-        condition: The condition.
+        condition: Condition of the rule.
         actions: Actions, in order.
         priority: Rules with lower numbers apply first.
 
@@ -316,21 +315,22 @@ class PolicyRule:
         can_match = callable(getattr(self.condition, "matches", None))
         if not self.name.strip() or not self.actions or not right or not can_match:
             raise ValueError(
-                f"Invalid rule {self.name!r} with the condition {self.condition!r} and the actions"
-                f" {self.actions!r}. Fix: pass a name, a PolicyCondition, and PolicyActionData."
+                f"The rule {self.name!r} is invalid: its condition is {self.condition!r} and its"
+                f" actions are {self.actions!r}. Fix: pass a name, a PolicyCondition, and"
+                " PolicyActionData."
             )
 
 
 class PolicyEngine:
-    """Engine that applies all matching rules, by priority.
+    """Policy engine that applies all matching rules, by priority.
 
-    Among the ``policies`` of a graph, the engine also executes the actions.
+    As one of a graph's ``policies``, the engine also executes the actions.
 
     Args:
-        rules: The rules.
+        rules: Rules to apply.
         models: Models for ``switch_model`` in a graph, in order: chat models or
             ``"provider:name"``.
-        max_uses_per_turn: Maximum number of times that each rule acts in a turn of a graph.
+        max_uses_per_turn: Maximum number of times that each rule applies in a turn of a graph.
 
     Raises:
         ValueError: Two rules have the same name, or ``max_uses_per_turn`` is below 1.
@@ -353,26 +353,28 @@ class PolicyEngine:
         names = [rule.name for rule in self._rules]
         if len({*names}) < len(names) or max_uses_per_turn < 1:
             raise ValueError(
-                f"Duplicate policy rule names in {names}, or max_uses_per_turn={max_uses_per_turn} is below 1."
-                " Fix: use unique names and a number of at least 1."
+                f"The policy rule names in {names} are not unique, or"
+                f" max_uses_per_turn={max_uses_per_turn} is below 1. Fix: use unique names and a"
+                " number of at least 1."
             )
         self.models: tuple[Any, ...] = tuple(models)
         self.max_uses_per_turn = max_uses_per_turn
 
     @property
     def rules(self) -> list[PolicyRule]:
-        """The rules in the order in which they apply."""
+        """Rules in the order in which they apply."""
         return list(self._rules)
 
     def evaluate(self, ctx: PhaseContext) -> Any:
         """Return the actions of all matching rules, or an awaitable if a condition is asynchronous.
 
-        A condition that raises does not match. The failure is logged with the name of the rule.
+        A condition that raises an error is not met. The failure is logged with the name of the
+        rule.
         """
         found = self.matching(ctx)
         if inspect.isawaitable(found):
-            return _actions_later(found)
-        return _actions(found)
+            return _await_actions(found)
+        return _list_actions(found)
 
     async def evaluate_async(self, ctx: PhaseContext) -> list[PolicyActionData]:
         """Return the actions of all matching rules."""
@@ -381,13 +383,13 @@ class PolicyEngine:
 
     def matching(self, ctx: PhaseContext) -> Any:
         """Return the matching rules, or an awaitable if a condition is asynchronous."""
-        found = [(rule, _matches(rule, ctx)) for rule in self._rules]
+        found = [(rule, _evaluate_condition(rule, ctx)) for rule in self._rules]
         if any(inspect.isawaitable(matched) for _, matched in found):
-            return _matching_later(found)
+            return _await_matching(found)
         return [rule for rule, matched in found if matched]
 
 
-def _matches(rule: PolicyRule, ctx: PhaseContext) -> Any:
+def _evaluate_condition(rule: PolicyRule, ctx: PhaseContext) -> Any:
     try:
         return rule.condition.matches(ctx)
     except Exception:
@@ -401,7 +403,7 @@ def _log_failure(rule: PolicyRule) -> None:
     )
 
 
-async def _matching_later(candidates: Sequence[tuple[PolicyRule, Any]]) -> list[PolicyRule]:
+async def _await_matching(candidates: Sequence[tuple[PolicyRule, Any]]) -> list[PolicyRule]:
     matching = []
     for rule, matched in candidates:
         try:
@@ -412,10 +414,10 @@ async def _matching_later(candidates: Sequence[tuple[PolicyRule, Any]]) -> list[
     return matching
 
 
-def _actions(rules: Iterable[PolicyRule]) -> list[PolicyActionData]:
+def _list_actions(rules: Iterable[PolicyRule]) -> list[PolicyActionData]:
     # Copies, because the caller may change the parameters.
     return [PolicyActionData(a.action, a.params) for rule in rules for a in rule.actions]
 
 
-async def _actions_later(rules: Awaitable[list[PolicyRule]]) -> list[PolicyActionData]:
-    return _actions(await rules)
+async def _await_actions(rules: Awaitable[list[PolicyRule]]) -> list[PolicyActionData]:
+    return _list_actions(await rules)

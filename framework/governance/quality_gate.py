@@ -1,4 +1,4 @@
-"""Quality gates: required quality levels of results, and the reactions to a lower level."""
+"""Quality gates: required quality levels of results, and reactions to a lower level."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SEVERITY = {
 
 
 class QualityGateError(PolicyError):
-    """Error for a result below the required level. Its severity follows ``below``."""
+    """Raised if a result is below the required quality level. ``below`` determines its severity."""
 
     code = "CG-QUALITY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
@@ -48,7 +48,7 @@ class QualityLevel(IntEnum):
 
     @classmethod
     def of(cls, value: Any) -> QualityLevel:
-        """Return a quality level from a level or its number.
+        """Return the quality level for a level or its number.
 
         Raises:
             ValueError: The value is neither.
@@ -60,12 +60,12 @@ class QualityLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QualityGateOutcome:
-    """Comparison of an observed level with the required one.
+    """Comparison of an observed quality level with the required one.
 
     Attributes:
-        satisfied: True if the observed level suffices.
-        required_level: The required level.
-        observed_level: The observed level; ``None`` if no level could be determined.
+        satisfied: True if the observed level is high enough.
+        required_level: Required level.
+        observed_level: Observed level. ``None`` if no level could be determined.
     """
 
     satisfied: bool
@@ -73,11 +73,11 @@ class QualityGateOutcome:
     observed_level: QualityLevel | None
 
     def is_satisfied(self) -> bool:
-        """Return whether the observed level suffices."""
+        """Return True if the observed level is high enough."""
         return self.satisfied
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the comparison as plain data."""
         return {
             "satisfied": self.satisfied,
             "required_level": self.required_level.name,
@@ -87,18 +87,18 @@ class QualityGateOutcome:
 
 @dataclass(frozen=True, slots=True)
 class QualityGate:
-    """Gate that requires a quality level.
+    """Quality gate that requires a quality level.
 
-    As ``gate`` of a capability, it checks each result. Among the ``policies`` of a graph, it checks
+    As ``gate`` of a capability, it checks each result. As one of a graph's ``policies``, it checks
     each plan. As ``answer_gate`` of a graph, it checks the answer.
 
     Attributes:
-        required_level: Minimum level.
-        check: Function that returns the ``QualityLevel`` of a result, or ``None`` for a useless
-            result. It may be asynchronous, for example a call to a judge model. A failed assertion
-            counts as ``None``. Alternatively, a pydantic model that the result must match.
-        below: Reaction to a lower level: ``retry`` (plans and answers are written again),
-            ``replan``, ``ask`` a person, or ``fail``.
+        required_level: Minimum quality level.
+        check: Function, sync or async, that returns the ``QualityLevel`` of a result, or ``None``
+            for a useless result. It may call a judge model. A failed assertion counts as ``None``.
+            Alternatively, a pydantic model that the result must match.
+        below: Reaction to a lower level: ``retry`` (plans and answers are generated again),
+            ``replan``, ``ask`` (request a person's approval), or ``fail``.
 
     Raises:
         ValueError: The level or ``below`` is invalid.
@@ -116,21 +116,21 @@ class QualityGate:
         object.__setattr__(self, "required_level", QualityLevel.of(self.required_level))
         if self.below not in get_args(Below):
             raise ValueError(
-                f"Invalid below {self.below!r}. Fix: use one of {', '.join(get_args(Below))}."
+                f"below is {self.below!r}, which is unknown. Fix: use one of {', '.join(get_args(Below))}."
             )
 
     def evaluate(self, observed: QualityLevel | int | None) -> QualityGateOutcome:
-        """Compare an observed level with the required one. ``None`` never suffices."""
+        """Compare an observed quality level with the required one. ``None`` is never high enough."""
         level = None if observed is None else QualityLevel.of(observed)
         satisfied = level is not None and level >= self.required_level
         return QualityGateOutcome(satisfied, self.required_level, level)
 
     def is_satisfied_by(self, observed: QualityLevel | int | None) -> bool:
-        """Return whether an observed level suffices."""
+        """Return True if an observed quality level is high enough."""
         return self.evaluate(observed).satisfied
 
     async def evaluate_result(self, result: Any, subject: str) -> GateResult:
-        """Check a result; see :class:`capgraph.base.ports.ResultGate`.
+        """Check a step's result; see :class:`capgraph.base.ports.ResultGate`.
 
         Raises:
             QualityGateError: The result is below the required level, or the check itself failed.
@@ -145,8 +145,8 @@ class QualityGate:
         except Exception as exc:
             # A result that cannot be checked must not pass.
             raise QualityGateError(
-                f"The check of {subject} failed: {type(exc).__name__}: {exc}.",
-                fix="Correct the check.",
+                f"The quality check of {subject} failed: {type(exc).__name__}: {exc}.",
+                fix="Correct the function passed as 'check'.",
             ) from exc
         if outcome.satisfied:
             return GateResult(outcome.observed_level)
@@ -161,7 +161,7 @@ class QualityGate:
         )
 
     async def review(self, plan: ExecutionPlan, view: TurnSnapshot) -> Verdict:
-        """Check a plan before it is accepted.
+        """Check the quality of a plan before it is accepted.
 
         Raises:
             QualityGateError: The plan is below the required level.

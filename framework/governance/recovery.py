@@ -1,4 +1,4 @@
-"""Recovery recipes for failure scenarios, with a report of the steps that ran."""
+"""Recovery recipes for failure scenarios, and functions that run them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class EscalationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecipe:
-    """Recovery steps for a failure scenario.
+    """Recovery recipe: the steps to run in a failure scenario.
 
     Attributes:
-        scenario: The failure scenario.
+        scenario: Failure scenario.
         steps: Recovery steps, in order.
         max_attempts: Maximum number of attempts until one succeeds.
         escalation_policy: Reaction when the attempts are exhausted.
-        step_retries: Maximum number of tries per step; 1 for steps without an entry.
+        step_retries: Maximum number of attempts by step. Steps without an entry have 1.
 
     Raises:
         ValueError: There are no steps or attempts, or ``step_retries`` names an unknown step.
@@ -82,8 +82,8 @@ class RecoveryRecipe:
         object.__setattr__(self, "steps", tuple(map(RecoveryStep, self.steps)))
         if not self.steps or self.max_attempts < 1 or not {*self.step_retries} <= {*self.steps}:
             raise ValueError(
-                f"The recipe for {self.scenario} has {len(self.steps)} steps, {self.max_attempts}"
-                f" attempts, and step_retries for {list(self.step_retries)}."
+                f"The recipe for {self.scenario} is invalid: it has {len(self.steps)} steps,"
+                f" {self.max_attempts} attempts, and step_retries for {list(self.step_retries)}."
                 " Fix: pass steps, at least one attempt, and step_retries for these steps only."
             )
 
@@ -110,7 +110,7 @@ _RECIPES: Mapping[FailureScenario, RecoveryRecipe] = MappingProxyType(
 
 
 def recipe_for(scenario: FailureScenario | str) -> RecoveryRecipe:
-    """Return the default recipe for a failure scenario.
+    """Return the default recovery recipe for a failure scenario.
 
     >>> [step.value for step in recipe_for("llm_error").steps]
     ['retry_with_backoff', 'switch_provider']
@@ -139,7 +139,7 @@ class RecoveryResult:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the result as plain data."""
         return asdict(self)
 
 
@@ -149,7 +149,7 @@ class RecoveryEvent:
 
     Attributes:
         event_type: ``succeeded``, ``failed``, or ``escalated``.
-        scenario: The failure scenario.
+        scenario: Failure scenario.
         recipe_steps: Steps of the recipe.
         result: Result of the attempt.
         timestamp: Time as ISO text.
@@ -162,16 +162,16 @@ class RecoveryEvent:
     timestamp: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the record as plain data."""
         return asdict(self)
 
 
 class RecoveryContext:
-    """Actions for recovery steps, and a count of the attempts.
+    """Functions for the recovery steps of a run, with a counter of recovery attempts.
 
     Args:
-        actions: Function for each step, without parameters. It may be asynchronous. A step fails if
-            its function raises or returns ``False``.
+        actions: Function for each step, without parameters, sync or async. A step fails if its
+            function raises an error or returns ``False``.
         recipes: Recipes that replace the default ones.
     """
 
@@ -191,10 +191,10 @@ class RecoveryContext:
         self._resets_after_recovery = True
 
     def for_session(self) -> RecoveryContext:
-        """Return a context with the same actions and recipes, and its own counts, for one session.
+        """Return a context for one session, with the same actions and recipes but new counters.
 
         A failure may recur after a successful recovery. Therefore only :meth:`record_success`
-        resets the counts of a session.
+        resets the counters of a session.
         """
         context = RecoveryContext(recipes=self._recipes.values())
         context.actions = dict(self.actions)
@@ -202,16 +202,16 @@ class RecoveryContext:
         return context
 
     def record_success(self) -> None:
-        """Reset the counts, because the work succeeded."""
+        """Reset the attempt counters, because the work succeeded."""
         with self._lock:
             self._attempts.clear()
 
     def is_exhausted(self, scenario: FailureScenario | str) -> bool:
-        """Return whether no attempt is left for a failure scenario."""
+        """Return True if no recovery attempt is left for a failure scenario."""
         return self.attempt_count(scenario) >= self.recipe(scenario).max_attempts
 
     def attempt_count(self, scenario: FailureScenario | str) -> int:
-        """Return the number of attempts since the last success."""
+        """Return the number of recovery attempts since the last success."""
         return self._attempts.get(FailureScenario(scenario), 0)
 
     def recipe(self, scenario: FailureScenario | str) -> RecoveryRecipe:
@@ -220,7 +220,7 @@ class RecoveryContext:
 
     @property
     def events(self) -> list[RecoveryEvent]:
-        """Most recent attempts, oldest first."""
+        """Latest recovery attempts, oldest first."""
         return list(self._events)
 
     def _begin(self, recipe: RecoveryRecipe) -> bool:
@@ -254,13 +254,15 @@ def attempt_recovery(scenario: FailureScenario | str, ctx: RecoveryContext) -> R
     >>> attempt_recovery("llm_timeout", RecoveryContext()).outcome
     'escalation_required'
     """
-    work = _attempt(scenario, ctx, _blocking)
+    work = _attempt(scenario, ctx, _wait_blocking)
     try:
         work.send(None)  # it never suspends, so one send completes it
     except StopIteration as done:
         found: RecoveryResult = done.value
         return found
-    raise RuntimeError("The recovery suspended. Fix: report this defect.")
+    raise RuntimeError(
+        "The recovery suspended, which synchronous code cannot await. Fix: report this defect."
+    )
 
 
 async def aattempt_recovery(
@@ -330,7 +332,7 @@ async def _run_step(
     return fault
 
 
-async def _blocking(awaitable: Awaitable[Any]) -> Any:
+async def _wait_blocking(awaitable: Awaitable[Any]) -> Any:
     """Wait for an awaitable without suspending the coroutine."""
     return run_sync(maybe_await(awaitable))
 
@@ -374,9 +376,9 @@ _BY_TEXT: tuple[tuple[str, FailureScenario], ...] = (
 
 
 def classify_exception(error: BaseException) -> FailureScenario:
-    """Return the failure scenario of an exception.
+    """Return the failure scenario that an exception belongs to.
 
-    The types in its cause chain are checked first, then its text.
+    The exception types in its cause chain are checked first, then its text.
 
     >>> classify_exception(RuntimeError("processed 4012 rows")).value
     'llm_error'
@@ -384,7 +386,7 @@ def classify_exception(error: BaseException) -> FailureScenario:
     'tool_execution_error'
     """
     for cause in iter_causes(error):
-        if (found := _by_type(cause)) is not None:
+        if (found := _classify_type(cause)) is not None:
             return found
     for cause in iter_causes(error):
         text = str(cause).lower()
@@ -395,7 +397,7 @@ def classify_exception(error: BaseException) -> FailureScenario:
 
 
 def classify_failure(failure: Failure) -> FailureScenario:
-    """Return the failure scenario of a recorded failure."""
+    """Return the failure scenario that a recorded failure belongs to."""
     category: Any = failure.metadata.get("category")
     found = _BY_CATEGORY.get(category)
     if found is not None:
@@ -408,7 +410,7 @@ def classify_failure(failure: Failure) -> FailureScenario:
     return next(named, plain)
 
 
-def _by_type(error: BaseException) -> FailureScenario | None:
+def _classify_type(error: BaseException) -> FailureScenario | None:
     if isinstance(error, json.JSONDecodeError):
         return FailureScenario.MEMORY_CORRUPTION
     if isinstance(error, ModelError) and error.__cause__ is None:
@@ -427,7 +429,8 @@ def next_provider(available_providers: Sequence[str], current_provider: str) -> 
     """
     if isinstance(available_providers, str):
         raise TypeError(
-            f"available_providers is the string {available_providers!r}. Fix: pass a list of names."
+            f"available_providers is the string {available_providers!r}: it must be a list. Fix:"
+            " pass a list of names."
         )
     return next((name for name in available_providers if name != current_provider), None)
 
@@ -443,7 +446,7 @@ def smaller_context_budget(current_chars: int, reduction: float = 0.75) -> int:
     """
     if current_chars < 0 or not 0.0 <= reduction <= 1.0:
         raise ValueError(
-            f"Invalid reduction {reduction!r} of {current_chars!r} characters."
-            " Fix: pass a factor between 0 and 1, and a nonnegative number of characters."
+            f"The reduction {reduction!r} of {current_chars!r} characters is invalid. Fix: pass"
+            " a factor between 0 and 1, and 0 or more characters."
         )
     return int(current_chars * reduction)

@@ -13,11 +13,11 @@ from capgraph.telemetry.usage import UsageTracker
 
 
 class UsageLimitExceededError(LimitError):
-    """Error for a session that exceeded a usage limit.
+    """Raised if a session exceeded a usage limit.
 
     Attributes:
         limit_name: Name of the limit.
-        observed: Amount used; ``None`` for an unknown cost.
+        observed: Amount used. ``None`` for an unknown cost.
         ceiling: Value of the limit.
     """
 
@@ -27,13 +27,13 @@ class UsageLimitExceededError(LimitError):
 
 
 class GovernanceBreachError(LimitError):
-    """Error for a breached limit that ends the session. It is not recoverable.
+    """Raised if a session exceeded a limit that ends it. The session cannot recover.
 
     Attributes:
         limit_name: Name of the limit.
         observed: Amount counted.
         ceiling: Value of the limit.
-        scope: Scope of the limit; always ``session``.
+        scope: Scope of the limit, which is always ``session``.
     """
 
     limit_name: str = ""
@@ -74,7 +74,7 @@ class UsageLimits:
                 check_number(name, value)
 
     def check(self, tracker: UsageTracker) -> None:
-        """Raise if a session's usage exceeds a limit.
+        """Raise an error if a session's usage exceeds a limit.
 
         Raises:
             UsageLimitExceededError: A limit is exceeded.
@@ -94,7 +94,7 @@ class UsageLimits:
                 continue
             amount = "an unknown amount" if observed is None else f"{observed:g}"
             raise UsageLimitExceededError(
-                f"The session used {amount}, but {name} is {ceiling:g}.",
+                f"The session used {amount}, which exceeds {name}={ceiling:g}.",
                 fix=f"Raise {name}, or call register_pricing(…) for its models."
                 if observed is None
                 else f"Raise {name}, or use less.",
@@ -106,12 +106,12 @@ class UsageLimits:
 
 @dataclass(slots=True)
 class GovernanceState:
-    """Counters of a session.
+    """Usage counters of a session.
 
     Attributes:
-        turns: Turns started.
-        tool_calls: Tool calls.
-        consecutive_failures: Failures since the last success.
+        turns: Number of started turns.
+        tool_calls: Number of tool calls.
+        consecutive_failures: Number of failures since the last success.
         cost_usd: Cost in US dollars; infinite if a cost is unknown.
     """
 
@@ -121,7 +121,7 @@ class GovernanceState:
     cost_usd: float = 0.0
 
     def record_turn_start(self) -> None:
-        """Count a turn."""
+        """Count the start of a turn."""
         self.turns += 1
 
     def record_tool_call(self) -> None:
@@ -137,18 +137,18 @@ class GovernanceState:
         self.consecutive_failures = 0
 
     def record_cost(self, cost_usd: float | None) -> None:
-        """Add a cost; ``None`` if it is unknown."""
+        """Add a cost in US dollars. ``None`` means that it is unknown."""
         self.cost_usd += math.inf if cost_usd is None else cost_usd
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimit:
-    """Limit of a session, breached if the count exceeds ``value``.
+    """Limit of a session. It is breached if the counter exceeds ``value``.
 
     Attributes:
-        value: Maximum count.
-        scope: Scope of the limit; always ``session``.
-        on_breach: ``terminate`` ends the session; ``alert`` only sends an event.
+        value: Maximum of the counter.
+        scope: Scope of the limit, which is always ``session``.
+        on_breach: ``terminate`` ends the session, ``alert`` only emits an event.
         name: Name of the limit.
 
     Raises:
@@ -167,38 +167,39 @@ class SessionLimit:
         check_number(self.name, self.value)
         if self.scope != "session":
             raise ValidationError(
-                f"Invalid scope {self.scope!r}.",
+                f"The scope {self.scope!r} is not supported.",
                 fix="Use 'session', or a Budget for other scopes.",
             )
         if self.on_breach not in ("terminate", "alert"):
             raise ValidationError(
-                f"Invalid on_breach {self.on_breach!r}.", fix="Use 'terminate' or 'alert'."
+                f"on_breach is {self.on_breach!r}, which is unknown.",
+                fix="Use 'terminate' or 'alert'.",
             )
 
 
 class MaxIterationsLimit(SessionLimit):
-    """Maximum number of turns per session."""
+    """Limit on the number of turns per session."""
 
     counter: ClassVar[str] = "turns"
     default_name: ClassVar[str] = "max_iterations"
 
 
 class MaxBudgetLimit(SessionLimit):
-    """Maximum cost of a session in US dollars."""
+    """Limit on the cost of a session in US dollars."""
 
     counter: ClassVar[str] = "cost_usd"
     default_name: ClassVar[str] = "max_budget_usd"
 
 
 class MaxConsecutiveFailuresLimit(SessionLimit):
-    """Maximum number of consecutive failures."""
+    """Limit on the number of consecutive failures in a session."""
 
     counter: ClassVar[str] = "consecutive_failures"
     default_name: ClassVar[str] = "max_consecutive_failures"
 
 
 class MaxToolCallsLimit(SessionLimit):
-    """Maximum number of tool calls."""
+    """Limit on the number of tool calls in a session."""
 
     counter: ClassVar[str] = "tool_calls"
     default_name: ClassVar[str] = "max_tool_calls"
@@ -206,12 +207,12 @@ class MaxToolCallsLimit(SessionLimit):
 
 @dataclass(frozen=True, slots=True)
 class LimitOutcome:
-    """Comparison of a session's count with a limit.
+    """Comparison of a session's counter with a limit.
 
     Attributes:
         breached: True if the count exceeds the limit.
         limit_name: Name of the limit.
-        observed: The count.
+        observed: Value of the counter.
         ceiling: Value of the limit.
         scope: Scope of the limit.
         on_breach: Reaction to a breach.
@@ -227,10 +228,12 @@ class LimitOutcome:
 
 @dataclass(slots=True)
 class GovernancePlane:
-    """Limits of sessions. Use :meth:`for_session` so that each session counts separately.
+    """Limits of a session with its counters.
+
+    Use :meth:`for_session` to count each session separately.
 
     Attributes:
-        limits: The limits.
+        limits: Limits to enforce.
         state: Counters of the session.
 
     >>> plane = GovernancePlane([MaxToolCallsLimit(1)]).for_session()
@@ -246,11 +249,11 @@ class GovernancePlane:
         self.limits = tuple(self.limits)
 
     def for_session(self) -> GovernancePlane:
-        """Return the same limits with new counters."""
+        """Return an object with the same limits and new counters."""
         return GovernancePlane(self.limits)
 
     def evaluate(self) -> list[LimitOutcome]:
-        """Return the outcome of each limit."""
+        """Return the comparison of each limit with its counter."""
         return [
             LimitOutcome(
                 breached=(observed := getattr(self.state, limit.counter)) > limit.value,
@@ -264,7 +267,7 @@ class GovernancePlane:
         ]
 
     def enforce(self) -> list[LimitOutcome]:
-        """Return the outcome of each limit, including breached limits that only alert.
+        """Raise an error for a breached limit that ends the session, and return all comparisons.
 
         Raises:
             GovernanceBreachError: A limit that ends the session was breached.
@@ -273,8 +276,8 @@ class GovernancePlane:
         for outcome in found:
             if outcome.breached and outcome.on_breach == "terminate":
                 raise GovernanceBreachError(
-                    f"The session reached {outcome.observed:g}, but {outcome.limit_name} is"
-                    f" {outcome.ceiling:g}.",
+                    f"The session reached {outcome.observed:g}, which exceeds"
+                    f" {outcome.limit_name}={outcome.ceiling:g}.",
                     fix="Start a new session, or raise the limit.",
                     limit_name=outcome.limit_name,
                     observed=outcome.observed,

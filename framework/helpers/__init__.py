@@ -1,1 +1,1 @@
-"""Helpers without a subject of their own: coroutines, clocks, files, threads, and plain data."""
+"""Helpers without domain knowledge: coroutines, clocks, files, threads, and plain data."""

@@ -1,4 +1,4 @@
-"""Validation of function arguments against their annotations."""
+"""Decorator and functions that validate function arguments."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NO_LISTS = (str, bytes, Mapping)
 
 
 def validate_arguments(function: T) -> T:
-    """Decorator that validates the arguments of a function or constructor against its annotations.
+    """Decorator that validates a function's or constructor's arguments against its annotations.
 
-    ``True`` is not accepted as a number, nor a string as a list of strings. Annotations that are
-    protocols, or that exist only for type checkers, are not checked.
+    ``True`` is not accepted as a number, and a string is not accepted as a list of strings.
+    Annotations that are protocols, or that exist only for type checkers, are not checked.
 
     Args:
-        function: A function, a coroutine function, or a class.
+        function: Function, coroutine function, or class to decorate.
 
     >>> @validate_arguments
     ... def double(number: int, names: Sequence[str] = ()) -> int:
@@ -46,13 +46,15 @@ def validate_arguments(function: T) -> T:
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not cached:
-            cached[:] = inspect.signature(function), _hints(function), _keywords(function)
+            cached[:] = inspect.signature(function), _get_hints(function), _list_keywords(function)
         signature, hints, keywords = cached
         if args and function.__name__ == "__init__":
-            _refuse_replaced(type(args[0]), kwargs.keys() - signature.parameters.keys())
+            _refuse_replaced_arguments(type(args[0]), kwargs.keys() - signature.parameters.keys())
         if keywords is not None and not kwargs.keys() <= set(keywords):
             if function.__name__ == "__init__":  # a subclass may have further keywords
-                check_options(type(args[0]).__name__, kwargs, _initializer_keywords(type(args[0])))
+                check_options(
+                    type(args[0]).__name__, kwargs, _list_initializer_keywords(type(args[0]))
+                )
             check_options(function.__qualname__.removesuffix(".__init__"), kwargs, keywords)
         arguments = signature.bind(*args, **kwargs).arguments
         for name, value in arguments.items():
@@ -86,28 +88,28 @@ def validate_arguments(function: T) -> T:
     return cast("T", wrapper)
 
 
-def _keywords(function: Any) -> list[str] | None:
-    """Return the keyword arguments of a function, or None if it accepts any."""
+def _list_keywords(function: Any) -> list[str] | None:
+    """Return the names of a function's keyword arguments, or None if it accepts any."""
     parameters = inspect.signature(function).parameters.values()
     rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
     if rest is None:
-        return _keyword_names(function)
-    hint = _all_hints(function).get(rest)
+        return _list_keyword_names(function)
+    hint = _get_all_hints(function).get(rest)
     if get_origin(hint) is not Unpack:
         return None
-    return [*_keyword_names(function), *get_args(hint)[0].__annotations__]
+    return [*_list_keyword_names(function), *get_args(hint)[0].__annotations__]
 
 
-def _keyword_names(function: Any) -> list[str]:
+def _list_keyword_names(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in parameters if p.kind in kinds and p.name != "self"]
 
 
-def _initializer_keywords(kind: type[Any]) -> list[str]:
-    """Return the keyword arguments of the initializers of a class and its bases."""
+def _list_initializer_keywords(kind: type[Any]) -> list[str]:
+    """Return the keyword arguments that the initializers of a class and its bases accept."""
     initializers = (vars(cls).get("__init__") for cls in kind.__mro__)
-    names = [_keyword_names(one) for one in initializers if inspect.isfunction(one)]
+    names = [_list_keyword_names(one) for one in initializers if inspect.isfunction(one)]
     return list(dict.fromkeys(itertools.chain(*names)))
 
 
@@ -122,8 +124,8 @@ OBSERVER_ARGUMENTS: Mapping[str, str] = {
 """Arguments of other frameworks for observability, each with the fix that its error names."""
 
 
-def _refuse_replaced(kind: type[Any], names: Iterable[str]) -> None:
-    """Raise an error for arguments that ``replaced_arguments`` of a class lists with their fix."""
+def _refuse_replaced_arguments(kind: type[Any], names: Iterable[str]) -> None:
+    """Raise an error for arguments that the class lists in ``replaced_arguments`` with their fix."""
     replaced: Mapping[str, str] = getattr(kind, "replaced_arguments", {})
     for name in sorted(replaced.keys() & set(names)):
         raise UnknownOptionError(
@@ -137,12 +139,12 @@ def check_options(name: str, names: Iterable[str], valid_names: Collection[str])
     """Raise an error for unknown keyword arguments.
 
     Args:
-        name: Name of the function.
+        name: Name of the called function.
         names: Names of the passed arguments.
         valid_names: Names of the function's parameters.
 
     Raises:
-        UnknownOptionError: An argument is unknown. The message suggests the nearest name.
+        UnknownOptionError: An argument is unknown. The message suggests the most similar name.
 
     >>> check_options("build_graph", ["budjet"], ["budget", "model"])
     Traceback (most recent call last):
@@ -164,27 +166,27 @@ class _ModuleNames(dict[str, Any]):
         return Any
 
 
-def _hints(function: Any) -> dict[str, Any]:
+def _get_hints(function: Any) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     several = {p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    hints = _all_hints(function)
+    hints = _get_all_hints(function)
     return {
-        name: _without_type_variables(hint) for name, hint in hints.items() if name not in several
+        name: _replace_type_variables(hint) for name, hint in hints.items() if name not in several
     }
 
 
-def _all_hints(function: Any) -> dict[str, Any]:
+def _get_all_hints(function: Any) -> dict[str, Any]:
     names = _ModuleNames({**vars(builtins), **function.__globals__})
     return get_type_hints(function, localns=names)
 
 
-def _without_type_variables(hint: Any) -> Any:
+def _replace_type_variables(hint: Any) -> Any:
     variables = getattr(hint, "__parameters__", ())
     return hint[tuple(one.__bound__ or Any for one in variables)] if variables else hint
 
 
 def matches_annotation(value: Any, hint: Any) -> bool:
-    """Return True if a value matches an annotation, as far as that is visible without consuming it.
+    """Return True if a value matches a type annotation. Iterators are not consumed for the check.
 
     >>> matches_annotation({"a": 1}, dict[str, int]), matches_annotation([True], list[int]), matches_annotation("ab", Sequence[str])
     (True, False, False)

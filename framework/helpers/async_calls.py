@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 async def maybe_await(value: Any) -> Any:
-    """Return the value, awaited if it is awaitable.
+    """Return the value. If it is awaitable, await it first.
 
     >>> asyncio.run(maybe_await(3)), asyncio.run(maybe_await(asyncio.sleep(0, 4)))
     (3, 4)
@@ -23,10 +23,10 @@ async def maybe_await(value: Any) -> Any:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion from synchronous code.
+    """Run a coroutine to completion from synchronous code and return its result.
 
-    Inside a running event loop, the coroutine runs in a thread with a loop of its own, and the call
-    blocks the current loop.
+    If an event loop is running in the current thread, the coroutine runs in another thread with its
+    own loop, and the call blocks the current loop.
 
     >>> run_sync(maybe_await(3))
     3
@@ -59,13 +59,13 @@ async def shielded(
     """Run a coroutine to completion even if the current task is canceled meanwhile.
 
     Args:
-        coroutine: The coroutine.
-        undo: Function that reverts the result if the task was canceled, since the caller never
-            receives it.
+        coroutine: Coroutine to run.
+        undo: Function that reverts the result if the task was canceled, because the caller never
+            receives the result.
 
     Raises:
-        asyncio.CancelledError: The current task was canceled. It is raised after the coroutine ends. An
-            exception of the coroutine is attached as a note.
+        asyncio.CancelledError: The current task was canceled. The error is raised after the
+            coroutine ends. An exception of the coroutine is attached as a note.
 
     >>> asyncio.run(shielded(asyncio.sleep(0, 4)))
     4

@@ -1,4 +1,4 @@
-"""Clocks, which make time a replaceable dependency in tests."""
+"""Clocks, which let tests replace the source of time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SystemClock:
 
 
 class _FunctionClock:
-    """Clock that reads time from a function and sleeps in real time."""
+    """Clock that reads the time from a function but sleeps in real time."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self.now = self.monotonic = read
@@ -52,10 +52,10 @@ class _FunctionClock:
 
 
 def as_clock(clock: Clock | Callable[[], float]) -> Clock:
-    """Return a ``Clock`` for a clock or a function.
+    """Return a ``Clock`` for a clock or a function that returns seconds.
 
     Args:
-        clock: A clock, or a function that returns seconds, such as ``time.monotonic``.
+        clock: Clock, or a function that returns seconds, such as ``time.monotonic``.
 
     Raises:
         ConfigurationError: The argument is neither.
@@ -65,15 +65,16 @@ def as_clock(clock: Clock | Callable[[], float]) -> Clock:
     """
     if not callable(clock) and not hasattr(clock, "monotonic"):
         raise ConfigurationError(
-            f"{clock!r} is not a clock.", fix="Pass a function without arguments."
+            f"{clock!r} is not a clock: it is neither a Clock object nor a function.",
+            fix="Pass a Clock, or a function without arguments that returns seconds.",
         )
     return _FunctionClock(clock) if callable(clock) else clock
 
 
 def timestamp_after(clock: Clock, seconds: float) -> float:
-    """Return the time after a delay, in seconds since the epoch.
+    """Return the timestamp after a delay, in seconds since the epoch.
 
-    The origin of a clock that reads a function is unknown, so the system time is used instead.
+    A clock that wraps a function has an unknown origin, so the system time is used instead.
     """
     return (time.time() if isinstance(clock, _FunctionClock) else clock.now()) + seconds
 

@@ -1,4 +1,4 @@
-"""Size of data, measured only as far as a limit."""
+"""Function that compares the size of data with a limit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SCALAR_BYTES = 8
 def exceeds_bytes(value: Any, max_bytes: int) -> bool:
     """Return True if data would take more than ``max_bytes`` bytes when stored, approximately.
 
-    The measurement stops at the limit, so its cost does not grow with larger data.
+    The measurement stops at the limit, so that it costs no more for larger data.
 
     Args:
         value: Plain data, models, dataclasses, messages, or arrays.
-        max_bytes: The limit.
+        max_bytes: Size limit in bytes.
 
     >>> exceeds_bytes({"text": "x" * 100}, 200), exceeds_bytes(["x" * 100] * 3, 200)
     (False, True)
@@ -32,7 +32,7 @@ def exceeds_bytes(value: Any, max_bytes: int) -> bool:
             remaining -= len(item)
         elif item is None or isinstance(item, (bool, int, float)):
             remaining -= _SCALAR_BYTES
-        elif (parts := _parts(item)) is not None:
+        elif (parts := _list_parts(item)) is not None:
             remaining -= len(parts)
             pending += parts if remaining >= 0 else ()
         else:
@@ -42,8 +42,8 @@ def exceeds_bytes(value: Any, max_bytes: int) -> bool:
     return False
 
 
-def _parts(item: Any) -> list[Any] | None:
-    """Return the keys and values, items, or fields of a container; None for a scalar."""
+def _list_parts(item: Any) -> list[Any] | None:
+    """Return the keys and values, items, or fields of a container. Return None for a scalar."""
     if isinstance(item, Mapping):
         return [*item.keys(), *item.values()]
     if isinstance(item, (list, tuple, Set)):

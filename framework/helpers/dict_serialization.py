@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DictSerializable:
-    """Mixin for dataclasses with ``to_dict`` and ``from_dict``.
+    """Mixin that adds the methods ``to_dict`` and ``from_dict`` to dataclasses.
 
     Datetimes become ISO text. Values of fields annotated as ``Any`` are not converted.
 
@@ -32,13 +32,13 @@ class DictSerializable:
     """
 
     def to_dict(self: DataclassInstance) -> dict[str, Any]:
-        """Return the fields as a dictionary, deeply copied."""
+        """Return the fields as a new dictionary, with nested values copied."""
         return asdict(self, dict_factory=_fields)
 
     @classmethod
     @validate_arguments
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the instance that :meth:`to_dict` wrote.
+        """Return the instance for a dictionary that :meth:`to_dict` returned.
 
         Raises:
             ValidationError: A field is missing or invalid.

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def create_private(path: str | os.PathLike[str]) -> None:
     """Create an empty file that only its owner can read, unless the file exists.
 
-    SQLite gives the files beside a database the mode of the database.
+    A database file is created like this because SQLite gives its companion files the same
+    permissions.
 
     Args:
-        path: Path of the file; ``:memory:`` is ignored.
+        path: Path of the file. ``:memory:`` is ignored.
     """
     if os.fspath(path) not in ("", ":memory:"):
         temporary = f"{os.fspath(path)}.{uuid.uuid4().hex[:8]}"
@@ -40,11 +41,11 @@ def create_private(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
-    """Write a text file atomically, so that readers see either the old or the new content.
+    """Write a text file atomically, so that readers get either the old or the new content.
 
     Args:
         path: Path of the file. Missing directories are created.
-        text: The content.
+        text: Content to write.
         mode: Permissions of the file, before the process's umask applies.
 
     Raises:
@@ -67,14 +68,14 @@ def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) 
 
 
 def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
-    """Enable write-ahead logging for a SQLite file.
+    """Enable write-ahead logging for a SQLite database.
 
-    SQLite's own timeout does not apply: the statement fails at once while another connection writes or
-    changes the mode.
+    SQLite's own timeout does not apply, because the statement fails at once while another
+    connection writes or changes the mode.
 
     Args:
         connection: Connection without an open transaction.
-        timeout_seconds: Maximum time to retry.
+        timeout_seconds: Maximum time for which to retry.
 
     Raises:
         sqlite3.Error: The file is still locked after the timeout, or is not a writable database.
@@ -91,7 +92,7 @@ def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    r"""Return rows as CSV.
+    r"""Return rows as CSV text.
 
     Text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
 
@@ -101,12 +102,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = csv.writer(text)
-    out.writerow(map(_cell, names))
-    out.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    out.writerow(map(_format_cell, names))
+    out.writerows([_format_cell(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     if isinstance(value, (dict, list)):
         value = json.dumps(value, ensure_ascii=False)
     return f"'{value}" if isinstance(value, str) and _is_formula(value) else value

@@ -1,4 +1,4 @@
-"""Validation of numbers."""
+"""Validation of numeric arguments."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ def check_number(
     integer: bool = False,
     error: type[CapgraphError] = ValidationError,
 ) -> None:
-    """Raise an error if a value is not a finite number or is too small. Booleans are not numbers.
+    """Raise an error if a value is not a finite number or is too small.
+
+    Booleans do not count as numbers.
 
     Args:
         name: Name of the value, for the message.
-        value: The value.
+        value: Value to check.
         minimum: Smallest allowed value.
         above: Exclusive lower bound, in addition to ``minimum``.
-        integer: Whether the value must be an integer.
+        integer: True if the value must be an integer.
         error: Class of the error to raise.
 
     Raises:
-        ValidationError: The value is invalid, unless ``error`` is another class.
+        ValidationError: The value is invalid. ``error`` replaces the class.
 
     >>> check_number("rpm", 0.5)
     >>> check_number("rpm", -1)
     Traceback (most recent call last):
-    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Change \
-the value.
+    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Change the value.
     """
     kinds: Any = int if integer else (int, float)
     is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
@@ -43,6 +44,6 @@ the value.
         bound = f"of at least {minimum:g}" if above is None else f"greater than {above:g}"
         raise error(
             f"{name} is {value!r}: it must be {kind} {bound}.",
-            fix="Change the value.",
+            fix=f"Pass {kind} {bound}.",
             facts={"name": name, "value": value},
         )

@@ -1,4 +1,4 @@
-"""Conversion of values to plain data, which is what state may contain, and to short texts."""
+"""Conversion of values to plain data, the only data that state may contain, and to short texts."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _FIX = (
 
 
 def parse_enum(enum: type[EnumT], value: Any, label: str) -> EnumT:
-    """Return the member of an enumeration for a member, a value, or a name.
+    """Return the enumeration member that a member, a value, or a name identifies.
 
     Args:
-        enum: The enumeration.
+        enum: Enumeration class.
         value: A member, its value, or its name.
         label: Description of the value, for the message.
 
     Raises:
-        ValidationError: There is no such member. The message lists all members.
+        ValidationError: The enumeration has no such member. The message lists all members.
     """
     try:
         member = enum.__members__.get(value.upper()) if isinstance(value, str) else None
@@ -58,8 +58,8 @@ def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
         value: Built-in data, enums, dates, decimals, paths, models, dataclasses, or numpy numbers and
             arrays.
         path: Name of the value. Messages show the path of the invalid part below it.
-        lenient: Whether to convert unsupported values to text. Only for details of errors, where a
-            second error must not occur.
+        lenient: True to convert unsupported values to text. Only error details use it, because a
+            second error must not occur there.
 
     Raises:
         ValidationError: A part of the value has no plain form.
@@ -74,24 +74,24 @@ def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
     try:
         with suppress(_NotPlainError, UnicodeEncodeError):
             return _copy(value)
-        return _plain(value, path, lenient)
+        return _convert(value, path, lenient)
     except RecursionError:
         if lenient:
             return f"<{type(value).__name__} nested too deeply>"
         raise ValidationError(
-            f"{path[:200]} is nested too deeply or contains itself.", fix="Flatten it."
+            f"{path[:200]} is nested too deeply or contains itself.", fix="Flatten the value."
         ) from None
 
 
 def to_json_text(value: Any, path: str = "value") -> str:
-    """Return data as JSON text that reads back as exactly the same data. Nothing is converted.
+    """Return data as JSON text that parses back to exactly the same data, without any conversion.
 
     Args:
         value: Dictionaries with text keys, lists, text, finite numbers, booleans, and None.
-        path: Name of the value. Messages show the path of the invalid part below it.
+        path: Name of the value. Messages append the path of the invalid part to it.
 
     Raises:
-        ValidationError: A part of the value is something else, or it is nested too deeply.
+        ValidationError: A part of the value has another type, or it is nested too deeply.
 
     >>> to_json_text({"a": [1, None]})
     '{"a": [1, null]}'
@@ -108,7 +108,7 @@ def to_json_text(value: Any, path: str = "value") -> str:
         place, problem = path, "nested too deeply or contains itself"
     raise ValidationError(
         f"{place[:200]} is {problem}, which JSON cannot represent exactly.",
-        fix="Use dictionaries with text keys, lists, text, finite numbers, booleans or None.",
+        fix="Use dictionaries with text keys, lists, text, finite numbers, booleans, or None.",
     )
 
 
@@ -130,7 +130,7 @@ def _find_unsupported(value: Any, where: str) -> Iterator[tuple[str, str]]:
 
 
 def is_equal_json(one: object, other: object) -> bool:
-    """Return True if two values are equal in JSON, where a boolean is not a number.
+    """Return True if two values are equal as JSON, where a boolean does not equal a number.
 
     >>> is_equal_json(1, 1.0), is_equal_json(1, True)
     (True, False)
@@ -150,7 +150,7 @@ def copy_plain(value: Any) -> Any:
 
 
 class _NotPlainError(Exception):
-    """The value contains something that is not plain data."""
+    """Raised while copying if a value contains something that is not plain data."""
 
 
 def _copy(value: Any) -> Any:
@@ -178,30 +178,30 @@ def _copy(value: Any) -> Any:
     raise _NotPlainError
 
 
-def _plain(value: Any, where: str, lenient: bool) -> Any:
+def _convert(value: Any, where: str, lenient: bool) -> Any:
     kind = type(value)
     if value is None or kind in (bool, float):
         return value
     if kind is str:
-        return value if value.isascii() else _text(value, where, lenient)
+        return value if value.isascii() else _convert_text(value, where, lenient)
     if kind is int:
         return value if -(2**63) <= value < 2**64 else _refuse(value, where, lenient)
     if isinstance(value, Mapping):
-        return _mapping(value, where, lenient)
+        return _convert_mapping(value, where, lenient)
     if isinstance(value, (list, tuple, Set)):
         items: Iterable[Any] = _sort_items(value) if isinstance(value, Set) else value
-        return [_plain(item, f"{where}[{n}]", lenient) for n, item in enumerate(items)]
+        return [_convert(item, f"{where}[{n}]", lenient) for n, item in enumerate(items)]
     if isinstance(value, Enum):
-        return _plain(value.value, where, lenient)
+        return _convert(value.value, where, lenient)
     if isinstance(value, BaseModel):
-        return _plain(_fields_of(value, where, lenient), where, lenient)
+        return _convert(_convert_model(value, where, lenient), where, lenient)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-        return _mapping(fields, where, lenient)
-    return _scalar(value, where, lenient)
+        return _convert_mapping(fields, where, lenient)
+    return _convert_scalar(value, where, lenient)
 
 
-def _mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dict[str, Any]:
+def _convert_mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, item in value.items():
         key = key.value if isinstance(key, Enum) else key
@@ -212,14 +212,14 @@ def _mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dict[str, A
             if not lenient:
                 raise ValidationError(
                     f"{where} has two keys that both become {name!r} as text.",
-                    fix="Use text for keys.",
+                    fix="Use text keys.",
                 )
             continue
-        plain[name] = _plain(item, f"{where}.{name}", lenient)
+        plain[name] = _convert(item, f"{where}.{name}", lenient)
     return plain
 
 
-def _fields_of(model: BaseModel, where: str, lenient: bool) -> Any:
+def _convert_model(model: BaseModel, where: str, lenient: bool) -> Any:
     try:
         return model.model_dump(warnings=False)
     except Exception as exc:  # the author's serializer may raise anything
@@ -230,20 +230,20 @@ def _fields_of(model: BaseModel, where: str, lenient: bool) -> Any:
         ) from exc
 
 
-def _scalar(value: Any, where: str, lenient: bool) -> Any:
+def _convert_scalar(value: Any, where: str, lenient: bool) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if (
             value.dtype.kind in _NUMPY_KINDS and value.dtype.itemsize <= 8
         ) or value.dtype.kind == "U":
             return value.tolist()
         if value.dtype.kind == "O":
-            return _plain(value.tolist(), where, lenient)
+            return _convert(value.tolist(), where, lenient)
         return _refuse(value, where, lenient)
     for base in (int, float):  # instances of subclasses become plain numbers
         if isinstance(value, base):
-            return _plain(base(value), where, lenient)
+            return _convert(base(value), where, lenient)
     if isinstance(value, str):
-        return _plain(str.__str__(value), where, lenient)
+        return _convert(str.__str__(value), where, lenient)
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, (decimal.Decimal, uuid.UUID, pathlib.PurePath, datetime.timedelta)):
@@ -251,7 +251,7 @@ def _scalar(value: Any, where: str, lenient: bool) -> Any:
     return _refuse(value, where, lenient)
 
 
-def _text(value: str, where: str, lenient: bool) -> str:
+def _convert_text(value: str, where: str, lenient: bool) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -275,7 +275,7 @@ def _sort_items(value: Set[Any]) -> list[Any]:
 def _refuse(value: Any, where: str, lenient: bool) -> str:
     if lenient:
         try:
-            return _text(str(value), where, lenient)
+            return _convert_text(str(value), where, lenient)
         except Exception:  # __str__ of a foreign object may raise anything
             return f"<{type(value).__name__}>"
     raise ValidationError(
@@ -287,9 +287,9 @@ _JSON_START = re.compile(r"\{|\[(?=\s*[{\]])")
 
 
 def first_json_object(text: str) -> Any:
-    """Return the first JSON object in a text, or None if there is no complete one.
+    """Return the first JSON object in a text, or None if the text contains no complete object.
 
-    Incomplete objects are not repaired: half a plan must not run.
+    Incomplete objects are not repaired, because half a plan must not run.
 
     >>> first_json_object('Sure: {"target": "sales"}, I think.')
     {'target': 'sales'}
@@ -338,10 +338,12 @@ _MAX_CHARS = 2_000
 
 
 def validation_messages(exc: PydanticValidationError, root_label: str = "") -> list[str]:
-    """Return pydantic's errors as ``path: message`` texts, without values, which may be secret.
+    """Return pydantic's errors as ``path: message`` texts.
+
+    Values are omitted because they may be secret.
 
     Args:
-        exc: The validation error.
+        exc: Validation error of pydantic.
         root_label: Name of the whole value, for errors without a path.
     """
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
@@ -350,14 +352,14 @@ def validation_messages(exc: PydanticValidationError, root_label: str = "") -> l
 
 
 def short_text(value: Any, limit: int = _MAX_CHARS) -> str:
-    """Return a value as text of limited length, with the number of omitted characters.
+    """Return a value as text of limited length that ends with the number of omitted characters.
 
     >>> short_text([1, 2])
     '[1, 2]'
     >>> short_text(list(range(1000)))[-14:]
     '9, … 980 more]'
     """
-    text = value if isinstance(value, str) else _bounded_text(value, limit, 0)
+    text = value if isinstance(value, str) else _format_bounded(value, limit, 0)
     left_out = len(text) - limit
     return f"{text[:limit]} … ({left_out:,} more characters)" if left_out > 0 else text
 
@@ -369,7 +371,7 @@ def short_summary(value: Any) -> str:
     'place: Oslo, celsius: 3'
     """
     if isinstance(value, BaseModel):
-        value = _fields_of(value, "", lenient=True)
+        value = _convert_model(value, "", lenient=True)
     if not isinstance(value, Mapping):
         return short_text(value)
     parts: list[str] = []
@@ -383,9 +385,9 @@ def short_summary(value: Any) -> str:
     return ", ".join(parts)
 
 
-def _bounded_text(value: Any, limit: int, depth: int) -> str:
+def _format_bounded(value: Any, limit: int, depth: int) -> str:
     if isinstance(value, BaseModel):
-        value = _fields_of(value, "", lenient=True)
+        value = _convert_model(value, "", lenient=True)
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, (Mapping, list, tuple, Set)):
@@ -399,7 +401,7 @@ def _bounded_text(value: Any, limit: int, depth: int) -> str:
             if len(parts) == _MAX_ITEMS or remaining <= 0:
                 break
             entry = item if is_mapping else (item,)
-            text = ": ".join(_bounded_text(part, remaining, depth + 1) for part in entry)
+            text = ": ".join(_format_bounded(part, remaining, depth + 1) for part in entry)
             parts.append(text)
             remaining -= len(text)
         if len(value) > len(parts):

@@ -1,4 +1,4 @@
-"""Thread pool for synchronous functions, so that they do not block the event loop."""
+"""Thread pool for synchronous functions, which would otherwise block the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 MAX_THREADS = 32
-"""Maximum number of synchronous functions that run at the same time in this process."""
+"""Maximum number of synchronous functions that run concurrently in this process."""
 
 
 @cache
@@ -25,10 +25,10 @@ def is_sync(function: Any) -> bool:
 
 
 async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a synchronous function in a thread of the pool, in the current context.
+    """Run a synchronous function in the thread pool, with the current context variables.
 
-    A thread cannot be stopped. If the caller is canceled or times out, the function continues and its
-    result is dropped.
+    A thread cannot be stopped. If the caller is canceled or times out, the function continues to
+    run and its result is dropped.
 
     >>> asyncio.run(run_in_thread(sorted, [2, 1]))
     [1, 2]
@@ -39,6 +39,8 @@ async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any)
         try:
             return context.run(function, *args, **kwargs)
         except StopIteration as exc:  # a future cannot hold one; its awaiter would wait forever
-            raise RuntimeError("The function raised StopIteration.") from exc
+            raise RuntimeError(
+                "The function raised StopIteration, which a coroutine cannot pass on."
+            ) from exc
 
     return await asyncio.get_running_loop().run_in_executor(_pool(), work)

@@ -15,7 +15,12 @@ from capgraph.telemetry import AnswerPart, emit
 
 
 class ModelAnswerer:
-    """Answer strategy that asks a chat model for the turn's final message and streams it."""
+    """Answer strategy that asks a chat model for the turn's final message and streams it.
+
+    Args:
+        role: Answer role with its model.
+        prompts: Provider of the prompt builder.
+    """
 
     def __init__(self, role: RoleModel, prompts: PromptProvider) -> None:
         self._role = role
@@ -32,7 +37,7 @@ class ModelAnswerer:
             ModelError: The call failed, the answer is empty, or it does not match the response format.
         """
         results = [
-            (_describe_result(result, request.task), result.summary) for result in request.results
+            (_format_heading(result, request.task), result.summary) for result in request.results
         ]
         messages = build_prompt(
             self._question if request.purpose == "clarify" else self._answer,
@@ -53,7 +58,7 @@ class ModelAnswerer:
         return answer_data
 
 
-def _describe_result(result: StepSummary, task: str) -> str:
-    """Return a label for a result. An objective equal to the task is omitted."""
+def _format_heading(result: StepSummary, task: str) -> str:
+    """Return a heading for a step's result. The step's objective is omitted if it equals the task."""
     name = f"{result.kind} {result.context_key}"
     return name if result.objective == task else f"{name}: {result.objective}"

@@ -1,4 +1,4 @@
-"""Chat model calls: middleware stages, structured and streamed output, and error translation."""
+"""Chat model calls: middleware stages, structured output, streaming, and error translation."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ async def call_model(
     send: Callable[[Attempt], Awaitable[Any]],
     parse: Callable[[Any], ResultT],
 ) -> ResultT:
-    """Call a chat model through the middleware and hooks of its role.
+    """Call a chat model through its role's middleware and hooks.
 
-    The stages are those of a step. Middleware from ``observe`` to ``finalize`` receives the parsed
-    answer, and middleware below ``finalize`` receives the model's raw result. Without a
-    ``RetryBehavior`` the call is attempted once: the caller classifies the error, and the router
+    The call passes the same stages as a step. Middleware from ``observe`` to ``finalize`` receives
+    the parsed answer, and middleware below ``finalize`` receives the model's raw result. Without a
+    ``RetryBehavior`` the call is attempted once. The caller classifies the error, and the router
     decides whether to retry.
 
     Args:
-        role: Role and model to call.
+        role: Model to call, with its middleware.
         messages: Prompt messages.
-        send: Sends an attempt whose inputs are ``model`` and ``messages``.
-        parse: Validates the raw result and returns the answer.
+        send: Function that sends an attempt whose inputs are ``model`` and ``messages``.
+        parse: Function that validates the raw result and returns the answer.
 
     Raises:
         ModelError: The call failed. The cause is chained.
@@ -129,7 +129,7 @@ async def call_model(
         retried = partial(call_with_fallbacks, role, retried)
     inner = _wrap_stages(role, _OUTER_STAGES, retried)
     if hooks_only := [
-        item for item in role.behaviors if isinstance(item, Behavior) and not _stage_of(item)
+        item for item in role.behaviors if isinstance(item, Behavior) and not _get_stage(item)
     ]:
         inner = partial(_call_with_hooks, hooks_only, inner)
 
@@ -150,15 +150,15 @@ _OBSERVE_STAGE, _OUTER_STAGES, _FINALIZE_STAGE, _INNER_STAGES, _CALL_STAGE = (
 _CallFunction = Callable[[Attempt], Awaitable[Any]]
 
 
-def _stage_of(item: Any) -> str | None:
+def _get_stage(item: Any) -> str | None:
     return getattr(item, "stage", None)
 
 
 def _wrap_stages(role: RoleModel, stages: Sequence[str], call: _CallFunction) -> _CallFunction:
-    """Wrap ``call`` in the role's middleware for the given stages, the first stage outermost."""
+    """Return ``call`` wrapped in the role's middleware for the given stages, outermost stage first."""
     for stage in reversed(stages):
         middlewares = [
-            item for item in role.behaviors if _stage_of(item) == stage and not is_rule(item)
+            item for item in role.behaviors if _get_stage(item) == stage and not is_rule(item)
         ]
         for middleware in reversed(sort_middleware(middlewares)):
             call = partial(_call_middleware, middleware, call)
@@ -185,9 +185,9 @@ async def _call_with_hooks(
 async def _call_with_retries(
     role: RoleModel, rule: RetryRule, call: _CallFunction, attempt: Attempt
 ) -> Any:
-    """Retry a call according to a rule.
+    """Call a model, and retry failed calls according to a rule.
 
-    The final error is marked critical, so callers do not retry.
+    The last error is marked critical so that callers do not retry it again.
     """
 
     def classify(exc: Exception) -> Failure:
@@ -223,22 +223,22 @@ async def generate_structured(
     strict: bool = False,
     on_partial: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
-    """Ask for an answer that matches a schema.
+    """Call a model and return an answer that matches a schema.
 
     Args:
-        role: Role and model to call.
-        schema: Pydantic class, or JSON schema with a title.
+        role: Model to call, with its middleware.
+        schema: Pydantic class, or a JSON schema with a title.
         messages: Prompt messages.
         strict: True if a JSON schema follows the rules of the provider's strict mode. The schema of
             a pydantic class always does.
-        on_partial: Called with each partial answer while the model streams it.
+        on_partial: Function that receives each partial answer while the model streams it.
 
     Returns:
         An instance of the class. For a JSON schema, the parsed JSON without validation.
 
     Raises:
         MalformedAnswerError: The answer does not match the schema.
-        ModelError: The call failed or the model refused. The cause is chained.
+        ModelError: The call failed, or the model refused. The cause is chained.
     """
     json_schema = schema if isinstance(schema, dict) else schema.model_json_schema()
     # Partial JSON is not readable, so it is kept out of the ``messages`` stream.
@@ -249,7 +249,7 @@ async def generate_structured(
         prompt = attempt.inputs["messages"]
         method = structured_method(model, role.structured)
         if method in ("text", "json_mode"):
-            instruction = f"Answer with one JSON object of this schema and nothing else:\n{_json(json_schema)}"
+            instruction = f"Answer with one JSON object of this schema and nothing else:\n{_to_json(json_schema)}"
             prompt = [*prompt, HumanMessage(instruction)]
         if method == "text":
             return {"raw": await model.ainvoke(prompt, config)}
@@ -257,7 +257,7 @@ async def generate_structured(
         is_strict = strict if isinstance(schema, dict) else on_partial is None
         # For a class, the client's default works best. A plan may have open parameter objects.
         has_explicit_method = role.structured != "auto" or isinstance(schema, dict)
-        options = _structured_options(
+        options = _build_structured_options(
             model, method, is_strict, has_explicit_method=has_explicit_method
         )
         if on_partial is not None:
@@ -266,7 +266,7 @@ async def generate_structured(
                 # The first element is the bound model, and the rest is the parser.
                 return {"raw": await _stream_partials(runnable.first, prompt, config, on_partial)}
         if isinstance(schema, dict) and options.get("method") == "json_schema":
-            schema_sent, options = _response_format(model, json_schema, is_strict, options)
+            schema_sent, options = _build_response_format(model, json_schema, is_strict, options)
         else:
             schema_sent = json_schema
         runnable = model.with_structured_output(schema_sent, include_raw=True, **options)
@@ -275,10 +275,10 @@ async def generate_structured(
     return await call_model(role, messages, send, partial(_parse_structured, role, schema))
 
 
-def _structured_options(
+def _build_structured_options(
     model: Any, method: StructuredMethod, strict: bool, *, has_explicit_method: bool
 ) -> dict[str, Any]:
-    """Return the keyword arguments of ``with_structured_output`` that the client supports."""
+    """Return the keyword arguments of ``with_structured_output`` that the model's client supports."""
     accepted = inspect.signature(model.with_structured_output).parameters
     options: dict[str, Any] = {}
     if has_explicit_method or method != "function_calling":
@@ -288,7 +288,7 @@ def _structured_options(
     return {name: value for name, value in options.items() if name in accepted}
 
 
-def _response_format(
+def _build_response_format(
     model: Any, schema_dict: dict[str, Any], strict: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the schema in OpenAI's response format, which its clients send unchanged.
@@ -309,7 +309,7 @@ def _response_format(
     return response_format, {name: value for name, value in options.items() if name != "strict"}
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -335,10 +335,10 @@ def _parse_structured(
     if parsed is None:
         # Streamed replies, and servers that ignore the schema, return the JSON as plain text.
         # Several values are rejected, because using the first would drop the others.
-        values = json_values(_content_text(raw))
+        values = json_values(_get_content_text(raw))
         parsed = values[0] if len(values) == 1 else None
     if parsed is None or _is_truncated_json(raw):
-        raise _malformed_error(role, _content_text(raw), result.get("parsing_error"))
+        raise _create_malformed_error(role, _get_content_text(raw), result.get("parsing_error"))
     text = "" if getattr(raw, "tool_calls", None) else str(getattr(raw, "text", "")).strip()
     if text and not text.startswith(("{", "[")):
         emit(ReplyRepaired(role=role.role, repairs={"fenced_json": 1}))
@@ -347,11 +347,11 @@ def _parse_structured(
     try:
         return schema.model_validate(parsed)
     except PydanticValidationError as exc:
-        raise _malformed_error(role, _content_text(raw), exc) from exc
+        raise _create_malformed_error(role, _get_content_text(raw), exc) from exc
 
 
 def _is_truncated_json(message: Any) -> bool:
-    """Return True if a text reply is incomplete JSON, which LangChain's parser would complete."""
+    """Return True if a reply is incomplete JSON, which LangChain's parser would complete."""
     text = str(message.text).strip()
     if not text.startswith("{") or message.tool_calls:
         return False
@@ -365,14 +365,16 @@ def _is_truncated_json(message: Any) -> bool:
 async def _stream_partials(
     model: Any, messages: Any, config: Any, on_partial: Callable[[dict[str, Any]], None]
 ) -> AIMessageChunk:
-    """Stream a reply to ``on_partial`` as partial_data objects, and return the whole message."""
+    """Stream a reply, pass each partial object to ``on_partial``, and return the message."""
     message = AIMessageChunk(content="")
     emitted: Any = None
     async for chunk in model.astream(messages, config):
         message += chunk
         with suppress(ValueError):
             partial_data = (
-                parse_partial_json(_content_text(message)) if _content_text(message) else None
+                parse_partial_json(_get_content_text(message))
+                if _get_content_text(message)
+                else None
             )
             if isinstance(partial_data, dict) and partial_data and partial_data != emitted:
                 on_partial(partial_data)
@@ -383,10 +385,10 @@ async def _stream_partials(
 async def stream_text(
     role: RoleModel, messages: Sequence[BaseMessage], *, keep_prompt_tags: bool = False
 ) -> AIMessage:
-    """Ask for a text answer and emit each chunk as an ``AnswerToken``.
+    """Call a model for a text answer and emit each chunk as an ``AnswerToken`` event.
 
     Args:
-        role: Role and model to call.
+        role: Model to call, with its middleware.
         messages: Prompt messages.
         keep_prompt_tags: True if the answer may contain prompt tags. Otherwise they are removed
             from the stream and from the message.
@@ -419,32 +421,32 @@ async def stream_text(
 
 
 def _emit_token(chunk: AIMessageChunk, text: str) -> None:
-    """Emit a chunk of the answer, and write it to the ``messages`` stream."""
+    """Emit a chunk of the answer as an event and on LangGraph's ``messages`` stream."""
     if text:
         emit(AnswerToken(text=text))
     write_message(chunk if text == str(chunk.text) else chunk.model_copy(update={"content": text}))
 
 
 def _is_interrupted(message: BaseMessage) -> bool:
-    """Return True if a message has text but lacks its provider's usual stop reason."""
+    """Return True if a message has text but lacks the provider's usual stop reason."""
     provider = message.response_metadata.get("model_provider")
     return (
         provider in _PROVIDERS_WITH_STOP_REASON
         and bool(str(message.text).strip())
-        and not _stop_reason(message)
+        and not _get_stop_reason(message)
     )
 
 
 def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | None) -> AIMessage:
-    """Return the streamed message as an answer, with a note if it reached the length limit."""
+    """Return the streamed message as the answer. If it reached the length limit, append a note."""
     if message is None:
-        raise _malformed_error(role, "", None)
+        raise _create_malformed_error(role, "", None)
     raw_text = str(message.text)
     text = raw_text if keep_prompt_tags else remove_echo(raw_text)
     if not text.strip():
         raise_if_incomplete(role, message)
-        raise _malformed_error(role, raw_text, None)
-    if _stop_reason(message) in _TRUNCATION_REASONS:
+        raise _create_malformed_error(role, raw_text, None)
+    if _get_stop_reason(message) in _TRUNCATION_REASONS:
         note = "\n\n(The answer was cut off at the model's length limit.)"
         emit(AnswerToken(text=note))
         text += note
@@ -453,7 +455,7 @@ def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | No
 
 @asynccontextmanager
 async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
-    """Apply the time limit of a call, and translate its exceptions to ``ModelError``."""
+    """Context manager: apply the call's time limit and convert exceptions to ``ModelError``."""
     timer = asyncio.timeout(role.timeout_seconds)
     try:
         async with timer:
@@ -462,7 +464,7 @@ async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
         raise
     except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
         # Some clients validate the schema themselves and raise instead of returning the answer.
-        raise _malformed_error(role, _shorten(str(exc)), exc) from exc
+        raise _create_malformed_error(role, _shorten(str(exc)), exc) from exc
     except Exception as exc:
         if isinstance(exc, TimeoutError) and timer.expired():
             raise role.error(
@@ -472,17 +474,17 @@ async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
             ) from exc
         # OpenAI's client raises these errors instead of returning the answer.
         if type(exc).__name__ == "LengthFinishReasonError":
-            raise _truncation_error(role) from exc
+            raise _create_truncation_error(role) from exc
         if type(exc).__name__ == "ContentFilterFinishReasonError":
-            raise _refusal_error(role, "content_filter") from exc
+            raise _create_refusal_error(role, "content_filter") from exc
         problem = f"failed: {_shorten(str(exc) or type(exc).__name__)}"
         raise role.error(problem, _FIX_BY_CATEGORY.get(diagnose(exc).category)) from exc
 
 
-def _malformed_error(
+def _create_malformed_error(
     role: RoleModel, text: str, cause: BaseException | None
 ) -> MalformedAnswerError:
-    """Return the error for a reply that does not match the expected format."""
+    """Return an error for a reply that does not match the expected format."""
     answer = repr(_shorten(text, 200)) if text.strip() else "nothing"
     problem = (
         f"The model {role.name!r} ({role.role}) answered {answer}, which does not match the"
@@ -501,45 +503,45 @@ def _malformed_error(
 
 
 def malformed_reply_fix(text: str) -> str:
-    """Return the fix for a reply that cannot be parsed.
+    """Return the ``Fix:`` sentence for a model reply that cannot be parsed.
 
     >>> malformed_reply_fix("<!DOCTYPE html><title>Proxy</title>")
-    "Check the model's base_url: it answers with a web page."
+    "Check the model's base_url, because it returns a web page."
     """
     start = text.strip().lower()
     if not start:
         return (
-            "Raise max_tokens in the model's options, or check the server's chat template: the reply"
-            " is empty."
+            "Raise max_tokens in the model's options, or check the server's chat template,"
+            " because the reply is empty."
         )
     if start.startswith(("<!doctype", "<html", "<head", "<?xml")):
-        return "Check the model's base_url: it answers with a web page."
+        return "Check the model's base_url, because it returns a web page."
     if start.removeprefix("```json").strip().startswith("{") and not start.endswith(("}", "```")):
-        return "Raise max_tokens in the model's options: the reply is cut off."
+        return "Raise max_tokens in the model's options, because the reply is incomplete."
     return "Use a model that supports structured output."
 
 
 def raise_if_incomplete(role: RoleModel, message: Any) -> None:
-    """Raise if the model refused to answer or reached its length limit.
+    """Raise an error if the model refused to answer or reached its length limit.
 
     Raises:
         ModelRefusedError: The model or its provider refused.
         TruncatedAnswerError: The answer reached the model's length limit.
     """
     refusal = message.additional_kwargs.get("refusal")
-    reason = _stop_reason(message)
+    reason = _get_stop_reason(message)
     feedback = (message.response_metadata or {}).get("prompt_feedback") or {}
     if blocked := feedback.get("block_reason"):
         refusal = f"the prompt was blocked ({getattr(blocked, 'value', blocked)})"
     if refusal or reason in _REFUSAL_REASONS:
-        raise _refusal_error(role, str(refusal or reason))
+        raise _create_refusal_error(role, str(refusal or reason))
     if reason in _TRUNCATION_REASONS:
-        raise _truncation_error(role)
+        raise _create_truncation_error(role)
 
 
-def _refusal_error(role: RoleModel, reason: str) -> ModelError:
+def _create_refusal_error(role: RoleModel, reason: str) -> ModelError:
     return role.error(
-        f"refused: {_shorten(reason)}.",
+        f"refused to answer: {_shorten(reason)}.",
         "Rephrase the request, or use another model.",
         ErrorSeverity.CRITICAL,
         ModelRefusedError,
@@ -547,7 +549,7 @@ def _refusal_error(role: RoleModel, reason: str) -> ModelError:
     )
 
 
-def _truncation_error(role: RoleModel) -> ModelError:
+def _create_truncation_error(role: RoleModel) -> ModelError:
     return role.error(
         "reached its length limit before the answer was complete.",
         "Raise max_tokens in the model's options, or shorten the request.",
@@ -557,12 +559,12 @@ def _truncation_error(role: RoleModel) -> ModelError:
     )
 
 
-def _stop_reason(message: Any) -> str:
+def _get_stop_reason(message: Any) -> str:
     metadata = message.response_metadata or {}
     return str(metadata.get("finish_reason") or metadata.get("stop_reason") or "").lower()
 
 
-def _content_text(message: Any) -> str:
+def _get_content_text(message: Any) -> str:
     """Return a message's text, or the arguments of its tool calls if it has no text."""
     pieces = getattr(message, "tool_call_chunks", None)
     calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
@@ -570,6 +572,6 @@ def _content_text(message: Any) -> str:
 
 
 def _shorten(text: str, max_characters: int = 500) -> str:
-    """Return text on one line of at most ``max_characters``, without secrets."""
+    """Return text as one line of limited length, with secrets masked."""
     cleaned = escape_control_characters(" ".join(mask_secrets(text, 4 * max_characters).split()))
     return cleaned if len(cleaned) <= max_characters else f"{cleaned[: max_characters - 1]}…"

@@ -19,10 +19,10 @@ from capgraph.prompts import PromptBuilder
 class ModelExtractor:
     """Task extractor that asks a chat model to read the last message in its conversation.
 
-    A first message is used as the task without a model call.
+    The first message of a conversation is used as the task without a model call.
 
     Attributes:
-        role: Role and model to call.
+        role: Extraction role with its model.
         prompt: Builder of the prompt.
     """
 
@@ -30,7 +30,7 @@ class ModelExtractor:
     prompt: PromptBuilder
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the task of the last message, given the earlier messages.
+        """Return the task that the last message states, in the context of the earlier messages.
 
         Raises:
             ValidationError: The conversation has no message.

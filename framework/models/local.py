@@ -1,8 +1,8 @@
 """Local models: discovery of llama.cpp and Ollama servers, and startup of ``llama-server``.
 
 ``model="local:qwen2.5-coder-1.5b"`` needs no API key and no base URL. A server that capgraph starts
-stops with the process, even if the process is killed: a supervisor stops the server when the pipe
-to the process closes.
+stops with the process, even if the process is killed, because a supervisor stops the server when
+the pipe to the process closes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from capgraph.configs.settings import ModelSettings
 
 PREFIX = "local:"
 CACHED_MODEL_NAME = "qwen2.5-coder-1.5b-instruct"
-"""Name of the cached file ``model.gguf``. Other cached files are named by their stem."""
+"""Name of the cached file ``model.gguf``. Other cached files are named after their file stem."""
 
 _OLLAMA_PORT, _LLAMA_PORT = 11434, 8080
 _PROBE_SECONDS, _START_SECONDS, _STOP_SECONDS = 1.0, 180.0, 15.0
@@ -54,7 +54,7 @@ except subprocess.TimeoutExpired:
 
 
 class Endpoint(NamedTuple):
-    """Model that a server on the loopback interface serves.
+    """Model on a local server.
 
     Attributes:
         url: Base URL of the server's OpenAI-compatible API.
@@ -85,15 +85,15 @@ def is_local_model(model: str) -> bool:
 
 
 def resolve_local_model(settings: ModelSettings) -> ModelSettings:
-    """Return the settings with the base URL of a local server that serves the model.
+    """Return the model settings with the base URL of a local server for the model.
 
     Raises:
-        ConfigurationError: No server serves the model, and none can be started.
+        ConfigurationError: No local server offers the model, and none can be started.
     """
     if settings.base_url is not None:
         raise ConfigurationError(
-            f"The model {settings.model!r} has base_url {settings.base_url!r}: 'local:' models find"
-            " their server automatically.",
+            f"The model {settings.model!r} has base_url {settings.base_url!r}, but 'local:'"
+            " models find their server automatically.",
             fix="Remove base_url, or write 'openai:NAME' as the model.",
         )
     endpoint = find_or_start_server(settings.model.removeprefix(PREFIX))
@@ -111,13 +111,13 @@ def resolve_local_model(settings: ModelSettings) -> ModelSettings:
 
 
 def find_or_start_server(name: str) -> Endpoint:
-    """Return a server that serves a model, and start ``llama-server`` if none does.
+    """Return a local server for a model, and start ``llama-server`` if none is running.
 
     Args:
         name: Model name, such as ``qwen2.5-coder-1.5b``, or path of a GGUF file.
 
     Raises:
-        ConfigurationError: No server serves the model, and none can be started.
+        ConfigurationError: No local server offers the model, and none can be started.
     """
     if not name:
         raise ConfigurationError(
@@ -130,7 +130,7 @@ def find_or_start_server(name: str) -> Endpoint:
     file = find_model_file(name)
     program = _find_llama_server()
     if file is None or program is None:
-        raise _unavailable_error(name, file, served)
+        raise _create_unavailable_error(name, file, served)
     with _lock:
         running = _running_servers.get(str(file))
         if running is None or running.process.poll() is not None:
@@ -139,25 +139,25 @@ def find_or_start_server(name: str) -> Endpoint:
 
 
 def matches_model_name(name: str, served_name: str) -> bool:
-    """Return True if a name matches a served model. Path and quantization may be omitted.
+    """Return True if a name matches a model on a server. Path and quantization may be omitted.
 
     >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:1.5b-instruct-q4_K_M")
     True
     >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:14b")
     False
     """
-    requested, served = _name_parts(name), _name_parts(Path(served_name).name.removesuffix(".gguf"))
+    requested, served = _split_name(name), _split_name(Path(served_name).name.removesuffix(".gguf"))
     return bool(requested) and served[: len(requested)] == requested
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached models and ``llama-server``. The folder may not exist."""
+    """Return the folder for cached models and ``llama-server``. It may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "capgraph" / "local_model"
 
 
 def find_model_file(name: str) -> Path | None:
-    """Return the GGUF file of a model from its path or from the cache, or None if there is none."""
+    """Return a model's GGUF file, found by its path or in the cache, or None."""
     if name.endswith(".gguf"):
         file = Path(name).expanduser().resolve()
         return file if file.is_file() else None
@@ -169,7 +169,7 @@ def find_model_file(name: str) -> Path | None:
     return next(matches, None)
 
 
-def _name_parts(name: str) -> list[str]:
+def _split_name(name: str) -> list[str]:
     return re.findall(r"[a-z0-9.]+", name.lower().removesuffix(":latest"))
 
 
@@ -178,7 +178,7 @@ def _find_llama_server() -> str | None:
     return str(cached) if os.access(cached, os.X_OK) else shutil.which("llama-server")
 
 
-def _unavailable_error(
+def _create_unavailable_error(
     name: str, file: Path | None, served: Sequence[Endpoint]
 ) -> ConfigurationError:
     if file is not None:
@@ -192,15 +192,15 @@ def _unavailable_error(
         )
     served_names = ", ".join(sorted({endpoint.model for endpoint in served}))
     return ConfigurationError(
-        f"The local model {name!r} is not available: no llama.cpp or Ollama server on this machine"
-        f" serves it{f' (served: {served_names})' if served_names else ''}.",
+        f"The local model {name!r} is unavailable: no llama.cpp or Ollama server on this machine"
+        f" offers it{(f' (available: {served_names})' if served_names else '')}.",
         fix=f"Install Ollama and run 'ollama pull {_to_ollama_name(name)}', or install llama.cpp and"
         " write 'local:FILE.gguf' as the model.",
     )
 
 
 def _to_ollama_name(name: str) -> str:
-    """Return a model name in Ollama's notation, with a colon before the size.
+    """Return a model name in Ollama's notation, which has a colon before the size.
 
     >>> _to_ollama_name("qwen2.5-coder-1.5b")
     'qwen2.5-coder:1.5b'
@@ -209,8 +209,8 @@ def _to_ollama_name(name: str) -> str:
 
 
 def _list_served_models() -> Iterator[Endpoint]:
-    """Yield the models of the servers that run on this machine."""
-    for port in _server_ports():
+    """Yield the models of the llama.cpp and Ollama servers on this machine."""
+    for port in _list_ports():
         url = f"http://127.0.0.1:{port}/v1"
         models = (_get_json(port, "/v1/models") or {}).get("data")
         for entry in models if isinstance(models, list) else ():
@@ -218,7 +218,7 @@ def _list_served_models() -> Iterator[Endpoint]:
                 yield Endpoint(url, entry["id"])
 
 
-def _server_ports() -> list[int]:
+def _list_ports() -> list[int]:
     """Return the ports of Ollama and llama.cpp from their environment variables or defaults."""
     _, _, ollama = os.environ.get("OLLAMA_HOST", "").rstrip("/").rpartition(":")
     llama = os.environ.get("LLAMA_ARG_PORT", "")

@@ -1,4 +1,4 @@
-"""Parameter extraction: small model calls that read a step's parameters from a request."""
+"""Parameter extraction: short model calls that read a step's parameters from a request."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _ASKED = {
 async def ask_for_parameters(
     role: RoleModel, task: str, steps: Mapping[str, CapabilitySpec]
 ) -> dict[str, Any]:
-    """Ask a model for missing parameters of a plan's steps.
+    """Ask a model for the missing parameters of planned steps.
 
     Args:
-        role: Planning role and model.
-        task: The request.
-        steps: Capability of each step, by step key.
+        role: Planning role with its model.
+        task: Request of the user.
+        steps: Capability of each step by step key.
 
     Returns:
-        The parameters by step key, without validation. Empty if the reply cannot be parsed.
+        Unvalidated parameters by step key. The mapping is empty if the reply cannot be parsed.
 
     Raises:
-        ModelError: The call failed or the model refused.
+        ModelError: The call failed, or the model refused.
     """
-    signatures = "\n".join(f"{key}: {_signature(spec)}" for key, spec in steps.items())
+    signatures = "\n".join(f"{key}: {_format_signature(spec)}" for key, spec in steps.items())
     messages = [SystemMessage(f"{_RULE}\n{signatures}"), HumanMessage(as_request(task))]
     try:
-        reply = await generate_structured(role, _reply_schema(steps), messages)
+        reply = await generate_structured(role, _build_reply_schema(steps), messages)
     except MalformedAnswerError:
         return {}
     if not isinstance(reply, dict):
@@ -61,12 +61,12 @@ async def ask_for_parameters(
 
 
 async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool:
-    """Ask a model whether a request asks for a capability's action.
+    """Return True if a model confirms that a request asks for a capability's action.
 
-    Return True if the reply cannot be parsed.
+    If the reply cannot be parsed, the result is True, too.
 
     Raises:
-        ModelError: The call failed or the model refused.
+        ModelError: The call failed, or the model refused.
     """
     action = " ".join(spec.description.split())
     question = (
@@ -80,24 +80,24 @@ async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool
     return not (isinstance(reply, dict) and reply.get("asked") == "no")
 
 
-def _signature(spec: CapabilitySpec) -> str:
+def _format_signature(spec: CapabilitySpec) -> str:
     parameters = []
-    for name, schema in _parameters_schema(spec).get("properties", {}).items():
+    for name, schema in _build_parameters_schema(spec).get("properties", {}).items():
         type_name = " | ".join(map(json.dumps, schema.get("enum", ()))) or schema.get("type", "any")
         default = f" = {json.dumps(schema['default'])}" if "default" in schema else ""
         parameters.append(f"{name}: {type_name}{default}")
     return f"{spec.name}({', '.join(parameters)})  {' '.join(spec.description.split())}"
 
 
-def _parameters_schema(spec: CapabilitySpec) -> dict[str, Any]:
+def _build_parameters_schema(spec: CapabilitySpec) -> dict[str, Any]:
     return {} if spec.parameters is None else spec.parameters.model_json_schema()
 
 
-def _reply_schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
+def _build_reply_schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     for key, spec in steps.items():
-        schema = _parameters_schema(spec)
+        schema = _build_parameters_schema(spec)
         definitions |= schema.pop("$defs", {})
         schema.pop("description", None)
         properties[key] = {**schema, "additionalProperties": False}

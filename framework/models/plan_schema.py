@@ -1,8 +1,8 @@
-"""JSON schemas of a plan, with one variant for each capability.
+"""JSON schemas for execution plans, with one variant for each capability.
 
 A server that constrains model output can exclude only what the schema excludes. The schema
 therefore has one variant for each capability, with its name and its parameters. Providers support
-different parts of JSON schema, so the variants can be rendered in four ways.
+different parts of JSON schema, so the variants can be written in four styles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from capgraph.base.value_context import ValueContext, value_field_names
 from capgraph.configs.logger import get_logger
 from capgraph.planning import CLARIFY
 
-Rendering = Literal["open", "grammar", "strict", "optional"]
+SchemaStyle = Literal["open", "grammar", "strict", "optional"]
 """Style of the schema.
 
 - ``open``: names are not constrained, and parameters are an open object that the plan check reads.
@@ -31,10 +31,11 @@ ParameterKey = tuple[str, str]
 """Names of a capability and of one of its parameters."""
 
 PLAN_FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
-"""Plan features that schema and prompt contain only if an agent can use them."""
+"""Optional plan features. Schema and prompt contain them only if an agent can use them."""
 
 MAX_GRAMMAR_STEPS = 10
-"""Maximum number of steps that a grammar allows. Small models may repeat a step endlessly."""
+"""Maximum number of plan steps in a grammar. Small models may repeat a step endlessly.
+"""
 
 PLAN_TITLE = "ExecutionPlan"
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -96,27 +97,28 @@ _LIMITS: dict[str, dict[str, int]] = {
     },
     "optional": {"left_out": 24, "unions": 16},
 }
-"""Providers' limits on schemas. The tests hold the same figures with date and source."""
+"""Schema limits of model providers. The tests contain the same values with their date and source.
+"""
 
 
 class _UnsupportedSchemaError(Exception):
-    """Parameter type that a provider's schema language does not support."""
+    """Raised if a provider's schema language does not support the type of a parameter."""
 
 
 def plan_schema(
     specs: Sequence[CapabilitySpec],
-    rendering: Rendering,
+    style: SchemaStyle,
     features: Collection[str] = (),
     *,
     reference_parameters: Collection[ParameterKey] | None = None,
     can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the schema of a plan, and True if it constrains names and parameters.
+    """Return the JSON schema for a plan, and True if it constrains names and parameters.
 
     Args:
         specs: Capabilities that a plan may use.
-        rendering: Style of the schema.
-        features: Plan features to include: :data:`PLAN_FEATURES`, and ``inputs``.
+        style: Style of the schema.
+        features: Plan features to include: :data:`PLAN_FEATURES` and ``inputs``.
         reference_parameters: Parameters that may refer to a result if ``features`` contains
             ``references``. ``None`` allows all.
         can_clarify: True if a plan may ask the user for clarification.
@@ -125,32 +127,35 @@ def plan_schema(
     >>> schema["properties"]["steps"]["items"]["anyOf"][0]["properties"]
     {'capability': {'const': 'fetch'}}
     """
-    if rendering == "open":
+    if style == "open":
         return open_schema(specs, features), False
     try:
-        variants = [_step_schema(spec, rendering, features, reference_parameters) for spec in specs]
+        variants = [_build_step(spec, style, features, reference_parameters) for spec in specs]
     except _UnsupportedSchemaError as exc:
-        return _names_only_schema(specs, features, rendering, str(exc)), False
+        return _build_names_only_schema(specs, features, style, str(exc)), False
     if can_clarify:
-        question = {"capability": _name_schema(CLARIFY, rendering), "task_objective": _TEXT}
-        variants.append(_object_schema(question, list(question)))
+        question = {"capability": _build_name(CLARIFY, style), "task_objective": _TEXT}
+        variants.append(_build_object(question, list(question)))
     steps: dict[str, Any] = {"type": "array", "items": {"anyOf": variants}}
-    if rendering == "grammar":
+    if style == "grammar":
         steps["maxItems"] = MAX_GRAMMAR_STEPS
-    answer = {"anyOf": [_TEXT, _NULL]} if rendering == "strict" else _TEXT
-    required = ["steps", "answer"] if rendering == "strict" else ["steps"]
-    schema = _with_title(_object_schema({"steps": steps, "answer": answer}, required))
-    if excess := exceeded_limit(schema, rendering):
-        return _names_only_schema(specs, features, rendering, excess), False
+    answer = {"anyOf": [_TEXT, _NULL]} if style == "strict" else _TEXT
+    required = ["steps", "answer"] if style == "strict" else ["steps"]
+    schema = _add_title(_build_object({"steps": steps, "answer": answer}, required))
+    if excess := find_exceeded_limit(schema, style):
+        return _build_names_only_schema(specs, features, style, excess), False
     return schema, True
 
 
 def open_schema(
     specs: Sequence[CapabilitySpec], features: Collection[str], *, list_names: bool = False
 ) -> dict[str, Any]:
-    """Return a plan schema with open parameter objects.
+    """Return a plan schema in which the parameters of a step may be any object.
 
-    ``list_names`` adds the names as an enum.
+    Args:
+        specs: Capabilities that a plan may use.
+        features: Plan features to include.
+        list_names: True to constrain the capability names with an enum.
     """
     name: dict[str, Any] = dict(_TEXT)
     if list_names:
@@ -172,7 +177,7 @@ def open_schema(
             }
     items = {"type": "object", "properties": step, "required": ["capability"]}
     steps = {"type": "array", "items": items}
-    return _with_title(
+    return _add_title(
         {
             "type": "object",
             "properties": {"steps": steps, "answer": _TEXT},
@@ -181,25 +186,25 @@ def open_schema(
     )
 
 
-def _names_only_schema(
-    specs: Sequence[CapabilitySpec], features: Collection[str], rendering: str, reason: str
+def _build_names_only_schema(
+    specs: Sequence[CapabilitySpec], features: Collection[str], style: str, reason: str
 ) -> dict[str, Any]:
-    """Log why the full schema cannot be used, and return one that constrains names only."""
+    """Log why the full plan schema cannot be used, and return one that only constrains names."""
     get_logger("framework", "planner").info(
-        "The plan's schema lists only names: %s (%s). The plan check reads the parameters.",
+        "The plan schema constrains only names: %s (%s). The plan check validates the parameters.",
         reason,
-        rendering,
+        style,
     )
     return open_schema(specs, features, list_names=True)
 
 
-def exceeded_limit(schema: Mapping[str, Any], rendering: str) -> str:
+def find_exceeded_limit(schema: Mapping[str, Any], style: str) -> str:
     """Return the provider limit that a schema exceeds, or an empty string.
 
-    >>> exceeded_limit({"type": "object", "properties": {}}, "strict")
+    >>> find_exceeded_limit({"type": "object", "properties": {}}, "strict")
     ''
     """
-    limits = _LIMITS.get(rendering, {})
+    limits = _LIMITS.get(style, {})
     totals = dict.fromkeys(limits, 0)
     for part, depth in _iter_subschemas(schema, 0):
         properties = part.get("properties", {})
@@ -234,11 +239,11 @@ def _iter_subschemas(
         yield from _iter_subschemas(part, depth)
 
 
-def _with_title(schema: dict[str, Any]) -> dict[str, Any]:
+def _add_title(schema: dict[str, Any]) -> dict[str, Any]:
     return {"title": PLAN_TITLE, "description": "The plan.", **schema}
 
 
-def _object_schema(properties: dict[str, Any], required_names: list[str]) -> dict[str, Any]:
+def _build_object(properties: dict[str, Any], required_names: list[str]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -247,23 +252,23 @@ def _object_schema(properties: dict[str, Any], required_names: list[str]) -> dic
     }
 
 
-def _name_schema(name: str, rendering: Rendering) -> dict[str, Any]:
-    return {"const": name} if rendering == "grammar" else {"type": "string", "enum": [name]}
+def _build_name(name: str, style: SchemaStyle) -> dict[str, Any]:
+    return {"const": name} if style == "grammar" else {"type": "string", "enum": [name]}
 
 
-def _step_schema(
+def _build_step(
     spec: CapabilitySpec,
-    rendering: Rendering,
+    style: SchemaStyle,
     features: Collection[str],
     reference_parameters: Collection[ParameterKey] | None,
 ) -> dict[str, Any]:
-    properties: dict[str, Any] = {"capability": _name_schema(spec.name, rendering)}
+    properties: dict[str, Any] = {"capability": _build_name(spec.name, style)}
     required = ["capability"]
     if spec.parameters is not None and spec.parameters.model_fields:
-        properties["parameters"] = parameters = _parameters_schema(spec, rendering)
+        properties["parameters"] = parameters = _build_parameters(spec, style)
         if "references" in features or "for_each" in features:
             parameters["properties"] = {
-                name: _union_schema([part, _REFERENCE])
+                name: _build_union([part, _REFERENCE])
                 if reference_parameters is None or (spec.name, name) in reference_parameters
                 else part
                 for name, part in parameters["properties"].items()
@@ -277,95 +282,91 @@ def _step_schema(
     for feature in PLAN_FEATURES:
         if feature in features:
             properties |= _FEATURE_PROPERTIES[feature]
-    if rendering == "strict":
+    if style == "strict":
         properties = {
             n: p if n in required else {"anyOf": [p, _NULL]} for n, p in properties.items()
         }
         required = list(properties)
-    if rendering == "strict" or "when" in properties:
+    if style == "strict" or "when" in properties:
         properties = deepcopy(properties)
-    return _object_schema(properties, required)
+    return _build_object(properties, required)
 
 
-def _parameters_schema(spec: CapabilitySpec, rendering: Rendering) -> dict[str, Any]:
+def _build_parameters(spec: CapabilitySpec, style: SchemaStyle) -> dict[str, Any]:
     assert spec.parameters is not None
     full_schema = spec.parameters.model_json_schema()
-    schema = _render_schema(full_schema, full_schema.get("$defs", {}), rendering, ())
+    schema = _convert_schema(full_schema, full_schema.get("$defs", {}), style, ())
     schema.setdefault("properties", {})
     schema.setdefault("required", [])
     return schema
 
 
-def _render_schema(
-    schema: Any, defs: Mapping[str, Any], rendering: Rendering, expanded_refs: tuple[str, ...]
+def _convert_schema(
+    schema: Any, defs: Mapping[str, Any], style: SchemaStyle, expanded_refs: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return a schema without references, reduced to the keywords that a rendering supports."""
+    """Return a schema with its references resolved, reduced to the keywords that a style supports."""
     if not isinstance(schema, dict) or not schema:
-        return _any_schema(rendering, "of any type")
+        return _build_any(style, "of any type")
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         if name in expanded_refs or name not in defs:
-            return _any_schema(rendering, "of a recursive type")
-        return _render_schema(defs[name], defs, rendering, (*expanded_refs, name))
+            return _build_any(style, "of a recursive type")
+        return _convert_schema(defs[name], defs, style, (*expanded_refs, name))
     if len(schema.get("allOf", ())) > 1:
-        return _any_schema(rendering, "of several types at once")
+        return _build_any(style, "of several types at once")
     for spelling in ("anyOf", "oneOf", "allOf"):
         if spelling in schema:
-            return _union_schema(
+            return _build_union(
                 [
-                    _render_schema(variant, defs, rendering, expanded_refs)
+                    _convert_schema(variant, defs, style, expanded_refs)
                     for variant in schema[spelling]
                 ]
             )
-    keywords = (
-        _PORTABLE_KEYWORDS | _BOUND_KEYWORDS if rendering == "grammar" else _PORTABLE_KEYWORDS
-    )
+    keywords = _PORTABLE_KEYWORDS | _BOUND_KEYWORDS if style == "grammar" else _PORTABLE_KEYWORDS
     rendered = {key: value for key, value in schema.items() if key in keywords}
-    if "const" in rendered and rendering != "grammar":
+    if "const" in rendered and style != "grammar":
         rendered["enum"] = [rendered.pop("const")]
     if rendered.get("type") == "array":
-        rendered["items"] = _render_schema(rendered.get("items"), defs, rendering, expanded_refs)
+        rendered["items"] = _convert_schema(rendered.get("items"), defs, style, expanded_refs)
     if rendered.get("type") == "object":
-        _render_object(rendered, schema, defs, rendering, expanded_refs)
+        _convert_object(rendered, schema, defs, style, expanded_refs)
     return rendered
 
 
-def _any_schema(rendering: Rendering, description: str) -> dict[str, Any]:
-    if rendering == "grammar":
+def _build_any(style: SchemaStyle, description: str) -> dict[str, Any]:
+    if style == "grammar":
         return {}
     raise _UnsupportedSchemaError(f"a parameter {description}")
 
 
-def _render_object(
+def _convert_object(
     target: dict[str, Any],
     schema: Mapping[str, Any],
     defs: Mapping[str, Any],
-    rendering: Rendering,
+    style: SchemaStyle,
     expanded_refs: tuple[str, ...],
 ) -> None:
     extra = schema.get("additionalProperties")
     properties = target.get("properties", {})
     if extra not in (None, False) or not (properties or "properties" in schema):
-        if rendering != "grammar":
+        if style != "grammar":
             raise _UnsupportedSchemaError("an object of unknown names")
         if isinstance(extra, dict):
-            target["additionalProperties"] = _render_schema(extra, defs, rendering, expanded_refs)
+            target["additionalProperties"] = _convert_schema(extra, defs, style, expanded_refs)
     else:
         target["additionalProperties"] = False
-    parts = {
-        n: _render_schema(part, defs, rendering, expanded_refs) for n, part in properties.items()
-    }
+    parts = {n: _convert_schema(part, defs, style, expanded_refs) for n, part in properties.items()}
     required = [name for name in target.get("required", ()) if name in parts]
-    if rendering == "strict":
-        parts = {n: p if n in required else _union_schema([p, _NULL]) for n, p in parts.items()}
+    if style == "strict":
+        parts = {n: p if n in required else _build_union([p, _NULL]) for n, p in parts.items()}
         required = list(parts)
     else:
         # Models omit a value more reliably than they write null.
-        parts = {n: p if n in required else _without_null(p) for n, p in parts.items()}
+        parts = {n: p if n in required else _remove_null(p) for n, p in parts.items()}
     target["properties"], target["required"] = parts, required
 
 
-def _union_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _build_union(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a flat union of schemas without duplicates."""
     flat: list[dict[str, Any]] = []
     for variant in schemas:
@@ -374,16 +375,16 @@ def _union_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _remove_null(schema: dict[str, Any]) -> dict[str, Any]:
     if set(schema) != {"anyOf"}:
         return schema
-    return _union_schema(
+    return _build_union(
         [variant for variant in schema["anyOf"] if variant != _NULL] or schema["anyOf"]
     )
 
 
 def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
-    """Remove nulls that stand for a default from a step's parameters, in place.
+    """Remove nulls that mean a default value from a step's parameters, in place.
 
     >>> from pydantic import BaseModel
     >>> class P(BaseModel):
@@ -403,27 +404,27 @@ def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> N
 def usable_features(
     specs: Sequence[CapabilitySpec], *, by_name: bool = False
 ) -> Mapping[str, frozenset[ParameterKey]]:
-    """Return the plan features that the outputs and parameters of capabilities can use.
+    """Return the plan features that the capabilities' outputs and parameters can use.
 
-    - ``references``: a field of an output, or of an element of one, fits a parameter of another
-      capability. An output of unknown schema, as of most tools, fits any parameter.
-    - ``for_each``: an output holds a list whose elements fit a parameter.
-    - ``inputs``: several results may fit an input.
+    - ``references``: an output field, or a field of a list element, fits a parameter of another
+      capability. An output of unknown schema, such as that of most tools, fits any parameter.
+    - ``for_each``: an output contains a list whose elements fit a parameter.
+    - ``inputs``: several results may fit the same input.
 
     Args:
-        specs: The capabilities.
-        by_name: True to match values only with parameters of the same name. Small models otherwise
-            write references where the request has the value.
+        specs: Capabilities that a plan may use.
+        by_name: True to match values only with parameters of the same name. Otherwise small models
+            write references where the request contains the value.
 
     Returns:
-        Each feature with the parameters that may refer to a result because of it.
+        Each usable feature with the parameters that may refer to a result because of it.
     """
     parameter_types: dict[ParameterKey, str] = {}
     for spec in specs:
         if spec.parameters is not None:
             properties = spec.parameters.model_json_schema().get("properties", {})
             parameter_types |= {
-                (spec.name, name): _json_type(part) for name, part in properties.items()
+                (spec.name, name): _get_json_type(part) for name, part in properties.items()
             }
     required_types = {need.type for spec in specs for need in spec.requires}
     references: set[ParameterKey] = set()
@@ -432,21 +433,21 @@ def usable_features(
         other_parameters = {
             key: (key[1], kind) for key, kind in parameter_types.items() if key[0] != spec.name
         }
-        nested = _nested_values(spec, required_types)
-        outputs = [(field, part, _json_type(part)) for field, part in _output_fields(spec)]
+        nested = _list_nested_values(spec, required_types)
+        outputs = [(field, part, _get_json_type(part)) for field, part in _iter_output_fields(spec)]
         elements = [
-            (field.removesuffix("s"), _json_type(part["items"]))
+            (field.removesuffix("s"), _get_json_type(part["items"]))
             for field, part, kind in outputs
             if kind == "array" and part.get("items")
         ]
         for key, parameter in other_parameters.items():
-            if any(_nested_value_fits(part, parameter, by_name) for part in nested) or any(
-                _value_fits(field, kind, parameter, by_name) for field, _, kind in outputs
+            if any(_can_fit_nested(part, parameter, by_name) for part in nested) or any(
+                _can_fit(field, kind, parameter, by_name) for field, _, kind in outputs
             ):
                 references.add(key)
             # For an object, the model names the field.
             if any(
-                k == "object" or _value_fits(field, k, parameter, by_name) for field, k in elements
+                k == "object" or _can_fit(field, k, parameter, by_name) for field, k in elements
             ):
                 for_each.add(key)
     candidates = {"references": references, "for_each": for_each}
@@ -455,7 +456,7 @@ def usable_features(
 
 
 def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
-    """Return True if several results may fit one input."""
+    """Return True if several results may fit the same input."""
     producers = Counter(kind for spec in specs for kind in spec.provides)
     return any(
         need.cardinality != "one" or producers[need.type] > 1 or need.type in spec.provides
@@ -464,17 +465,21 @@ def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
     )
 
 
-def _nested_values(spec: CapabilitySpec, required_types: Collection[str]) -> list[tuple[str, Any]]:
-    """Return the values inside outputs that a path can reach.
+def _list_nested_values(
+    spec: CapabilitySpec, required_types: Collection[str]
+) -> list[tuple[str, Any]]:
+    """Return the values inside outputs that a reference path can reach.
 
     Outputs of unknown type are included with an empty schema.
     """
     known_types = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(required_types)
-    nested = [inner for field, part in _output_fields(spec) for inner in _iter_nested(field, part)]
+    nested = [
+        inner for field, part in _iter_output_fields(spec) for inner in _iter_nested(field, part)
+    ]
     return nested + [("", {}) for kind in spec.provides if kind not in known_types]
 
 
-def _output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
+def _iter_output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yield the fields of a capability's outputs, each with its schema."""
     for kind in spec.context_types:
         if kind.CONTEXT_TYPE not in spec.provides:
@@ -495,7 +500,7 @@ def _output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]
 def _iter_nested(
     field: str, schema: Mapping[str, Any], depth: int = 0
 ) -> Iterable[tuple[str, Any]]:
-    """Yield the nested values of an output with their schemas (empty if unknown)."""
+    """Yield an output's nested values with their schemas. An unknown schema is empty."""
     defs = schema.get("$defs", {})
     schema = _resolve_ref(dict(schema), defs)
     json_type, additional = schema.get("type"), schema.get("additionalProperties", True)
@@ -515,13 +520,13 @@ def _iter_nested(
         yield field, schema
 
 
-def _nested_value_fits(value: tuple[str, Any], parameter: tuple[str, str], by_name: bool) -> bool:
+def _can_fit_nested(value: tuple[str, Any], parameter: tuple[str, str], by_name: bool) -> bool:
     (field, schema), (name, expected_type) = value, parameter
     if not schema:
         return expected_type not in ("choice", "boolean") and (not by_name or "_" in name)
     # The field "id" of an element fits the parameter "hotel_id".
     has_same_name = f"_{name}".lower().endswith(f"_{field}".lower()) and "_" in name
-    return _value_fits(field, _json_type(schema), parameter, by_name=False) and (
+    return _can_fit(field, _get_json_type(schema), parameter, by_name=False) and (
         has_same_name or not by_name
     )
 
@@ -531,16 +536,16 @@ def _resolve_ref(schema: dict[str, Any], defs: Mapping[str, Any]) -> dict[str, A
     return defs.get(name, schema) if name else schema
 
 
-def _json_type(schema: Mapping[str, Any]) -> str:
+def _get_json_type(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        kinds = [_json_type(variant) for variant in schema["anyOf"] if variant != _NULL]
+        kinds = [_get_json_type(variant) for variant in schema["anyOf"] if variant != _NULL]
         return kinds[0] if len(set(kinds)) == 1 else ""
     if "enum" in schema or "const" in schema:
         return "choice"
     return "number" if schema.get("type") == "integer" else str(schema.get("type", ""))
 
 
-def _value_fits(field: str, json_type: str, parameter: tuple[str, str], by_name: bool) -> bool:
+def _can_fit(field: str, json_type: str, parameter: tuple[str, str], by_name: bool) -> bool:
     name, expected_type = parameter
     if json_type != expected_type or json_type in ("", "choice"):
         return False

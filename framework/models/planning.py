@@ -1,4 +1,4 @@
-"""Planning with a chat model."""
+"""Planner that uses a chat model, and the capability catalog in its prompt."""
 
 from __future__ import annotations
 
@@ -80,14 +80,15 @@ _REMEDIES = {
     MALFORMED_INPUT: _INPUTS_REMEDY,
     MISSING_INPUT: _INPUTS_REMEDY,
 }
-"""Remedies for a model, whose plan schema is smaller than a caller's."""
+"""Remedies that replace those for callers, because a model's plan schema has fewer fields."""
 
 
 class PlannerCatalog:
-    """Capability descriptions for a planner that also selects capabilities.
+    """Catalog of capability descriptions, for a planner that also selects the capabilities.
 
     Args:
-        registry: The capabilities. It is read on first use and must be complete by then.
+        registry: Registry of the capabilities. It is read on first use and must be complete by
+            then.
         max_tokens: Maximum number of tokens of the descriptions and notes in the prompt.
         is_brief: True to omit result types that no capability requires.
     """
@@ -99,7 +100,7 @@ class PlannerCatalog:
         self._caller_catalogs: WeakKeyDictionary[Any, PlannerCatalog] = WeakKeyDictionary()
 
     def for_caller(self, registry: Any) -> PlannerCatalog:
-        """Return the catalog of a caller's registry, which may contain fewer capabilities."""
+        """Return a catalog for the caller's registry, which may contain fewer capabilities."""
         if registry is self._registry or not isinstance(registry, Registry):
             return self
         if registry not in self._caller_catalogs:
@@ -125,7 +126,7 @@ class PlannerCatalog:
         return any(recipe_of(spec) for spec in self._registry.capabilities.values())
 
     def single_recipe(self, names: Sequence[str]) -> str | None:
-        """Return the single recipe that covers the selected capabilities, or None."""
+        """Return the only recipe among the selected capabilities if it covers them all, or None."""
         names_left = drop_overlapping(names, self._registry)
         single = names_left[0] if len(names_left) == 1 else ""
         return single if recipe_of(self._registry.capabilities.get(single)) else None
@@ -137,22 +138,22 @@ class PlannerCatalog:
 
     @cached_property
     def remaining_tokens(self) -> int:
-        """Approximate number of tokens that the catalog leaves unused."""
+        """Approximate number of tokens within the limit that the catalog does not use."""
         return self._max_tokens - (len(self.text) + len(self.guides)) // 4
 
     def trim_notes(self, notes: Mapping[str, str]) -> dict[str, str]:
-        """Cut the capabilities' notes to the remaining tokens."""
+        """Return the capabilities' notes, cut to the remaining tokens."""
         max_characters = 4 * max(self.remaining_tokens, self._max_tokens // 4) // max(len(notes), 1)
         return {name: sanitize_text(text, max_characters) for name, text in notes.items()}
 
 
 @dataclass(eq=False)
 class DeferringSelector:
-    """Selector that leaves the choice to the planner while all capabilities fit its prompt.
+    """Selector that leaves the selection to the planner while all capabilities fit into its prompt.
 
     Args:
-        catalog: Descriptions of all capabilities.
-        fallback: Selector used when the catalog exceeds its token limit.
+        catalog: Catalog of all capabilities.
+        fallback: Selector to use when the catalog exceeds its token limit.
         offline: Selector that recognizes requests for a recipe, or ``None``.
     """
 
@@ -167,7 +168,7 @@ class DeferringSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Return the matching recipe, all allowed capabilities, or the fallback's choice."""
+        """Return the matching recipe, all allowed capabilities, or the fallback's selection."""
         if self.offline is not None and self.catalog.has_recipes:
             offline_choice = await self.offline.select(task, candidates, excluded=excluded)
             if recipe := self.catalog.single_recipe(offline_choice.names):
@@ -180,17 +181,17 @@ class DeferringSelector:
 
 @dataclass(eq=False)
 class ModelPlanner:
-    """Planner that asks a chat model for a plan, and to correct a plan that has problems.
+    """Planner that asks a chat model for a plan, and for a correction if the plan has problems.
 
     Args:
-        role: Role and model to call.
+        role: Planning role with its model.
         prompt: Builder of the prompt.
-        catalog: Descriptions of all capabilities.
+        catalog: Catalog of all capabilities.
         features: Plan features that the model may use, or ``auto`` or ``all``.
         mode: Value of the setting ``planning.mode``.
         max_result_tokens: Value of the setting ``planning.max_result_tokens``.
         max_stored_results: Value of the setting ``planning.max_stored_results``.
-        chooses_capabilities: True if the selector leaves the choice to the planner.
+        chooses_capabilities: True if the selector leaves the selection to the planner.
     """
 
     can_correct = True
@@ -220,39 +221,39 @@ class ModelPlanner:
 
     @property
     def needs_confirmation(self) -> bool:
-        """True for models behind grammar servers, most of which are small."""
-        return self.role.rendering == "grammar"
+        """True if the model's server compiles schemas to grammars; most such models are small."""
+        return self.role.schema_style == "grammar"
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return the plan that the model proposes, without validation.
 
-        An answer that is not a plan is returned as it is. The plan check reports it, and the
+        A reply that is not a plan is returned unchanged. The plan check then reports it, and the
         attempt counts.
 
         Raises:
-            ModelError: The call failed or the model refused.
+            ModelError: The call failed, or the model refused.
         """
-        specs = self._listed_specs(request)
+        specs = self._list_specs(request)
         features, reference_parameters = self._select_features(request, specs)
         schema, is_typed = self._cached_schema(specs, features, reference_parameters)
-        messages = self._messages(request, specs, features)
-        is_strict = is_typed and self.role.rendering == "strict"
+        messages = self._build_messages(request, specs, features)
+        is_strict = is_typed and self.role.schema_style == "strict"
         try:
             reply = await generate_structured(self.role, schema, messages, strict=is_strict)
         except MalformedAnswerError as exc:
             return cast("ExecutionPlan", exc.text)
         if isinstance(reply, dict) and not reply.keys() & {"steps", "answer"}:
             return cast("ExecutionPlan", json.dumps(reply, default=str))
-        if isinstance(reply, dict) and _says_no_function(reply.get("answer")):
+        if isinstance(reply, dict) and _is_refused_function(reply.get("answer")):
             del reply["answer"]  # the agent lists its capabilities instead
         if isinstance(reply, dict) and isinstance(reply.get("steps"), list):
-            if self.role.rendering == "grammar" and len(reply["steps"]) > MAX_GRAMMAR_STEPS:
+            if self.role.schema_style == "grammar" and len(reply["steps"]) > MAX_GRAMMAR_STEPS:
                 count = f"{len(reply['steps'])} steps, and its schema allows {MAX_GRAMMAR_STEPS}"
                 return cast("ExecutionPlan", f"The plan has {count}.")
             for step in reply["steps"]:
                 if isinstance(step, dict):
                     _normalize_step(step)
-                    remove_default_nulls(step, _step_spec(request, step))
+                    remove_default_nulls(step, _get_step_spec(request, step))
                     # A step without an objective serves the whole request.
                     step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", reply)
@@ -260,15 +261,15 @@ class ModelPlanner:
     async def fill_parameters(
         self, task: str, steps: Mapping[str, CapabilitySpec]
     ) -> Mapping[str, Any]:
-        """Return parameters of steps by their keys; see :func:`ask_for_parameters`."""
+        """Return missing parameters by step key; see :func:`ask_for_parameters`."""
         return await ask_for_parameters(self.role, task, steps)
 
     async def is_asked_for(self, task: str, spec: CapabilitySpec) -> bool:
-        """Return True if a request asks for an effect; see :func:`is_asked_for`."""
+        """Return True if a request asks for a capability's effect; see :func:`is_asked_for`."""
         return await is_asked_for(self.role, task, spec)
 
-    def _listed_specs(self, request: PlanRequest) -> list[CapabilitySpec]:
-        """Return the capabilities that schema and prompt list, in alphabetical order."""
+    def _list_specs(self, request: PlanRequest) -> list[CapabilitySpec]:
+        """Return the capabilities in the schema and the prompt, in alphabetical order."""
         specs = request.catalog.capabilities
         names = request.active if request.chosen else specs
         return [
@@ -278,13 +279,13 @@ class ModelPlanner:
     def _select_features(
         self, request: PlanRequest, specs: Sequence[CapabilitySpec]
     ) -> tuple[frozenset[str], frozenset[ParameterKey] | None]:
-        """Return the features to offer, and the parameters that may refer to results."""
+        """Return the plan features to offer, and the parameters that may refer to results."""
         reference_parameters: frozenset[ParameterKey] | None = None
         if self.features == "all":
             features = {*PLAN_FEATURES, "inputs"}
         elif self.features == "auto":
             usable = self._usable_features(specs)
-            guides = self._guides(request)
+            guides = self._get_guides(request)
             named_in_guides = {name for name in PLAN_FEATURES if f'"{name}"' in guides}
             features = {*usable, *named_in_guides}
             if not named_in_guides & {"references", "for_each"}:  # guides may use untyped results
@@ -302,11 +303,11 @@ class ModelPlanner:
     def _usable_features(
         self, specs: Sequence[CapabilitySpec]
     ) -> Mapping[str, frozenset[ParameterKey]]:
-        """Return the features that capabilities can use, cached for the same capabilities."""
+        """Return the plan features that capabilities can use, cached for equal lists."""
         key = tuple(map(id, specs))
         if self._usable is None or self._usable[0] != key:
             # Matching by type alone misleads the small models of grammar servers.
-            by_name = self.role.rendering == "grammar"
+            by_name = self.role.schema_style == "grammar"
             self._usable = (key, usable_features(specs, by_name=by_name))
         return self._usable[1]
 
@@ -316,23 +317,23 @@ class ModelPlanner:
         features: frozenset[str],
         reference_parameters: frozenset[ParameterKey] | None,
     ) -> tuple[dict[str, Any], bool]:
-        """Return the schema of a plan, as the same object for the same capabilities."""
-        key = (tuple(map(id, specs)), features, self.role.rendering)
+        """Return the plan schema, cached so that equal lists of capabilities share one object."""
+        key = (tuple(map(id, specs)), features, self.role.schema_style)
         if key not in self._schemas:
             if len(self._schemas) >= _MAX_CACHED_SCHEMAS:
                 del self._schemas[next(iter(self._schemas))]
             schema, is_typed = plan_schema(
-                specs, self.role.rendering, features, reference_parameters=reference_parameters
+                specs, self.role.schema_style, features, reference_parameters=reference_parameters
             )
             if self.mode == "auto":
-                schema = _with_look_property(schema, self.role.rendering)
+                schema = _add_look_property(schema, self.role.schema_style)
             self._schemas[key] = schema, is_typed
         return self._schemas[key]
 
-    def _guides(self, request: PlanRequest) -> str:
+    def _get_guides(self, request: PlanRequest) -> str:
         return request.guides if request.chosen else self.catalog.for_caller(request.catalog).guides
 
-    def _messages(
+    def _build_messages(
         self,
         request: PlanRequest,
         specs: Sequence[CapabilitySpec],
@@ -354,11 +355,11 @@ class ModelPlanner:
         planner_context: dict[str, Any] = {
             "recent": request.recent if self.reads_conversation else (),
             "capabilities": "\n".join([listing, *rules]),
-            "guides": self._guides(request),
+            "guides": self._get_guides(request),
             "notes": notes,
             # A function schema shows the format of a plan. Other methods need an example.
             "shows_examples": self.role.method != "function_calling",
-            "problems": [_with_model_remedy(problem) for problem in request.problems],
+            "problems": [_replace_remedy(problem) for problem in request.problems],
             "max_result_tokens": self.max_result_tokens,
             "max_stored_results": self.max_stored_results,
             "types": getattr(request.catalog, "context_types", None),
@@ -374,21 +375,21 @@ class ModelPlanner:
         )
 
 
-def _with_look_property(schema: dict[str, Any], rendering: str) -> dict[str, Any]:
-    """Return the plan schema with a property by which the model asks to see the results."""
-    if rendering != "strict":
+def _add_look_property(schema: dict[str, Any], style: str) -> dict[str, Any]:
+    """Return the plan schema with a boolean ``look``, with which the model requests a review."""
+    if style != "strict":
         return {**schema, "properties": {**schema["properties"], "look": {"type": "boolean"}}}
     look = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
     properties = {**schema["properties"], "look": look}
     return {**schema, "properties": properties, "required": [*schema["required"], "look"]}
 
 
-def _says_no_function(answer: object) -> bool:
+def _is_refused_function(answer: object) -> bool:
     return isinstance(answer, str) and answer.strip().rstrip(".") == NO_FUNCTION.rstrip(".")
 
 
-def _with_model_remedy(problem: Problem) -> Problem:
-    """Return a problem with a remedy that the model's plan schema allows."""
+def _replace_remedy(problem: Problem) -> Problem:
+    """Return a plan problem with a remedy that the model's plan schema allows."""
     remedy = _REMEDIES.get(problem.code)
     if problem.code == MISSING_INPUT and not problem.remedy.startswith("name one"):
         return problem
@@ -402,7 +403,7 @@ def _has_checkpointer() -> bool:
         return False
 
 
-def _step_spec(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | None:
+def _get_step_spec(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | None:
     name = step.get("capability")
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
@@ -430,7 +431,7 @@ def _format_catalog(
 
 
 def _normalize_step(step: dict[str, Any]) -> None:
-    """Remove empty fields, and parse objects that are written as text.
+    """Remove a step's empty fields, and parse objects that are written as text.
 
     Google's client does not support objects with unknown fields, so its models write them as text.
     """

@@ -1,7 +1,7 @@
-"""Probe of structured output support: one request to each unknown server, before any turn.
+"""Probe of structured output support, which sends one request to each unknown server.
 
 A server behind a ``base_url`` may enforce a JSON schema, ignore it, or reject the request. A probe
-asks for one word with a schema that allows only another word. The result is cached on disk.
+asks for one word with a schema that allows only another word. Its result is cached on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from capgraph.models.roles import (
 )
 
 PROBE_SECONDS = 60.0
-"""Time limit of one probe. A small local model may still be loading."""
+"""Time limit of one probe in seconds. It is long because a small local model may still be loading.
+"""
 _CACHE_SECONDS = 30 * 86_400.0
 _METHODS: tuple[StructuredMethod, ...] = ("json_schema", "function_calling")
 _EXPECTED_WORD = "capgraph"
@@ -47,11 +48,11 @@ _REFUSAL_STATUS_CODES = frozenset({400, 404, 405, 415, 422, 501})
 
 
 class RoleMethod(NamedTuple):
-    """Structured output method of a role.
+    """Structured output method of a model role, with the reason for it.
 
     Attributes:
         role: Name of the role.
-        method: Method by which the role's model is made to follow a schema.
+        method: Method that makes the role's model follow a schema.
         reason: Reason for the method.
     """
 
@@ -63,12 +64,12 @@ class RoleMethod(NamedTuple):
 async def probe_models(configuration: Any, *, force: bool = False) -> None:
     """Probe each server whose structured output support is unknown, and cache the result.
 
-    A model is skipped if ``structured`` is set, if it has no ``base_url``, or if the cache has the
-    result. An unreachable server is probed again at the next start.
+    A model is skipped if its setting ``structured`` is set, if it has no ``base_url``, or if the
+    cache contains its result. An unreachable server is probed again at the next start.
 
     Args:
         configuration: The ``model`` argument of ``build_graph``.
-        force: True to probe even if the cache has the result.
+        force: True to probe even if the cache contains the result.
     """
     # Creating a chat model reads certificates, which would block the event loop.
     for model in await asyncio.to_thread(_models_to_probe, configuration):
@@ -86,7 +87,7 @@ async def probe_models(configuration: Any, *, force: bool = False) -> None:
 
 
 def describe_methods(configuration: Any) -> list[RoleMethod]:
-    """Return the structured output method of each role, with the reason."""
+    """Return the structured output method of each model role, with the reason."""
     settings, models = structured_methods(configuration), chat_models(configuration)
     methods = []
     for role, model in models.items():
@@ -107,7 +108,7 @@ def describe_methods(configuration: Any) -> list[RoleMethod]:
 
 
 def _models_to_probe(configuration: Any) -> list[Any]:
-    """Return the models to probe, one for each server and model name."""
+    """Return the models to probe, one for each pair of server and model name."""
     by_role = configuration if isinstance(configuration, Mapping) else {"default": configuration}
     remote = {role: value for role, value in by_role.items() if not _is_local_entry(value)}
     if not remote:
@@ -124,9 +125,9 @@ def _is_local_entry(value: Any) -> bool:
 
 
 async def _probe(model: Any) -> StructuredMethod | None:
-    """Return the first method that the server enforces.
+    """Return the first structured output method that the server enforces.
 
-    Return ``text`` if it enforces none, and None if the server cannot be reached.
+    The result is ``text`` if the server enforces none, and None if it cannot be reached.
     """
     log = get_logger("framework", "models")
     name, server = model_name(model), mask_secrets(probe_key(model))

@@ -1,4 +1,4 @@
-"""Prompt assembly: the sections of a builder around a bounded conversation."""
+"""Functions that build prompts from a builder's sections and a bounded conversation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_LINE_CHARACTERS = 100
 
 
 def request_fields(request: AnswerRequest | PlanRequest) -> dict[str, Any]:
-    """Return the fields of a request as keyword arguments for prompt builders."""
+    """Return a request's fields as keyword arguments for prompt builders."""
     return {field.name: getattr(request, field.name) for field in fields(request)}
 
 
@@ -34,13 +34,13 @@ def build_prompt(
     history: Sequence[BaseMessage] = (),
     messages: Sequence[AnyMessage] = (),
 ) -> list[BaseMessage]:
-    """Return the messages of a prompt, with the part that is the same in every turn first.
+    """Return a prompt's messages, starting with the part that is equal in every turn.
 
     Args:
         builder: Builder of the prompt's sections.
         context: Keyword arguments for the builder.
         instructions: Instructions of the application.
-        history: Conversation so far.
+        history: Earlier messages of the conversation.
         messages: Input messages, whose images and files are attached to the request.
     """
     system = builder.get_prefix(**context)
@@ -53,9 +53,9 @@ def build_prompt(
 
 
 def split_conversation(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage], str]:
-    """Return the earlier messages, bounded, and the text of the user's last message.
+    """Return the recent earlier messages, and the text of the user's last message.
 
-    The last ten to twenty messages are kept, and long ones are shortened. One message before them
+    The last ten to twenty messages are included, and long ones are shortened. A message before them
     summarizes the user's requests in the omitted messages.
 
     >>> earlier, last = split_conversation(
@@ -76,7 +76,7 @@ def split_conversation(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage
 
 
 def format_transcript(messages: Sequence[BaseMessage]) -> str:
-    """Return messages as text, one per line with its author."""
+    """Return messages as text, one line per message with its author."""
     return "\n".join(
         f"{'person' if isinstance(message, HumanMessage) else 'agent'}: {message.text}"
         for message in messages

@@ -1,4 +1,4 @@
-"""Filter that removes prompt tags and repeated prompt text from model output."""
+"""Streaming filter that removes prompt tags and repeated prompt text from model output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _HEADING = "request:"
 
 
 class EchoFilter:
-    r"""Streaming filter that removes prompt tags from model output.
+    r"""Streaming filter that removes repeated prompt text from model output.
 
     Small models sometimes repeat the prompt: the request, then the data. A repeated request is
-    dropped. Repeated data is dropped if the model also wrote text of its own. Otherwise the data
-    becomes the answer. The result does not depend on how the text is split into chunks.
+    dropped. Repeated data is dropped if the model also wrote other text. Otherwise the data becomes
+    the answer. The result does not depend on how the text is split into chunks.
 
     >>> echo = EchoFilter()
     >>> echo.feed("<requ"), echo.feed("est>\nMail Bob\n</request>\nSent"), echo.feed(" it.")
@@ -36,7 +36,7 @@ class EchoFilter:
         self._after_block = False
 
     def feed(self, chunk: str) -> str:
-        """Process a chunk and return the text that can be shown so far."""
+        """Process a chunk and return the text that can be emitted so far."""
         self._pending += chunk
         return self._process(is_final=False)
 
@@ -58,7 +58,7 @@ class EchoFilter:
             self._after_block = True
             if self._block == "data":
                 self._data.append("")
-        undecided = 0 if is_final else self._undecided_length()
+        undecided = 0 if is_final else self._count_undecided()
         cut = len(self._pending) - undecided
         text, self._pending = self._pending[:cut], self._pending[cut:]
         if is_final and self._block is None and _may_start_tag(text):
@@ -66,7 +66,7 @@ class EchoFilter:
         parts.append(self._process_text(text))
         return "".join(parts)
 
-    def _undecided_length(self) -> int:
+    def _count_undecided(self) -> int:
         """Return the number of trailing characters that may still be part of a tag."""
         text = self._pending
         if self._block is None and not self._shown:
@@ -76,7 +76,7 @@ class EchoFilter:
         return len(text) - text.rfind("<") if _may_start_tag(text) else 0
 
     def _process_text(self, text: str) -> str:
-        """Record text between tags and return the part of it to show."""
+        """Record the text between two tags, and return the part of it to emit."""
         if self._block == "data":
             self._data[-1] += text
         if self._block is not None:
@@ -93,7 +93,7 @@ class EchoFilter:
 
 
 def remove_echo(text: str) -> str:
-    """Return text without prompt tags and repeated prompt text.
+    """Return a model's answer without prompt tags and repeated prompt text.
 
     >>> remove_echo("Below 5 <b>degrees</b>, data > request.")
     'Below 5 <b>degrees</b>, data > request.'
@@ -114,7 +114,7 @@ def has_prompt_tags(text: str) -> bool:
 
 
 def _may_start_tag(text: str) -> bool:
-    """Return True if text ends with what may become a tag."""
+    """Return True if the end of a text may be the start of a prompt tag."""
     place = text.rfind("<")
     if place < 0 or len(text) - place > _MAX_TAG_LENGTH or ">" in text[place:]:
         return False

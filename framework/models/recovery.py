@@ -1,6 +1,6 @@
 """Recovery of model calls: progress events, shorter prompts, and fallback models.
 
-Strategies see a single call. All recovery is bounded and reported by events.
+Planners and other strategies observe only one call. Every recovery is limited and emits events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
 PROGRESS_SECONDS = 10.0
-"""Seconds between two status events while a model answers."""
+"""Seconds between two status events while a model generates its answer."""
 _HISTORY_SHARES = (0.5, 0.25, 0.0)  # of the earlier messages, for each further attempt
 _OUTAGE_CATEGORIES = frozenset(
     {"network", "timeout", "rate_limit", "overloaded", "context_too_long"}
@@ -32,18 +32,18 @@ _OUTAGE_CATEGORIES = frozenset(
 
 
 class ModelRefusedError(ModelError):
-    """Refusal of a model to answer."""
+    """Raised if a model refuses to answer."""
 
 
 class TruncatedAnswerError(ModelError):
-    """Answer that reached the model's length limit."""
+    """Raised if an answer reaches the model's length limit."""
 
 
 @contextmanager
 def emit_progress(role: RoleModel) -> Iterator[None]:
     """Context manager: emit a status event every few seconds until the block ends.
 
-    A small local model may read a long prompt for a minute before it writes its first token.
+    A small local model may process a long prompt for a minute before it generates its first token.
     """
     began = time.monotonic()
     loop = asyncio.get_running_loop()
@@ -67,9 +67,9 @@ def emit_progress(role: RoleModel) -> Iterator[None]:
 async def call_with_shorter_prompt(
     role: RoleModel, call: Callable[[Attempt], Awaitable[T]], attempt: Attempt
 ) -> T:
-    """Call a model, and repeat the call with fewer messages while the prompt exceeds its context.
+    """Call a model, and repeat the call with fewer messages while the prompt is too long.
 
-    System messages and the last message are always sent.
+    System messages and the last message are always included.
     """
     messages: list[BaseMessage] = attempt.inputs["messages"]
     system = [message for message in messages if isinstance(message, SystemMessage)]
@@ -90,12 +90,12 @@ async def call_with_shorter_prompt(
 async def call_with_fewer_messages(
     role: RoleModel, history: Sequence[ItemT], call: Callable[[Sequence[ItemT]], Awaitable[T]]
 ) -> T:
-    """Call with the whole history, then with less of it while the prompt exceeds the context.
+    """Call a function with the whole message history, then with less while the prompt is too long.
 
     Args:
-        role: Role and model to call.
-        history: Messages of which the oldest may be dropped.
-        call: Calls the model with a part of the history.
+        role: Role with the model that the function calls.
+        history: Messages, of which the oldest may be dropped.
+        call: Function that calls the model with a part of the history.
 
     Raises:
         ModelError: The call failed for another reason, or the shortest prompt is too long.
@@ -122,7 +122,7 @@ async def call_with_fewer_messages(
 async def call_with_fallbacks(
     role: RoleModel, call: Callable[[Attempt], Awaitable[T]], attempt: Attempt
 ) -> T:
-    """Call the role's model, then its fallback models in order until one succeeds."""
+    """Call a role's model, and then its fallback models in order until one succeeds."""
     models = [attempt.inputs["model"], *role.fallbacks]
     last_error: ModelError | None = None
     for model, following in zip(models, [*models[1:], None], strict=True):
@@ -141,7 +141,7 @@ async def call_with_fallbacks(
 
 
 def fallback_reason(error: ModelError) -> str | None:
-    """Return the reason to use a fallback model after an error, or None if it must not be used.
+    """Return the reason to try a fallback model after an error, or None if it must not be tried.
 
     A missing key or a wrong option is a configuration error that a fallback would hide.
 

@@ -25,10 +25,11 @@ from capgraph.helpers.plain_data import validation_messages
 from capgraph.models.local import is_local_model, resolve_local_model
 
 if TYPE_CHECKING:
-    from capgraph.models.plan_schema import Rendering
+    from capgraph.models.plan_schema import SchemaStyle
 
 MODEL_ROLES = ("extraction", "selection", "planning", "answer", "capability")
-"""Roles of chat models. ``default`` configures the roles that are not named."""
+"""Roles of chat models. A configuration for ``default`` applies to all roles that it does not name.
+"""
 
 DEFAULT_ROLE = "default"
 _EXTRA = "models"
@@ -38,15 +39,15 @@ _KEY_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """Chat model in a role, with its middleware and fallbacks.
+    """Chat model for a role, with its middleware and fallback models.
 
     Attributes:
         role: Name of the role.
         model: The chat model.
-        timeout_seconds: Time limit of one call, in addition to the model's own. ``None`` for no
-            limit.
+        timeout_seconds: Time limit of one call, in addition to the model's own limit. ``None`` means
+            no limit.
         behaviors: Middleware and hooks around each call.
-        clock: Clock of the graph. ``None`` for the system clock.
+        clock: Clock of the graph. ``None`` means the system clock.
         fallbacks: Models to use in order when the model fails, refuses, or returns a malformed
             answer.
         structured: Structured output method; see ``ModelSettings.structured``.
@@ -62,11 +63,11 @@ class RoleModel:
 
     @property
     def method(self) -> StructuredMethod:
-        """Resolved structured output method, which is never ``auto``."""
+        """Structured output method, with ``auto`` resolved for the model."""
         return structured_method(self.model, self.structured)
 
     @property
-    def rendering(self) -> Rendering:
+    def schema_style(self) -> SchemaStyle:
         """Style of plan schemas that the model's server supports."""
         if self.method != "json_schema":
             return "open"
@@ -90,7 +91,12 @@ class RoleModel:
     ) -> ModelError:
         """Return an error about a call of this model.
 
-        A severity of None uses the cause's severity.
+        Args:
+            text: Predicate of the message, such as ``refused``. The model's name precedes it.
+            fix: Imperative sentence that solves the problem.
+            severity: Severity of the error. ``None`` means the cause's severity.
+            error_class: Class of the error.
+            person_message: Sentence for the end user.
         """
         return error_class(
             f"The model {self.name!r} ({self.role}) {text}",
@@ -101,11 +107,13 @@ class RoleModel:
 
 
 PROBED_METHODS: dict[str, StructuredMethod] = {}
-"""Probe results by server and model name; see ``capgraph.models.probing``."""
+"""Structured output methods found by probes, by server and model name; see
+``capgraph.models.probing``.
+"""
 
 
 def probe_key(model: Any) -> str:
-    """Return the key of a model's probe result: its base URL and its name on the server."""
+    """Return the cache key of a model's probe: its base URL and its name on the server."""
     return f"{getattr(model, 'openai_api_base', '') or ''} {model_name(model)}"
 
 
@@ -114,14 +122,14 @@ def _uses_openai_client(model: Any) -> bool:
 
 
 def is_grammar_server(model: Any) -> bool:
-    """Return True for a plain OpenAI client with another server, such as llama.cpp or vLLM."""
+    """Return True for a plain OpenAI client of another server, such as llama.cpp or vLLM."""
     address = getattr(model, "openai_api_base", None)
     is_elsewhere = isinstance(address, str) and _OPENAI_HOST not in address
     return is_elsewhere and type(model).__name__ == "ChatOpenAI"
 
 
 def supports_structured_output(model: Any) -> bool:
-    """Return True if a model accepts a schema or tools."""
+    """Return True if a model accepts a JSON schema or tools."""
     if not isinstance(model, BaseChatModel):
         return True
     model_class, base = type(model), BaseChatModel
@@ -159,7 +167,7 @@ def structured_method(model: Any, setting: StructuredMethod = "auto") -> Structu
 
 
 def model_name(model: Any) -> str:
-    """Return a model's name at its provider, or the name of its class."""
+    """Return a model's name at its provider, or its class name if it has none."""
     for attribute in ("model_name", "model", "model_id"):
         value = getattr(model, attribute, None)
         if isinstance(value, str) and value:
@@ -168,10 +176,10 @@ def model_name(model: Any) -> str:
 
 
 def without_streaming(model: Any, role: str = "") -> Any:
-    """Return a copy of a chat model that answers in one piece. It shares the client.
+    """Return a copy of a chat model that does not stream. It shares the client.
 
-    While a graph streams messages, LangChain streams every model call and completes JSON that is
-    cut off, which would turn half a plan into a valid plan. The role ``answer`` is returned
+    While a graph streams messages, LangChain streams every model call and completes truncated JSON,
+    which could turn half a plan into a valid plan. A model of the role ``answer`` is returned
     unchanged.
     """
     if role == "answer" or not isinstance(model, BaseChatModel):
@@ -202,7 +210,7 @@ def chat_models(configuration: Any) -> dict[str, BaseChatModel]:
     unknown = sorted(str(role) for role in by_role if role not in {*MODEL_ROLES, DEFAULT_ROLE})
     if unknown:
         raise ConfigurationError(
-            f"Unknown model role {', '.join(map(repr, unknown))}.",
+            f"The model roles {', '.join(map(repr, unknown))} are unknown.",
             fix=f"Use {', '.join(MODEL_ROLES)} or {DEFAULT_ROLE}.",
         )
     cache: dict[str, BaseChatModel] = {}  # by settings
@@ -236,10 +244,10 @@ def role_behaviors(configuration: Any) -> dict[str, Sequence[Any]]:
 
 
 def fallback_models(configuration: Any) -> dict[str, list[BaseChatModel]]:
-    """Create the fallback models of each role, in order.
+    """Create the fallback models for each role, in order of use.
 
     Args:
-        configuration: As for :func:`chat_models`, with ``fallbacks`` in a role's entry.
+        configuration: Same as for :func:`chat_models`, with ``fallbacks`` in a role's entry.
 
     >>> from capgraph.testing import ScriptedModel
     >>> role = {"model": ScriptedModel(responses=[]), "fallbacks": [ScriptedModel(responses=[])]}
@@ -274,8 +282,8 @@ def structured_methods(configuration: Any) -> dict[str, StructuredMethod]:
         methods = get_args(StructuredMethod)
         if method is not None and method not in methods:
             raise ConfigurationError(
-                f"Invalid value {method!r} of 'structured' for the role {role!r}: expected one of"
-                f" {', '.join(methods)}.",
+                f"The value {method!r} of 'structured' for the role {role!r} is unknown:"
+                f" expected one of {', '.join(methods)}.",
                 fix="Use one of these, or remove the key.",
             )
         return method or "auto"
@@ -304,7 +312,8 @@ def _validate_settings(role: str, value: Any) -> ModelSettings:
     except PydanticValidationError as exc:
         problems = "; ".join(validation_messages(exc))
         raise ConfigurationError(
-            f"The model of the role {role!r} is invalid ({type(value).__name__}): {problems}.",
+            f"The configuration of the model for the role {role!r} is invalid"
+            f" ({type(value).__name__}): {problems}.",
             fix="Pass 'provider:name', a LangChain chat model, or the fields of ModelSettings.",
         ) from exc
 
@@ -312,7 +321,7 @@ def _validate_settings(role: str, value: Any) -> ModelSettings:
 def _create_model(role: str, settings: ModelSettings) -> BaseChatModel:
     if ":" not in settings.model and "model_provider" not in settings.options:
         raise ConfigurationError(
-            f"The model {settings.model!r} of the role {role!r} has no provider.",
+            f"The model {settings.model!r} for the role {role!r} has no provider.",
             fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
         )
     extra = "local" if is_local_model(settings.model) else _EXTRA
@@ -334,17 +343,17 @@ def _create_model(role: str, settings: ModelSettings) -> BaseChatModel:
         model: BaseChatModel = init_chat_model(settings.model, **{**arguments, **settings.options})
     except ImportError as exc:
         raise MissingExtraError(
-            f"The model {settings.model!r} of the role {role!r} needs a package that is not"
+            f"The model {settings.model!r} for the role {role!r} requires a package that is not"
             f" installed: {exc}.",
-            fix=_install_command(str(exc)),
+            fix=_format_install_command(str(exc)),
         ) from exc
     except Exception as exc:
-        raise _creation_error(role, settings, exc) from exc
-    missing = _missing_key_variable(model)
+        raise _create_error(role, settings, exc) from exc
+    missing = _find_missing_key(model)
     if missing:
         raise ConfigurationError(
-            f"The model {settings.model!r} of the role {role!r} has no API key.",
-            fix=_api_key_fix(missing, role),
+            f"The model {settings.model!r} for the role {role!r} has no API key.",
+            fix=_format_key_fix(missing, role),
         )
     return model
 
@@ -354,31 +363,32 @@ def _is_openai(settings: ModelSettings) -> bool:
     return bool(provider == "openai")
 
 
-def _creation_error(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
+def _create_error(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
     cause = " ".join(mask_secrets(str(exc), MAX_MESSAGE_CHARS).split())
     name = f"The model {settings.model!r} of the role {role!r}"
     lowered = cause.lower()
     if "api_key" in lowered or "api key" in lowered or "credentials" in lowered:
         variables = _KEY_VARIABLE.findall(cause)
         return ConfigurationError(
-            f"{name} has no API key.", fix=_api_key_fix(variables[0] if variables else "", role)
+            f"{name} has no API key.", fix=_format_key_fix(variables[0] if variables else "", role)
         )
     return ConfigurationError(
-        f"{name} cannot be created: {cause[:500]}.", fix="Check the name and the options."
+        f"{name} cannot be created: {cause[:500]}.", fix="Check the model's name and options."
     )
 
 
-def _missing_key_variable(model: BaseChatModel) -> str:
+def _find_missing_key(model: BaseChatModel) -> str:
     """Return the environment variable of a missing API key, or an empty string.
 
-    Some providers create a client without its key and fail at the first call.
+    The check is needed because some providers create a client without its key and fail at the first
+    call.
     """
     keys = {a: env for a, env in model.lc_secrets.items() if a.endswith("api_key")}
     has_key = any(getattr(model, attribute, None) for attribute in keys)
     return "" if has_key else next(iter(keys.values()), "")
 
 
-def _api_key_fix(variable: str, role: str) -> str:
+def _format_key_fix(variable: str, role: str) -> str:
     setting = f"models.{role}.api_key"
     return (
         f"Set the environment variable {variable} or the setting {setting}."
@@ -387,7 +397,7 @@ def _api_key_fix(variable: str, role: str) -> str:
     )
 
 
-def _install_command(message: str) -> str:
+def _format_install_command(message: str) -> str:
     match = re.search(r"pip install (?:-U )?([\w\[\]-]+)", message)
     package = match.group(1) if match else ""
     if not package or package in {"langchain-openai", "langchain"}:

@@ -1,4 +1,4 @@
-"""Capability selection with a chat model: one call for all, or one question for each."""
+"""Selectors that ask a chat model for capabilities: in one call, or with one call for each."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class _Choice(BaseModel):
     answer: str = ""
 
 
-def choice_schema(names: Sequence[str]) -> type[_Choice]:
-    """Return a pydantic class for a choice among names.
+def build_choice_schema(names: Sequence[str]) -> type[_Choice]:
+    """Return a pydantic class for a selection among capability names.
 
     The schema lists the names so that providers can enforce them. Validation does not check them,
-    so an invented name can be dropped and reported without rejecting the whole answer.
+    because an invented name must be dropped and reported without rejecting the whole answer.
 
-    >>> choice_schema(["weather"]).model_json_schema()["properties"]["capabilities"]["items"]
+    >>> build_choice_schema(["weather"]).model_json_schema()["properties"]["capabilities"]["items"]
     {'enum': ['weather'], 'type': 'string'}
     """
     names_field = Field(
@@ -61,7 +61,7 @@ def choice_schema(names: Sequence[str]) -> type[_Choice]:
 
 
 def describe_candidates(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates as prompt text, in alphabetical order.
+    """Return the candidate capabilities as prompt text, in alphabetical order.
 
     >>> print(describe_candidates([Candidate("rain", "Tells about rain.", positives=("Wet?",))]))
     - rain: Tells about rain.
@@ -95,14 +95,14 @@ def format_selection_hints(candidate: Candidate, max_examples: int) -> list[str]
 
 @dataclass(eq=False)
 class ModelSelector:
-    """Selector that asks a chat model once about all capabilities.
+    """Selector that asks a chat model about all capabilities in one call.
 
     Args:
-        role: Role and model to call.
+        role: Selection role with its model.
         prompt: Builder of the prompt.
-        offline: Selector that finds the nearest capabilities when there are more than
+        offline: Selector that finds the most similar capabilities when there are more than
             ``settings.shortlist``.
-        settings: Selection settings.
+        settings: Settings of the selection.
     """
 
     role: RoleModel
@@ -140,7 +140,7 @@ class ModelSelector:
     ) -> Selection:
         names = sorted(candidate.name for candidate in shortlist)
         reply: _Choice = await generate_structured(
-            self.role, choice_schema(names), self._build_messages(task, shortlist, excluded)
+            self.role, build_choice_schema(names), self._build_messages(task, shortlist, excluded)
         )
         chosen = list(dict.fromkeys(name for name in reply.capabilities if name in names))
         invented = list(dict.fromkeys(n for n in reply.capabilities if n not in names))
@@ -149,7 +149,7 @@ class ModelSelector:
             problem = f"The model chose unknown capabilities: {', '.join(map(repr, invented))}."
             if not chosen:
                 raise MalformedAnswerError(
-                    f"{problem} It chose no others.",
+                    f"{problem} The model selected no other capability.",
                     fix=f"Use {', '.join(names)}.",
                 )
             get_logger("framework", "classifier").warning("%s", problem)

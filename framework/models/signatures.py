@@ -1,4 +1,4 @@
-"""Signature lines that describe capabilities to a planner."""
+"""Functions that describe capabilities to a planner as signature lines."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def describe_capability(
     names_output: bool = True,
     has_effect_remark: bool = True,
 ) -> str:
-    """Return the signature line of a capability.
+    """Return a capability's signature line for a planner's prompt.
 
     Args:
-        spec: The capability.
-        producers: Capabilities that provide each context type, to name the suppliers of inputs.
+        spec: Capability to describe.
+        producers: Capabilities that provide each context type, to name the sources of inputs.
         names_output: False to omit the name of the only result type.
         has_effect_remark: False to omit the remark that an effect must be asked for.
 
@@ -65,7 +65,7 @@ def _describe_requirement(requirement: Any, producers: Mapping[str, Collection[s
 
 
 def _describe_outputs(spec: CapabilitySpec) -> list[str]:
-    """Return the output types, with the fields that parameters may refer to."""
+    """Return a capability's output types, with the fields that parameters may refer to."""
     fields = {kind.CONTEXT_TYPE: value_field_names(kind) for kind in spec.context_types}
     field_texts = {
         kind: ", ".join([*names[:_MAX_FIELDS], *(["…"] if len(names) > _MAX_FIELDS else [])])
@@ -100,7 +100,9 @@ def _describe_parameter(
 
 
 def format_type(schema: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
-    """Return the type of a JSON schema as short text, or as JSON if the schema is unusual.
+    """Return the type that a JSON schema describes as short text.
+
+    Unusual schemas are returned as JSON.
 
     >>> format_type({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, {})
     'integer[]'

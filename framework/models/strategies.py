@@ -1,4 +1,4 @@
-"""Creation of the strategies that use chat models."""
+"""Function that creates the strategies that use chat models."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def model_strategies(
     has_custom_planner: bool = False,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Return the strategies for the roles that have a model.
+    """Return the selection, planning, and answer strategies for the roles that have a model.
 
     Args:
-        configuration: As for :func:`~capgraph.models.roles.chat_models`.
+        configuration: Same as for :func:`~capgraph.models.roles.chat_models`.
         registry: Registry of the agent.
         settings: Settings of the agent.
         offline_selector: Selector that narrows the choice among many capabilities.
         behaviors: Middleware of the operator. Only middleware with a stage applies to model calls.
-        role_behaviors: Middleware and hooks of each role, inside ``behaviors``.
-        has_custom_planner: True if the application has its own planner, so that the choice of
+        role_behaviors: Middleware and hooks of each role, which run inside ``behaviors``.
+        has_custom_planner: True if the application has its own planner, so that the selection of
             capabilities cannot be left to the planner.
-        clock: Clock of the graph. ``None`` for the system clock.
+        clock: Clock of the graph. ``None`` means the system clock.
 
     Returns:
-        ``chat_model`` and, for roles that have a model, ``extractor``, ``selector``, ``planner``
-        and ``answerer``.
+        ``chat_model`` and, for roles that have a model, ``extractor``, ``selector``, ``planner``,
+            and ``answerer``.
 
     Raises:
         ConfigurationError: A model cannot be created.

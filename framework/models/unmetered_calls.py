@@ -1,4 +1,4 @@
-"""Detection of model calls that the usage meter cannot count, in the source of capabilities."""
+"""Static check that finds model calls in capabilities that the usage meter cannot count."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _THREAD_STARTERS = frozenset({"Thread", "Timer", "run_in_executor", "submit"})  
 
 
 def find_unmetered_calls(module_name: str) -> list[int]:
-    """Return the line numbers of a module's model calls that set callbacks or start a thread.
+    """Return the line numbers of model calls in a module that the usage meter cannot count.
 
-    Such a call does not inherit the callbacks of the run, so it is not counted. Only literal calls
-    are found: ``model.ainvoke(messages, {"callbacks": [mine]})``, a ``config`` built in the call,
-    or ``Thread(target=model.invoke)``.
+    A call that sets its own callbacks or runs in a new thread does not inherit the run's callbacks,
+    so it is not counted. Only literal calls are found: ``model.ainvoke(messages, {"callbacks":
+    [mine]})``, a ``config`` built in the call, or ``Thread(target=model.invoke)``.
 
     >>> find_unmetered_calls("capgraph.models.unmetered_calls")
     []
@@ -27,10 +27,10 @@ def find_unmetered_calls(module_name: str) -> list[int]:
     except (KeyError, OSError, TypeError):
         return []  # created at run time, so there is no source
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    return sorted(call.lineno for call in calls if _bypasses_callbacks(call))
+    return sorted(call.lineno for call in calls if _can_bypass_callbacks(call))
 
 
-def _bypasses_callbacks(call: ast.Call) -> bool:
+def _can_bypass_callbacks(call: ast.Call) -> bool:
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
     if name in _THREAD_STARTERS:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -40,11 +40,11 @@ def _bypasses_callbacks(call: ast.Call) -> bool:
     return (
         isinstance(call.func, ast.Attribute)
         and name in _MODEL_METHODS
-        and any(_sets_callbacks(part) for part in [*call.args, *call.keywords])
+        and any(_has_own_callbacks(part) for part in [*call.args, *call.keywords])
     )
 
 
-def _sets_callbacks(part: ast.AST) -> bool:
+def _has_own_callbacks(part: ast.AST) -> bool:
     for descendant in ast.walk(part):
         if isinstance(descendant, ast.keyword) and descendant.arg == "callbacks":
             return True

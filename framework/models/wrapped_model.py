@@ -14,18 +14,18 @@ from capgraph.models.roles import RoleModel
 
 
 def is_wrapped(model: Any) -> bool:
-    """Return True if :func:`wrap_model` created a model, so that it is not wrapped twice."""
+    """Return True if a model already has its role's middleware, added by :func:`wrap_model`."""
     return getattr(type(model), "is_wrapped", False)
 
 
 def wrap_model(role: RoleModel) -> BaseChatModel:
     """Return a role's model with its middleware, for a capability or agent that calls it directly.
 
-    The returned model has the class of the original, so binding tools and structured output work as
+    The returned model has the original's class, so binding tools and structured output work as
     before. A streamed answer arrives in one piece, because middleware receives the whole answer.
 
     Args:
-        role: Model with its middleware and fallbacks.
+        role: Model with its middleware and fallback models.
 
     >>> import asyncio
     >>> from capgraph.behaviors import RetryBehavior
@@ -71,8 +71,8 @@ def wrap_model(role: RoleModel) -> BaseChatModel:
 
         def invoke(self, messages: Any, config: Any = None, **options: Any) -> AIMessage:
             raise ConfigurationError(
-                f"The model {role.name!r} ({role.role}) was called synchronously, but it has"
-                " middleware, which is asynchronous.",
+                f"The model {role.name!r} ({role.role}) has asynchronous middleware, but it was"
+                " called synchronously.",
                 fix="Use 'await model.ainvoke(…)'.",
             )
 

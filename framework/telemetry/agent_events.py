@@ -1,4 +1,4 @@
-"""Agent events with the names of techrevati-runtime, for code written for that library."""
+"""Agent events with the names of techrevati-runtime, for code that was written for that library."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AgentEventStatus(StrEnum):
 
 
 class AgentFailureClass(StrEnum):
-    """Kind of failure."""
+    """Kind of failure that an agent event reports."""
 
     LLM_TIMEOUT = "llm_timeout"
     LLM_ERROR = "llm_error"
@@ -85,7 +85,7 @@ _ENUMS: dict[str, type[Enum]] = {
 
 @dataclass(frozen=True)
 class AgentEvent:
-    """Immutable event of an agent.
+    """Immutable event of an agent, as in techrevati-runtime.
 
     ``data`` is copied, so later changes by the caller have no effect.
 
@@ -127,7 +127,9 @@ class AgentEvent:
                 object.__setattr__(self, name, kind(value))
         object.__setattr__(self, "data", copy.deepcopy(self.data))
         if self.event is AgentEventName.AGENT_FAILED and self.failure_class is None:
-            raise ValueError("An agent.failed event has no failure_class. Fix: pass failure_class.")
+            raise ValueError(
+                "The agent.failed event has no failure_class. Fix: pass failure_class."
+            )
 
     def with_failure_class(self, fc: AgentFailureClass | str) -> AgentEvent:
         """Return a copy with another failure class."""
@@ -248,7 +250,7 @@ class AgentEvent:
     def recovery_escalated(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Return the event for a failure that needs a person."""
+        """Return the event for a failure that is escalated to a person."""
         status = AgentEventStatus.FAILED
         return cls(
             AgentEventName.RECOVERY_ESCALATED, status, **_event_fields(role, phase, detail, data)
@@ -256,7 +258,7 @@ class AgentEvent:
 
     @classmethod
     def governance_breach(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
-        """Return the event for a limit that ends the session.
+        """Return the event for an exceeded limit that ends the session.
 
         Args:
             role: Role of the agent.
@@ -269,12 +271,12 @@ class AgentEvent:
 
     @classmethod
     def governance_alert(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
-        """Return the event for a limit that was exceeded without ending the session.
+        """Return the event for an exceeded limit that does not end the session.
 
         Args:
             role: Role of the agent.
             phase: Phase of the work.
-            **limit: As for :meth:`governance_breach`.
+            **limit: Same as for :meth:`governance_breach`.
         """
         event_fields = _event_fields(role, phase, _limit_detail(**limit), limit)
         return cls(AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.RUNNING, **event_fields)
@@ -309,7 +311,7 @@ class AgentEvent:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data without ``None`` values."""
+        """Return the event as plain data without ``None`` values."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         plain = {
             name: value.value if isinstance(value, Enum) else copy.deepcopy(value)
@@ -319,12 +321,12 @@ class AgentEvent:
         return {**plain, "type": self.event.value.rpartition(".")[2]}
 
     def to_json(self) -> str:
-        """Return JSON."""
+        """Return the event as JSON text."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AgentEvent:
-        """Create an event from the output of :meth:`to_dict`.
+        """Create an event from a dictionary that :meth:`to_dict` returned.
 
         Raises:
             ValueError: The name, status, or failure class is unknown or missing.
@@ -335,14 +337,14 @@ class AgentEvent:
 
     @classmethod
     def from_json(cls, s: str) -> AgentEvent:
-        """Create an event from the output of :meth:`to_json`."""
+        """Create an event from JSON text that :meth:`to_json` returned."""
         return cls.from_dict(json.loads(s))
 
     def to_otel_attributes(self, *, detail: bool = False) -> dict[str, str | int | float | bool]:
-        """Return OpenTelemetry attributes, including scalar values of ``data``.
+        """Return the event as OpenTelemetry attributes, including scalar values of ``data``.
 
         Args:
-            detail: True to include texts, which are content.
+            detail: True to include texts, which count as user content.
         """
         named: dict[str, Any] = {
             "event.name": self.event.value,
@@ -400,10 +402,10 @@ def to_agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
     """Convert an event of a graph to an agent event.
 
     Args:
-        event: Event as a sink receives it.
+        event: Event in the form that a sink receives.
 
     Returns:
-        ``None`` for events without a counterpart, such as a piece of the answer.
+        The agent event. ``None`` for events without a counterpart, such as a part of the answer.
 
     >>> converted = to_agent_event({"event_type": "step_started", "capability": "read", "seq": 1})
     >>> converted.event.value, converted.role

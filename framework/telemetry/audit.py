@@ -1,6 +1,6 @@
-"""Audit records of runs: requests, decisions, and effects.
+"""Audit records of a run: requests, decisions, and effects.
 
-The record of an effect is written before the effect starts; if that fails, the effect does not
+The record of an effect is written before the effect starts. If the write fails, the effect does not
 start. All other records are buffered until the next effect or the end of the run, and a failure to
 write them never breaks a run. Records contain names, numbers, and digests, but no content. They are
 stored by :mod:`capgraph.telemetry.audit_log`.
@@ -27,38 +27,38 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 
 AuditEntry = tuple[str, Mapping[str, Any]]
 RETENTION = timedelta(days=183)
-"""Default retention period of records."""
+"""Default period after which audit records are deleted."""
 _OMITTED_IDS = ("parent_id", "turn_trace")
 _MAX_BUFFERED = 10_000
 _REFUSAL_ERRORS = (LimitError, PolicyError, StoppedError)
 _RECORDED_FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "retry_after"})
-"""Attributes of an error that its record includes in addition to the code."""
+"""Names of error attributes that a record includes in addition to the error code."""
 
 
 class AuditWriter(Protocol):
-    """Protocol of a writer that appends records to a chain."""
+    """Protocol of a writer that appends audit records to a chain."""
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Append records. They are durable when this method returns.
+        """Append records durably: they are on disk when this method returns.
 
         Raises:
             PersistenceError: The records cannot be stored.
         """
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Delete and seal the oldest records. Return the number of deleted records."""
+        """Delete the oldest records and seal the chain. Return the number of deleted records."""
         ...
 
 
 class Audit:
-    """Audit of one run, with a buffer of unwritten records.
+    """Audit of one run, with a buffer for records that are not written yet.
 
     Args:
-        writer: Writer of the records.
+        writer: Writer that stores the records.
         caller: Caller of the run.
 
     Attributes:
-        recorded_refusals: Errors that are already on record.
+        recorded_refusals: Errors that already have a record.
     """
 
     def __init__(self, writer: AuditWriter, caller: Caller | None = None) -> None:
@@ -82,7 +82,7 @@ class Audit:
         self._buffer.append((kind, mask_data({**ids, **caller_fields, **fields})))
 
     async def record_now(self, kind: str, **data: Any) -> None:
-        """Write a record and all buffered records.
+        """Write a record, and all buffered records before it.
 
         Raises:
             PersistenceError: The records cannot be stored.
@@ -91,15 +91,12 @@ class Audit:
         await self._flush()
 
     async def record_soon(self, kind: str, **data: Any) -> None:
-        """Write a record and all buffered records.
-
-        On failure, log the error and keep them buffered.
-        """
+        """Write a record, and all buffered records before it. If this fails, buffer it again."""
         self.record_later(kind, **data)
         await self.flush()
 
     async def flush(self) -> None:
-        """Write all buffered records. On failure, log the error and keep them buffered."""
+        """Write all buffered records. If this fails, log the error and keep them in the buffer."""
         try:
             await self._flush()
         except Exception as exc:
@@ -125,7 +122,7 @@ class Audit:
 
 
 def use_audit(audit: Audit | None) -> AbstractContextManager[None]:
-    """Context manager: use an audit for the enclosed code and the tasks that it starts."""
+    """Context manager: use an audit inside the block, including tasks that start there."""
     return override_run_context(audit=audit)
 
 
@@ -151,9 +148,9 @@ def record_decision(
     """Record a person's decision in the current audit.
 
     Args:
-        key: Context key that the question was about.
-        question: Kind of the question.
-        decision: The decision.
+        key: Context key of the step that the decision is about.
+        question: Kind of the approval request.
+        decision: Decision of the person.
         decided_by: Person who decided.
         **details: Additional fields of the record.
     """
@@ -172,10 +169,12 @@ def _caller_fields(caller: Caller) -> dict[str, Any]:
 
 
 def record_refusal(error: BaseException) -> None:
-    """Record the refusal of a limit, policy, guard, or person in the current audit, once per error.
+    """Record in the current audit that a limit, policy, guardrail, or person refused something.
+
+    Each error is recorded once.
 
     Args:
-        error: The refusal. Other errors are not recorded.
+        error: Error of the refusal. Other errors are not recorded.
     """
     audit = current_audit()
     if audit is None or not isinstance(error, _REFUSAL_ERRORS) or error in audit.recorded_refusals:
@@ -189,7 +188,7 @@ async def record_now(kind: str, **data: Any) -> None:
     """Write a record to the current audit, if there is one, before this function returns.
 
     Raises:
-        PersistenceError: The record cannot be stored. The recorded action must not start.
+        PersistenceError: The record cannot be stored, so the recorded action must not start.
     """
     audit = current_audit()
     if audit is not None:
@@ -204,7 +203,7 @@ async def record_soon(kind: str, **data: Any) -> None:
 
 
 def canonical_json(data: Any) -> str:
-    """Return plain data as canonical JSON, the form that is hashed.
+    """Return plain data as canonical JSON, the form from which hashes are computed.
 
     >>> canonical_json({"b": 1, "a": 2})
     '{"a":2,"b":1}'

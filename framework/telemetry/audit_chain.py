@@ -2,9 +2,9 @@
 
 A record is one line of canonical JSON. It contains its number (``seq``), the hash of the previous
 record (``prev``), its own hash, and, with a signing key, an HMAC of that hash. Changing, removing,
-or inserting a record changes a hash that a later record contains. A chain cannot detect that its
+or inserting a record changes a hash that a later record contains. A chain cannot reveal that its
 end was cut off. The head is therefore also stored separately, and ``capgraph audit anchor`` prints
-it so that it can be kept elsewhere.
+it so that an operator can keep a copy elsewhere.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from capgraph.helpers.plain_data import to_plain
 from capgraph.telemetry.audit import canonical_json
 
 EMPTY_HASH = "0" * 64
-"""Hash of the head of an empty chain."""
+"""Hash of an empty chain's head."""
 SEALED = "sealed"
-"""Kind of the record that seals deleted records."""
+"""Kind of the record that replaces deleted records."""
 _FIELDS = {"at", "data", "hash", "kind", "prev", "seq"}
 
 
 class InvalidRecordError(ValueError):
-    """Error for a record that was changed or is malformed."""
+    """Raised if an audit record was changed or is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class ChainHead:
 
     @classmethod
     def parse(cls, text: str) -> ChainHead:
-        """Parse the output of ``str``. An empty text is the head of an empty chain.
+        """Return the chain head that a text represents.
+
+        An empty text is the head of an empty chain.
 
         Raises:
             InvalidRecordError: The text has another format.
@@ -62,7 +64,7 @@ class ChainHead:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a verification. It is truthy if the chain is valid.
+    """Result of a chain's verification. It is truthy if the chain is valid.
 
     Attributes:
         valid: True if every record is unchanged.
@@ -81,7 +83,11 @@ class Verification:
 
 
 def key_bytes(key: Any) -> bytes | None:
-    """Return a signing key as bytes. The key may be text, bytes, or a secret from the settings."""
+    """Return a signing key as bytes.
+
+    Args:
+        key: Text, bytes, or a secret from the settings.
+    """
     found = key.get_secret_value() if hasattr(key, "get_secret_value") else key
     return found.encode() if isinstance(found, str) else found
 
@@ -89,13 +95,13 @@ def key_bytes(key: Any) -> bytes | None:
 def build_record(
     previous: ChainHead, kind: str, data: Mapping[str, Any], key: bytes | None, audit: str = ""
 ) -> tuple[ChainHead, str]:
-    """Return the new head of a chain and its next record as a line of text.
+    """Return a chain's new head, and its next record as a line of text.
 
     Args:
-        previous: Head of the chain.
+        previous: Head of the chain before the record.
         kind: Kind of the record.
-        data: Plain data.
-        key: Signing key.
+        data: Plain data of the record.
+        key: Signing key, or None.
         audit: Name of the audit, which the record contains.
 
     Raises:
@@ -110,18 +116,18 @@ def build_record(
         "seq": previous.seq + 1,
     }
     hash_text = hashlib.sha256(canonical_json(body).encode()).hexdigest()
-    signature = {"sig": _signature(hash_text, key)} if key is not None else {}
+    signature = {"sig": _sign(hash_text, key)} if key is not None else {}
     return ChainHead(previous.seq + 1, hash_text), canonical_json(
         {**body, "hash": hash_text, **signature}
     )
 
 
-def _signature(text: str, key: bytes) -> str:
+def _sign(text: str, key: bytes) -> str:
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
-    """Parse and verify the line of a record.
+    """Return the verified record in a line of text.
 
     Raises:
         InvalidRecordError: The record was changed, or is not signed with the key.
@@ -131,16 +137,16 @@ def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(text)
         is_canonical = isinstance(record, dict) and canonical_json(record) == text
     except (ValueError, RecursionError) as exc:
-        raise InvalidRecordError(f"malformed record ({type(exc).__name__})") from exc
+        raise InvalidRecordError(f"the record is malformed ({type(exc).__name__})") from exc
     if not is_canonical or not _FIELDS <= record.keys() <= _FIELDS | {"audit", "sig"}:
         raise InvalidRecordError("the line is not canonical JSON with the fields of a record")
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
-        raise InvalidRecordError("the hash does not match")
+        raise InvalidRecordError("the record's hash does not match its content")
     if key is not None and not hmac.compare_digest(
-        _signature(record["hash"], key), str(record.get("sig"))
+        _sign(record["hash"], key), str(record.get("sig"))
     ):
-        raise InvalidRecordError("the signature does not match the key")
+        raise InvalidRecordError("the record's signature does not match the key")
     return record
 
 
@@ -149,10 +155,10 @@ class ChainVerifier:
 
     Args:
         key: Signing key that all records must be signed with.
-        anchor: Hash of an earlier head, kept elsewhere. The chain must contain it.
-        stored_head: Head stored beside the chain, as text.
-        audit: Name of the audit. With a key, its records must name it, except for those before the
-            first record that names an audit, which earlier releases wrote.
+        anchor: Hash of an earlier head, copied by the operator. The chain must contain it.
+        stored_head: Head that is stored next to the chain, as text.
+        audit: Name of the audit. With a key, each record must contain it. Records before the first
+            named one are exempt, because earlier releases wrote no name.
 
     >>> head, line = build_record(ChainHead(), "plan", {"steps": 1}, None)
     >>> verifier = ChainVerifier()
@@ -221,7 +227,9 @@ class ChainVerifier:
             self._head = self._start = ChainHead(seq - 1, record["prev"])
             self._dropped = seq - 1
         if seq != self._head.seq + 1 or record["prev"] != self._head.hash:
-            raise InvalidRecordError("the previous hash or number does not match")
+            raise InvalidRecordError(
+                "the record's previous hash or number does not match the previous record"
+            )
         self._head = ChainHead(seq, record["hash"])
         self._count += 1
         known = {record["hash"], record["prev"]}

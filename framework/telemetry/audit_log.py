@@ -70,7 +70,7 @@ class AuditLog:
 
         Args:
             kind: Kind of the record.
-            data: Plain data.
+            data: Plain data of the record.
 
         Raises:
             ValidationError: The data contains a value that is not plain data.
@@ -82,12 +82,12 @@ class AuditLog:
         """Verify all records and return a :class:`Verification`.
 
         Args:
-            anchor: Hash of an earlier head, kept elsewhere. The chain must contain it.
+            anchor: Hash of an earlier head, copied by the operator. The chain must contain it.
         """
         return self._file_thread.run(partial(self._verify, anchor))
 
     def anchor(self) -> Any:
-        """Return the hash of the head, which should be kept elsewhere."""
+        """Return the hash of the head. The operator should keep a copy of it elsewhere."""
         return self._file_thread.run(lambda: self._verify(None).head)
 
     def records(self) -> Any:
@@ -96,13 +96,13 @@ class AuditLog:
         Raises:
             ValueError: A record was changed.
         """
-        return self._file_thread.run(lambda: [parse_record(line) for line in self._lines()])
+        return self._file_thread.run(lambda: [parse_record(line) for line in self._read_lines()])
 
     def prune(self, older_than: timedelta = RETENTION) -> Any:
-        """Delete and seal records older than a period. The rest remains verifiable.
+        """Delete records older than a period, and seal the chain so that the rest can be verified.
 
         Returns:
-            Number of deleted records.
+            The number of deleted records.
         """
         return self._file_thread.run(partial(self._prune, older_than))
 
@@ -118,13 +118,13 @@ class AuditLog:
 
     @contextmanager
     def _locked(self, *, exclusive: bool = True) -> Iterator[int]:
-        """Lock the log and yield the file descriptor of the head file."""
+        """Lock the audit log, and yield the file descriptor of the head file."""
         import fcntl
 
         try:
             head_file = os.open(f"{self.path}.head", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
-            raise _write_error(exc) from exc
+            raise _create_write_error(exc) from exc
         try:
             with self._lock:
                 fcntl.flock(head_file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
@@ -140,9 +140,9 @@ class AuditLog:
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                head, lines = self._end(file, head_file), []
+                head, lines = self._read_head(file, head_file), []
                 for kind, data in entries:
-                    head, line = build_record(head, kind, data, self._key, self._audit_name())
+                    head, line = build_record(head, kind, data, self._key, self._get_name())
                     lines.append(f"{line}\n")
                 _write_all(file, "".join(lines).encode("ascii"))
                 os.fsync(file)
@@ -150,13 +150,13 @@ class AuditLog:
                 os.close(file)
             os.pwrite(head_file, str(head).encode(), 0)
         except (OSError, InvalidRecordError) as exc:
-            raise _write_error(exc) from exc
+            raise _create_write_error(exc) from exc
 
-    def _audit_name(self) -> str:
+    def _get_name(self) -> str:
         return self._name or os.path.abspath(self.path)
 
-    def _end(self, file: int, head_file: int) -> ChainHead:
-        """Return the head and truncate a partial record that a crash left behind."""
+    def _read_head(self, file: int, head_file: int) -> ChainHead:
+        """Return the chain's head. A partial record that a crash left behind is removed."""
         size = os.fstat(file).st_size
         tail, start = b"", size
         while start > 0 and tail.count(b"\n") < 2:
@@ -172,33 +172,33 @@ class AuditLog:
             os.ftruncate(file, size - len(partial))
         return head
 
-    def _lines(self) -> list[bytes]:
+    def _read_lines(self) -> list[bytes]:
         data = self.path.read_bytes() if self.path.exists() else b""
         return data.removesuffix(b"\n").split(b"\n") if data else []
 
     def _verify(self, anchor: str | None) -> Verification:
         with self._locked(exclusive=False) as head_file:
             stored_head = os.pread(head_file, 256, 0).decode("ascii", "replace")
-            checker = ChainVerifier(self._key, anchor, stored_head, self._audit_name())
-            lines = self._lines()
-            if lines and self.path.stat().st_size and not self._ends_whole():
+            checker = ChainVerifier(self._key, anchor, stored_head, self._get_name())
+            lines = self._read_lines()
+            if lines and self.path.stat().st_size and not self._is_complete():
                 lines[-1] += b" "  # without its newline, the last record is incomplete
             checker.feed(lines)
         return checker.result()
 
-    def _ends_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         with self.path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read() == b"\n"
 
     def _prune(self, older_than: timedelta) -> int:
         with self._locked() as head_file:
-            lines = self._lines()
-            count, head = _expired(lines, older_than)
+            lines = self._read_lines()
+            count, head = _count_expired(lines, older_than)
             if head is None:
                 return 0
-            self._write_locked(head_file, [_seal_entry(head)])
-            rest = b"".join(line + b"\n" for line in self._lines()[count:])
+            self._write_locked(head_file, [_create_seal(head)])
+            rest = b"".join(line + b"\n" for line in self._read_lines()[count:])
             new_file = self.path.with_name(f"{self.path.name}.new")
             create_private(new_file)
             new_file.write_bytes(rest)
@@ -254,9 +254,9 @@ class AuditTable:
     async def _ensure_head(self) -> None:
         if self._head is None:
             await self._tables.run(_ADD, (0, str(ChainHead())))
-            self._head = await self._last()
+            self._head = await self._read_last()
 
-    async def _audit_name(self) -> str:
+    async def _get_name(self) -> str:
         if self._name is None:
             new_id = uuid.uuid4().hex
             await self._tables.run(_ADD_NAME, (_NAME_CELL, new_id))
@@ -267,16 +267,18 @@ class AuditTable:
     async def _add(self, kind: str, data: Mapping[str, Any]) -> ChainHead:
         for _ in range(_TRIES):
             assert self._head is not None
-            name = await self._audit_name()
+            name = await self._get_name()
             head, line = build_record(self._head, kind, data, self._key, name)
             added, _rows = await self._tables.run(_ADD, (head.seq, line))
             if added:
                 self._head = head
                 return head
-            self._head = await self._last()
-        raise _write_error(RuntimeError(f"other writers were first {_TRIES} times"))
+            self._head = await self._read_last()
+        raise _create_write_error(
+            RuntimeError(f"other processes appended a record first in {_TRIES} attempts")
+        )
 
-    async def _last(self) -> ChainHead:
+    async def _read_last(self) -> ChainHead:
         _, found = await self._tables.run(
             "SELECT line FROM capgraph_audit WHERE seq > 0 ORDER BY seq DESC LIMIT 1"
         )
@@ -285,10 +287,10 @@ class AuditTable:
         try:
             return _parse_head(found[0][0])
         except InvalidRecordError as exc:
-            raise _write_error(exc) from exc
+            raise _create_write_error(exc) from exc
 
     async def aread_lines(self, after: int = 0) -> list[str]:
-        """Return up to one page of records after a number, as lines of text."""
+        """Return up to one page of record lines after a number."""
         _, found = await self._tables.run(
             "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
         )
@@ -298,7 +300,7 @@ class AuditTable:
         """Verify all records; see :meth:`AuditLog.verify`."""
         _, head_rows = await self._tables.run("SELECT line FROM capgraph_audit WHERE seq = 0")
         stored_head = head_rows[0][0] if head_rows else ""
-        checker = ChainVerifier(self._key, anchor, stored_head, await self._audit_name())
+        checker = ChainVerifier(self._key, anchor, stored_head, await self._get_name())
         last = 0
         while True:
             _, page = await self._tables.run(
@@ -315,38 +317,41 @@ class AuditTable:
         deleted, head = 0, None
         while True:
             lines = await self.aread_lines(head.seq if head is not None else 0)
-            count, last = _expired(lines, older_than)
+            count, last = _count_expired(lines, older_than)
             deleted, head = deleted + count, last or head
             if count < _PAGE:
                 break
         if head is None:
             return 0
-        await self.awrite([_seal_entry(head)])
+        await self.awrite([_create_seal(head)])
         await self._tables.run("DELETE FROM capgraph_audit WHERE seq > 0 AND seq <= ?", (head.seq,))
         return deleted
 
 
 class UnavailableAuditWriter:
-    """Writer for graphs whose audit has no storage. It rejects records, so no effect starts."""
+    """Audit writer for graphs without storage. It refuses all records, so no effect can start."""
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Raise, because no storage is available.
+        """Raise an error, because the graph has no storage for records.
 
         Raises:
             PersistenceError: Always.
         """
         raise PersistenceError(
-            "audit=True needs a saver with a known database, and the graph has none.",
+            "audit=True requires a saver with a SQLite or PostgreSQL database, but the graph"
+            " has none.",
             fix="Use a SQLite or PostgreSQL saver, or pass audit=AuditLog(path).",
         )
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Do nothing."""
+        """Do nothing, because no records are stored."""
         return 0
 
 
-def _expired(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, ChainHead | None]:
-    """Return the number of expired records, and the head of the last one."""
+def _count_expired(
+    lines: Sequence[str | bytes], older_than: timedelta
+) -> tuple[int, ChainHead | None]:
+    """Return the number of expired records, and the head at the last of them."""
     before = datetime.now(UTC) - older_than
     count, head = 0, None
     for line in lines:
@@ -362,7 +367,7 @@ def _parse_head(line: str | bytes) -> ChainHead:
     return ChainHead(record["seq"], record["hash"])
 
 
-def _seal_entry(head: ChainHead) -> AuditEntry:
+def _create_seal(head: ChainHead) -> AuditEntry:
     return SEALED, {"through": head.seq, "head": head.hash}
 
 
@@ -371,7 +376,7 @@ def _write_all(file: int, data: bytes) -> None:
         data = data[os.write(file, data) :]
 
 
-def _write_error(exc: Exception) -> PersistenceError:
+def _create_write_error(exc: Exception) -> PersistenceError:
     return PersistenceError(
         f"The audit log cannot be written: {exc}.",
         fix="Check the log with 'capgraph audit verify', then resume the thread.",

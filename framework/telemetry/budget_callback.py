@@ -2,7 +2,7 @@
 
 :data:`BUDGET_CALLBACK` handles calls made on the event loop. For calls made in a worker thread, the
 usage callback reserves the budget and waits for the loop. A synchronous call that blocks the loop
-itself is counted when it ends, because nothing can be reserved while the loop is blocked.
+is charged when it ends, because nothing can be reserved while the loop is blocked.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class ModelCall(NamedTuple):
 
 
 class Account(Protocol):
-    """Protocol of an account that model calls of a turn are charged to.
+    """Protocol of a budget account that a turn's model calls are charged to.
 
-    It belongs to the event loop of the turn.
+    The account belongs to the event loop of the turn.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def has_reserved(self, run_id: UUID) -> bool:
-        """Return whether amounts are reserved for a call."""
+        """Return True if amounts are reserved for a call."""
 
     async def reserve_call(self, call: ModelCall) -> None:
         """Reserve amounts for a call. An exception prevents the call."""
@@ -58,14 +58,14 @@ class Account(Protocol):
     async def settle_call(
         self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
     ) -> None:
-        """Settle a reserved call."""
+        """Charge a reserved call with its actual usage, and release the rest of the reservation."""
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
         """Record the usage of a call, and charge it if it was not reserved."""
 
 
 def charge_to(account: Account | None) -> AbstractContextManager[None]:
-    """Context manager: charge model calls to an account and to the surrounding accounts."""
+    """Context manager: charge model calls to an account, and to the surrounding accounts."""
     around = current_accounts()
     return override_run_context(accounts=around if account is None else (account, *around))
 
@@ -78,7 +78,7 @@ def current_accounts() -> tuple[Account, ...]:
 def reported_usage(
     response: LLMResult, default_model: str = ""
 ) -> tuple[str, UsageSnapshot | None]:
-    """Return the model name and the usage that a response reports."""
+    """Return the model name and the usage that a model's response reports."""
     for generation in (item for row in response.generations for item in row):
         if isinstance(generation, ChatGeneration):
             message = generation.message
@@ -88,7 +88,7 @@ def reported_usage(
 
 
 class BudgetCallback(AsyncCallbackHandler):
-    """Callback that reserves and settles model calls awaited by the event loop."""
+    """Callback that reserves budget for model calls on the event loop, and charges their usage."""
 
     raise_error = True
     run_inline = True  # in the task that makes the call
@@ -102,25 +102,25 @@ class BudgetCallback(AsyncCallbackHandler):
         run_id: UUID,
         **callback_kwargs: Any,
     ) -> None:
-        """Reserve a call before it is sent."""
-        for account in _accounts_of_loop():
+        """Reserve budget for a call before it is sent."""
+        for account in _find_accounts():
             call = estimate_call(run_id, serialized, messages, callback_kwargs)
             await account.reserve_call(call._replace(task=asyncio.current_task()))
 
     async def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], **callback_kwargs: Any
     ) -> None:
-        """Reserve a call of a text-completion model."""
+        """Reserve budget for a call of a text-completion model."""
         await self.on_chat_model_start(serialized, [prompts], **callback_kwargs)
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
-        """Settle a call."""
-        for account in _accounts_of_loop():
+        """Charge a call with its actual usage."""
+        for account in _find_accounts():
             await account.settle_call(run_id, *reported_usage(response))
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Settle a failed call."""
-        for account in _accounts_of_loop():
+        """Charge a failed call, and release its reservation."""
+        for account in _find_accounts():
             await account.settle_call(run_id, "", None, failed=True)
 
 
@@ -133,7 +133,7 @@ def reserve_from_thread(
     messages: Sequence[Sequence[Any]],
     callback_kwargs: Mapping[str, Any],
 ) -> None:
-    """Reserve a call made in a thread without an event loop."""
+    """Reserve budget for a call made in a thread without an event loop."""
     if not _is_on_event_loop():
         for account in current_accounts():
             _run_on_account_loop(
@@ -143,7 +143,7 @@ def reserve_from_thread(
 
 
 def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot | None) -> None:
-    """Record the usage of a call, and settle the call if it was made in a thread."""
+    """Record a call's usage, and charge the call if it was made in a thread."""
     for account in current_accounts():
         if usage is not None:
             account.record_call(run_id, model, role, usage)
@@ -152,13 +152,13 @@ def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot
 
 
 def settle_failed_call(run_id: UUID) -> None:
-    """Settle a failed call that was made in a thread."""
+    """Charge a failed call that was made in a thread."""
     if not _is_on_event_loop():
         for account in current_accounts():
             _run_on_account_loop(account, account.settle_call(run_id, "", None, failed=True))
 
 
-def _accounts_of_loop() -> list[Account]:
+def _find_accounts() -> list[Account]:
     loop = asyncio.get_running_loop()
     return [account for account in current_accounts() if account.loop is loop]
 
@@ -181,7 +181,7 @@ def estimate_call(
     messages: Sequence[Sequence[Any]],
     callback_kwargs: Mapping[str, Any],
 ) -> ModelCall:
-    """Estimate the size of a call: one token per four ASCII characters, or per other character."""
+    """Return a call with its size, estimated as one token per four ASCII or one other character."""
     metadata = callback_kwargs.get("metadata") or {}
     name = metadata.get("ls_model_name") or (serialized or {}).get("name") or ""
     options = {

@@ -1,7 +1,7 @@
-"""Built-in event sinks. Any object with ``emit(event)`` is a sink too.
+"""Built-in event sinks. Any object with ``emit(event)`` is a sink, too.
 
 On an event loop, methods that access files run in a thread of the sink and return awaitables.
-Otherwise, they return when done.
+Otherwise they return when they are done.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class FileThread:
         self._executor: ThreadPoolExecutor | None = None
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Run a function: immediately, or, on an event loop, in the thread.
+        """Run a function immediately, or on an event loop in the thread.
 
-        Then an awaitable is returned.
+        Returns:
+            The function's result, or an awaitable on an event loop.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -94,7 +95,7 @@ class RingBufferSink(NoopSink):
     def __init__(self, capacity: int = 1000) -> None:
         if capacity < 1:
             raise ValueError(
-                f"capacity is {capacity}: expected at least 1. Fix: pass a positive number."
+                f"capacity is {capacity}: it must be at least 1. Fix: pass a positive number."
             )
         self._events: deque[Any] = deque(maxlen=capacity)
 
@@ -113,9 +114,9 @@ class RingBufferSink(NoopSink):
 
 
 class FlushableSink:
-    """Base class of sinks with something to flush.
+    """Base class of sinks that buffer events and can flush them.
 
-    Flushing first drains the queues in front of the sink.
+    Flushing first waits until the queues in front of the sink are empty.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class FlushableSink:
         return result
 
     def close(self) -> Awaitable[None] | None:
-        """Flush and release resources. The next event acquires them again."""
+        """Flush, and release files and connections. The next event opens them again."""
         result: Awaitable[None] | None = self._file_thread.run(self._close_now)
         return result
 
@@ -154,7 +155,7 @@ class FlushableSink:
 
 
 class FileSink(FlushableSink):
-    """Base class of sinks that write batches of events to a file, with a bounded queue."""
+    """Base class of sinks that write batches of events to a file from a bounded queue."""
 
     def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
         super().__init__()
@@ -296,7 +297,7 @@ class FanoutSink:
     """Sink that forwards each event to several sinks, even if one of them raises.
 
     Args:
-        sinks: The sinks, in order.
+        sinks: Sinks that receive each event, in order.
 
     >>> first, second = RingBufferSink(), RingBufferSink()
     >>> FanoutSink([first, second]).emit({"event_type": "retry"})
@@ -308,21 +309,21 @@ class FanoutSink:
         self.sinks: tuple[Sink, ...] = tuple(sinks)
 
     def set_upstream_drain(self, drain: Callable[[], None]) -> None:
-        """Pass a function that drains the queue of this sink to the sinks that accept one."""
+        """Pass the function that drains this sink's queue to the sinks that accept one."""
         for sink in self.sinks:
             if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
                 set_upstream_drain(drain)
 
     def emit(self, event: Any) -> Any:
-        """Forward an event to all sinks, then raise the first error."""
+        """Forward an event to all sinks, and then raise the first error."""
         return self._call_all("emit", event)
 
     def run_began(self, run_id: str, agent_name: str) -> Any:
-        """Notify the sinks with a ``run_began`` method of the start of a run."""
+        """Notify the sinks that have a ``run_began`` method of the start of a run."""
         return self._call_all("run_began", run_id, agent_name)
 
     def run_ended(self, event: Any) -> Any:
-        """Notify the sinks with a ``run_ended`` method of the end of a run."""
+        """Notify the sinks that have a ``run_ended`` method of the end of a run."""
         return self._call_all("run_ended", event)
 
     def flush(self) -> Any:

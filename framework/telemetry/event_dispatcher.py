@@ -39,14 +39,16 @@ EVENT_IDS = (
     *("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id"),
     *("trace_id", "turn_trace"),
 )
-"""IDs that an event may carry. ``parent_id`` is the ID of the enclosing attempt. ``turn_trace`` is
-the ``traceparent`` of the run in which the turn started.
+"""IDs that an event may carry.
+
+``parent_id`` is the ID of the enclosing attempt. ``turn_trace`` is the ``traceparent`` of the run
+in which the turn started.
 """
 _IDS = frozenset(EVENT_IDS)
 
 
 class SentEvent(dict[str, Any]):
-    """Event as a sink receives it: a dictionary with properties for the IDs.
+    """Event in the form that a sink receives: a dictionary with properties for the IDs.
 
     >>> event = SentEvent(event_type="retry", run_id="r", step_id="a", seq=3)
     >>> event.run_id, event.step, event.seq, event["event_type"]
@@ -67,7 +69,7 @@ class SentEvent(dict[str, Any]):
 
     @property
     def turn(self) -> str | None:
-        """ID of the turn: that of the message or plan that started it."""
+        """ID of the turn, which is the ID of the message or plan that started it."""
         return self.get("turn_id")
 
     @property
@@ -88,7 +90,7 @@ class SentEvent(dict[str, Any]):
 
     @property
     def seq(self) -> int | None:
-        """Number of the event in its run, from 1."""
+        """Number of the event in its run, starting at 1."""
         return self.get("seq")
 
     @property
@@ -98,22 +100,22 @@ class SentEvent(dict[str, Any]):
 
 
 def event_context(**ids: str | None) -> AbstractContextManager[None]:
-    """Context manager: add IDs to the events of the enclosed code and the tasks that it starts.
+    """Context manager: add IDs to events inside the block, including tasks that start there.
 
     Args:
-        **ids: IDs by name, see :data:`EVENT_IDS`; ``None`` removes an ID.
+        **ids: IDs by name; see :data:`EVENT_IDS`. ``None`` removes an ID.
 
     >>> with event_context(plan_id="p1"), event_context(step_id="a"):
     ...     pass  # events emitted here carry both IDs
     """
     if unknown := ids.keys() - _IDS:
         raise TypeError(
-            f"event_context() got unknown IDs {sorted(unknown)}. Fix: use {', '.join(EVENT_IDS)}."
+            f"event_context() got the unknown IDs {sorted(unknown)}. Fix: use {', '.join(EVENT_IDS)}."
         )
-    return override_run_context(ids=_merged(ids))
+    return override_run_context(ids=_merge_ids(ids))
 
 
-def _merged(ids: dict[str, str | None]) -> dict[str, str]:
+def _merge_ids(ids: dict[str, str | None]) -> dict[str, str]:
     known = run_context().ids
     if "attempt_id" in known and any(
         name in ids and ids[name] != known.get(name) for name in ("plan_id", "step_id")
@@ -125,7 +127,7 @@ def _merged(ids: dict[str, str | None]) -> dict[str, str]:
 
 
 def current_event_ids() -> Mapping[str, str]:
-    """Return the IDs that events emitted here carry.
+    """Return the IDs that are added to events emitted here.
 
     >>> with event_context(plan_id="p1"):
     ...     dict(current_event_ids())
@@ -135,7 +137,7 @@ def current_event_ids() -> Mapping[str, str]:
 
 
 class EventDispatcher:
-    """Dispatcher that adds IDs and numbers to the events of a graph and delivers them to its sinks.
+    """Dispatcher that adds IDs and numbers to a graph's events and delivers them to the sinks.
 
     Args:
         sinks: Objects with ``emit(event)``, which may be asynchronous. The method receives one
@@ -162,9 +164,9 @@ class EventDispatcher:
         """Add a sink. It receives all later events.
 
         Args:
-            sink: The sink, as described in the class.
-            event_types: Types of events to deliver, as ``event_type`` or as event classes; all by
-                default.
+            sink: Sink to add; see the argument ``sinks`` of the class.
+            event_types: Types of events to deliver, as ``event_type`` or as event classes. None means
+                all.
 
         Returns:
             A function that removes the sink. Events already queued are still delivered.
@@ -176,7 +178,7 @@ class EventDispatcher:
             raise ConfigurationError(
                 f"The sink {sink!r} has no emit method.", fix="Pass an object with emit(event)."
             )
-        kinds = None if event_types is None else frozenset(map(_kind, event_types))
+        kinds = None if event_types is None else frozenset(map(_get_event_type, event_types))
         outlet = SinkQueue(sink, self._capacity, kinds)
         self._outlets = (*self._outlets, outlet)
 
@@ -187,11 +189,11 @@ class EventDispatcher:
 
     @property
     def has_sinks(self) -> bool:
-        """True if there are sinks."""
+        """True if the dispatcher has at least one sink."""
         return bool(self._outlets)
 
     def dispatch_run(self, **ids: str | None) -> AbstractContextManager[None]:
-        """Context manager: dispatch the events of a run.
+        """Context manager: dispatch the events of a run to the sinks.
 
         Inside another run, the dispatchers of both runs deliver the events, and ``seq`` counts the
         events of both.
@@ -202,12 +204,12 @@ class EventDispatcher:
         return override_run_context(**self.run_context_fields(**ids))
 
     def run_context_fields(self, **ids: str | None) -> dict[str, Any]:
-        """Return the fields of the run context that :meth:`dispatch_run` sets.
+        """Return the run context fields with which :meth:`dispatch_run` dispatches events.
 
         Args:
             **ids: IDs of the run; see :func:`event_context`.
         """
-        seq, dispatchers = _running() or (itertools.count(1), ())
+        seq, dispatchers = _get_running() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
             traces = [
                 outlet._call(functools.partial(outlet.run_began, name), self._agent_name)
@@ -226,7 +228,7 @@ class EventDispatcher:
                 dispatcher._dispatch(stamped, dispatchers[index:])
             return stamped
 
-        return {"dispatch": (seq, dispatchers), "outlet": send, "ids": _merged(ids)}
+        return {"dispatch": (seq, dispatchers), "outlet": send, "ids": _merge_ids(ids)}
 
     def _dispatch(self, event: dict[str, Any], outer: Sequence[EventDispatcher] = ()) -> None:
         if self._outlets:
@@ -241,18 +243,18 @@ class EventDispatcher:
         return any(outlet.sink is sink for outlet in self._outlets)
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """Notify the sinks with a ``run_ended`` method of the end of a run.
+        """Notify the sinks that have a ``run_ended`` method of the end of a run.
 
         A sink that also receives the events of the surrounding run is notified at the end of that
         run.
 
         Args:
-            error: Exception that ended the run.
+            error: Exception that ended the run, or None.
         """
         ended = {"event_type": "run_ended", "timestamp": utc_now_text(), **run_context().ids}
         if error is not None:
             ended["error"] = type(error).__name__
-        _, running = _running() or (None, ())
+        _, running = _get_running() or (None, ())
         outer = running[running.index(self) + 1 :] if self in running else ()
         for outlet in self._outlets:
             if outlet.wants_run_end and not any(around._has_sink(outlet.sink) for around in outer):
@@ -264,19 +266,19 @@ class EventDispatcher:
             await asyncio.wrap_future(outlet.executor.submit(lambda: None))
 
     async def flush_briefly(self) -> None:
-        """Wait a fraction of a second for the sinks to process the events of a run."""
+        """Wait a fraction of a second for the sinks to process a run's events."""
         if any(outlet.busy for outlet in self._outlets):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await self.flush()
 
 
-def _running() -> tuple[Iterator[int], tuple[EventDispatcher, ...]] | None:
+def _get_running() -> tuple[Iterator[int], tuple[EventDispatcher, ...]] | None:
     dispatch: tuple[Iterator[int], tuple[EventDispatcher, ...]] | None = run_context().dispatch
     return dispatch
 
 
-def _kind(event_type: str | type[Any]) -> str:
+def _get_event_type(event_type: str | type[Any]) -> str:
     return (
         event_type
         if isinstance(event_type, str)
@@ -285,7 +287,7 @@ def _kind(event_type: str | type[Any]) -> str:
 
 
 class SinkQueue:
-    """Queue and thread of one sink. A run never waits for a lock here."""
+    """Queue and thread that deliver events to one sink, so that a run never waits for it."""
 
     def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
         self.sink, self.capacity, self.kinds = sink, capacity, kinds

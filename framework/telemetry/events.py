@@ -45,7 +45,7 @@ class _StepEvent(_Event):
 
 
 class Status(_Event):
-    """Progress message of a component, as sent by ``get_streamer``."""
+    """Event: a component reported its progress, with ``get_streamer``."""
 
     event_type: Literal["status"] = "status"
     message: str = ""
@@ -54,7 +54,7 @@ class Status(_Event):
 
 
 class CapabilitiesSelected(_Event):
-    """The classifier selected capabilities."""
+    """Event: the classifier selected capabilities."""
 
     event_type: Literal["capabilities_selected"] = "capabilities_selected"
     capabilities: list[str]
@@ -63,7 +63,7 @@ class CapabilitiesSelected(_Event):
 
 
 class PlanMade(_Event):
-    """The orchestrator accepted a plan."""
+    """Event: the orchestrator accepted a plan."""
 
     event_type: Literal["plan_made"] = "plan_made"
     plan: dict[str, Any]
@@ -72,7 +72,7 @@ class PlanMade(_Event):
 
 
 class ReplyRepaired(_Event):
-    """A malformed model reply was repaired. ``repairs`` counts the repairs by name."""
+    """Event: a malformed model reply was repaired. ``repairs`` counts the repairs by name."""
 
     event_type: Literal["reply_repaired"] = "reply_repaired"
     role: str
@@ -80,14 +80,14 @@ class ReplyRepaired(_Event):
 
 
 class StepStarted(_StepEvent):
-    """A step attempt started."""
+    """Event: an attempt of a step started."""
 
     event_type: Literal["step_started"] = "step_started"
     task_objective: str = ""
 
 
 class StepProgress(_StepEvent):
-    """A running step reported progress."""
+    """Event: a running step reported progress."""
 
     event_type: Literal["step_progress"] = "step_progress"
     message: str
@@ -95,7 +95,7 @@ class StepProgress(_StepEvent):
 
 
 class StepFinished(_StepEvent):
-    """A step succeeded."""
+    """Event: a step succeeded."""
 
     event_type: Literal["step_finished"] = "step_finished"
     duration: float
@@ -103,7 +103,7 @@ class StepFinished(_StepEvent):
 
 
 class StepFailed(_StepEvent):
-    """A step attempt failed."""
+    """Event: an attempt of a step failed."""
 
     event_type: Literal["step_failed"] = "step_failed"
     duration: float
@@ -113,7 +113,7 @@ class StepFailed(_StepEvent):
 
 
 class StepSkipped(_StepEvent):
-    """A step was skipped. ``not_needed`` is True if a condition of the plan did not hold."""
+    """Event: a step was skipped. ``not_needed`` is True if its condition was not met."""
 
     event_type: Literal["step_skipped"] = "step_skipped"
     reason: str
@@ -121,7 +121,7 @@ class StepSkipped(_StepEvent):
 
 
 class Retry(_Event):
-    """A step or node will be retried."""
+    """Event: a step or node will be retried."""
 
     event_type: Literal["retry"] = "retry"
     name: str
@@ -133,7 +133,7 @@ class Retry(_Event):
 
 
 class Replan(_Event):
-    """A new plan was requested."""
+    """Event: a new plan was requested."""
 
     event_type: Literal["replan"] = "replan"
     reason: str
@@ -141,21 +141,21 @@ class Replan(_Event):
 
 
 class Reclassify(_Event):
-    """A new selection of capabilities was requested."""
+    """Event: a new selection of capabilities was requested."""
 
     event_type: Literal["reclassify"] = "reclassify"
     reason: str
 
 
 class TurnSuspended(_Event):
-    """A run ended because the remaining steps wait for a time or an event."""
+    """Event: a run ended because the remaining steps wait for a time or an event."""
 
     event_type: Literal["waiting"] = "waiting"
     waits: list[dict[str, Any]]
 
 
 class StepResumed(_StepEvent):
-    """A waiting step resumed, by ``time`` or by ``signal``."""
+    """Event: a waiting step resumed, by ``time`` or by ``signal``."""
 
     event_type: Literal["wait_over"] = "wait_over"
     by: str
@@ -163,7 +163,7 @@ class StepResumed(_StepEvent):
 
 
 class ApprovalRequested(_Event):
-    """A person was asked to approve steps."""
+    """Event: the approval of steps was requested from a person."""
 
     event_type: Literal["approval_asked"] = "approval_asked"
     steps: list[dict[str, Any]]
@@ -175,13 +175,13 @@ class _OpenQuestion(_Event):
 
 
 class QuestionDropped(_OpenQuestion):
-    """A new message dropped open questions. ``steps`` maps keys to capabilities."""
+    """Event: a new message dropped open questions. ``steps`` maps keys to capabilities."""
 
     event_type: Literal["question_dropped"] = "question_dropped"
 
 
 class QuestionKept(_OpenQuestion):
-    """A new message was refused because of open questions. ``steps`` maps keys to capabilities."""
+    """Event: open questions blocked a new message. ``steps`` maps keys to capabilities."""
 
     event_type: Literal["question_kept"] = "question_kept"
 
@@ -199,7 +199,7 @@ class DialogueChanged(_Event):
 
 
 class ApprovalDecided(_Event):
-    """A person decided about a step. ``refused`` is the reason why the decision does not count."""
+    """Event: a person decided about a step. ``refused`` is why the decision does not count."""
 
     event_type: Literal["approval_given"] = "approval_given"
     context_key: str
@@ -212,9 +212,9 @@ class ApprovalDecided(_Event):
 
 
 class AnswerToken(_Event):
-    """Piece of the answer.
+    """Event: a part of the answer was generated.
 
-    If ``resets`` is True, earlier pieces are no longer part of the answer.
+    If ``resets`` is True, earlier parts no longer belong to the answer.
     """
 
     event_type: Literal["answer_token"] = "answer_token"
@@ -223,20 +223,20 @@ class AnswerToken(_Event):
 
 
 class AnswerPart(_Event):
-    """Incomplete structured answer. ``value`` grows with each event."""
+    """Event: a structured answer grew. ``value`` contains all of it so far."""
 
     event_type: Literal["answer_part"] = "answer_part"
     value: dict[str, Any]
 
 
 class Usage(_Event):
-    """Token usage of a model call.
+    """Event: a model call used tokens.
 
     Attributes:
         estimated: True if the model reported no usage and the tokens are an estimate.
         request_model: Model that was requested, if the response names another one.
         response_id: The provider's ID of the response.
-        finish_reasons: Why the model stopped, as the provider reported it.
+        finish_reasons: Reasons why the model stopped, as the provider reported them.
     """
 
     event_type: Literal["usage"] = "usage"
@@ -254,7 +254,7 @@ class Usage(_Event):
 
 
 class ModelFallback(_Event):
-    """A model call failed, and the role's next model is called.
+    """Event: a model call failed, so the role's next model is called.
 
     Attributes:
         role: Role of the call.
@@ -273,7 +273,7 @@ class ModelFallback(_Event):
 
 
 class PromptShortened(_Event):
-    """A prompt exceeded the model's context and is sent again with fewer earlier messages.
+    """Event: a prompt was too long, so it is sent again with fewer earlier messages.
 
     Attributes:
         role: Role of the call.
@@ -290,7 +290,7 @@ class PromptShortened(_Event):
 
 
 class ModelCalled(_Event):
-    """A model call failed or ended without an answer.
+    """Event: a model call failed or ended without an answer.
 
     Attributes:
         error: Type of the exception.
@@ -305,7 +305,7 @@ class ModelCalled(_Event):
 
 
 class ToolCalled(_Event):
-    """A tool call in a step or a model's tool loop ended."""
+    """Event: a tool call in a step or a model's tool loop ended."""
 
     event_type: Literal["tool_called"] = "tool_called"
     name: str
@@ -314,7 +314,7 @@ class ToolCalled(_Event):
 
 
 class CircuitChanged(_Event):
-    """A circuit breaker opened, half-opened, or closed."""
+    """Event: a circuit breaker opened, half-opened, or closed."""
 
     event_type: Literal["circuit_changed"] = "circuit_changed"
     name: str
@@ -324,14 +324,14 @@ class CircuitChanged(_Event):
 
 
 class EventsDropped(_Event):
-    """A slow sink missed events before this one. Only that sink receives this event."""
+    """Event: a slow sink missed earlier events. Only that sink receives this event."""
 
     event_type: Literal["events_lost"] = "events_lost"
     count: int
 
 
 class PolicyActionApplied(_Event):
-    """A rule of a policy engine matched. ``done`` tells whether its action was executed."""
+    """Event: a rule of a policy engine matched. ``done`` is True if its action ran."""
 
     event_type: Literal["policy_acted"] = "policy_acted"
     rule: str
@@ -342,7 +342,7 @@ class PolicyActionApplied(_Event):
 
 
 class TurnFinished(_Event):
-    """A turn ended with an ``outcome``."""
+    """Event: a turn ended with an ``outcome``."""
 
     event_type: Literal["turn_finished"] = "turn_finished"
     outcome: dict[str, Any]
@@ -384,7 +384,7 @@ Event = Annotated[
 
 
 def emit(event: _Event) -> None:
-    """Emit an event to the stream of the current run. Outside a run, this has no effect.
+    """Emit an event on the current run's stream. Outside a run, drop it.
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
@@ -396,7 +396,7 @@ def emit(event: _Event) -> None:
 
 
 def buffer_answer_events(events: list[_Event]) -> AbstractContextManager[None]:
-    """Context manager: buffer events about the answer instead of emitting them.
+    """Context manager: collect the answer's events in a list instead of emitting them.
 
     >>> buffered = []
     >>> with buffer_answer_events(buffered):
@@ -408,7 +408,7 @@ def buffer_answer_events(events: list[_Event]) -> AbstractContextManager[None]:
 
 
 def parse_event(data: dict[str, Any]) -> Event:
-    """Parse an event of the custom stream into its type.
+    """Return the typed event for a dictionary from the custom stream.
 
     Raises:
         pydantic.ValidationError: The data is not an event of this package.

@@ -47,7 +47,7 @@ _PROVIDERS = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Name of a provider in the conventions, by LangChain's name. Other names are equal."""
+"""Provider name in the GenAI conventions by LangChain's name. Other names are equal in both."""
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
@@ -70,10 +70,10 @@ class _OpenRun:
     turn: tuple[str | None, str] | None = None
 
 
-def _span_name(kind: str, name: object) -> str:
-    r"""Return the name of a span with a part that a model, a caller, or a server may have chosen.
+def _format_span_name(kind: str, name: object) -> str:
+    r"""Return a span's name. A part from outside is replaced if it contains unusual characters.
 
-    >>> _span_name("step", "level"), _span_name("step", "a\nb")
+    >>> _format_span_name("step", "level"), _format_span_name("step", "a\nb")
     ('step level', 'step other')
     """
     if not name:
@@ -111,7 +111,7 @@ class CurrentTrace:
 
 
 class OpenTelemetrySink(FlushableSink):
-    """Sink that converts the events of a graph, and the usage of a session, to spans and metrics.
+    """Event sink that converts a graph's events, and a session's usage, to spans and metrics.
 
     Args:
         tracer_provider: Provider of spans; by default, the global one.
@@ -139,7 +139,7 @@ class OpenTelemetrySink(FlushableSink):
     ) -> None:
         super().__init__()
         if endpoint is not None:
-            tracer_provider = _otlp_provider(endpoint)
+            tracer_provider = _create_otlp_provider(endpoint)
         self._prices = prices or PriceTable.of_process()
         self._trace = require_extra("opentelemetry.trace", "otel")
         metrics = require_extra("opentelemetry.metrics", "otel")
@@ -169,14 +169,11 @@ class OpenTelemetrySink(FlushableSink):
         self._ended_runs: BoundedDict[Any, SpanContext] = BoundedDict(2 * _MAX_RUNS)
 
     def run_began(self, run_id: str, agent_name: str = "") -> str | None:
-        """Start the root span of a run as a child of the current span.
-
-        Return its ``traceparent``.
-        """
+        """Start a run's root span as a child of the current span, and return its ``traceparent``."""
         around = self._trace.get_current_span().get_span_context()
         with self._lock:
             event = {"run_id": run_id, "agent_name": agent_name}
-            run = self._run(event, _timestamp_ns({}), around if around.is_valid else None)
+            run = self._run(event, _get_timestamp_ns({}), around if around.is_valid else None)
             found = run.spans[_ROOT].span.get_span_context()
         if not found.is_valid:
             return None
@@ -203,26 +200,28 @@ class OpenTelemetrySink(FlushableSink):
             "cached_tokens": usage.cache_read_tokens,
             "cost_usd": cost_usd,
         }
-        now = _timestamp_ns(event)
+        now = _get_timestamp_ns(event)
         with self._lock:
             self._measure(event)
-            attributes = {**_model_attributes(event), "capgraph.cost.usd": cost_usd}
-            self._start(_span_name("chat", model), attributes, None, now, client=True).end(now)
+            attributes = {**_get_model_attributes(event), "capgraph.cost.usd": cost_usd}
+            self._start(_format_span_name("chat", model), attributes, None, now, client=True).end(
+                now
+            )
 
     def run_ended(self, event: Mapping[str, Any]) -> None:
-        """End the spans of a run."""
+        """End all spans of a run."""
         with self._lock:
             run = self._runs.pop(str(event.get("run_id")), None)
             if run is not None:
-                self._end(run, str(event["run_id"]), _timestamp_ns(event), event.get("error"))
+                self._end(run, str(event["run_id"]), _get_timestamp_ns(event), event.get("error"))
 
     def _record_agent_event(self, event: AgentEvent) -> None:
-        """Create a span for an event of a session.
+        """Create a span for an agent event.
 
         ``data["run_id"]`` groups events of the same run.
         """
         fields: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
-        now, run = _timestamp_ns(fields), None
+        now, run = _get_timestamp_ns(fields), None
         if fields.get("run_id"):
             run = self._run(fields, now)
             run.spans[_ROOT].last = now
@@ -239,23 +238,23 @@ class OpenTelemetrySink(FlushableSink):
     # --- spans ----------------------------------------------------------------------------
 
     def _record(self, event: Mapping[str, Any]) -> None:
-        now = _timestamp_ns(event)
+        now = _get_timestamp_ns(event)
         run = self._run(event, now)
-        path = self._span_path(run, event, now)
+        path = self._open_span_path(run, event, now)
         deepest = path[-1]
         for opened in path:
             opened.last = max(opened.last, now)
         kind = str(event.get("event_type"))
         if kind in ("step_finished", "step_failed"):
-            self._step_ended(run, path, event, now)
+            self._record_step_end(run, path, event, now)
         elif kind in ("usage", "model_called"):
             attributes = {
-                **_model_attributes(event),
+                **_get_model_attributes(event),
                 "gen_ai.conversation.id": event.get("thread_id"),
                 "gen_ai.response.id": event.get("response_id"),
                 "gen_ai.response.finish_reasons": event.get("finish_reasons") or None,
             }
-            name = _span_name("chat", str(attributes["gen_ai.request.model"] or ""))
+            name = _format_span_name("chat", str(attributes["gen_ai.request.model"] or ""))
             self._add_call_span(event, deepest, name, attributes, client=True)
         elif kind == "tool_called":
             attributes = {
@@ -265,16 +264,16 @@ class OpenTelemetrySink(FlushableSink):
                 "gen_ai.conversation.id": event.get("thread_id"),
             }
             self._add_call_span(
-                event, deepest, _span_name("execute_tool", event["name"]), attributes
+                event, deepest, _format_span_name("execute_tool", event["name"]), attributes
             )
         elif kind == "plan_made":
             stamp = (event.get("plan") or {}).get("stamp") or {}
             if stamp.get("id"):
-                self._span_path(run, {**event, "plan_id": stamp["id"], "step_id": None}, now)
+                self._open_span_path(run, {**event, "plan_id": stamp["id"], "step_id": None}, now)
         elif kind == "turn_finished":
-            self._turn_ended(run, event)
+            self._record_turn_end(run, event)
         elif kind in ("retry", "replan", "reclassify", "approval_asked", "circuit_changed"):
-            deepest.span.add_event(kind, self._event_attributes(event), timestamp=now)
+            deepest.span.add_event(kind, self._get_attributes(event), timestamp=now)
 
     def _run(
         self, event: Mapping[str, Any], now: int, parent: SpanContext | None = None
@@ -310,7 +309,7 @@ class OpenTelemetrySink(FlushableSink):
         return run
 
     def _parse_traceparent(self, parent: str | None) -> SpanContext | None:
-        """Parse the span of the run in which a turn started, possibly in another process."""
+        """Return the context of the span in which a turn started, possibly in another process."""
         if parent is None:
             return None
         _, trace, span, flags = parent.split("-")
@@ -318,8 +317,8 @@ class OpenTelemetrySink(FlushableSink):
         found: SpanContext = self._trace.SpanContext(int(trace, 16), int(span, 16), True, flag)
         return found
 
-    def _span_path(self, run: _OpenRun, event: Mapping[str, Any], now: int) -> list[_OpenSpan]:
-        """Return the spans that an event belongs to, outermost first, and open missing ones."""
+    def _open_span_path(self, run: _OpenRun, event: Mapping[str, Any], now: int) -> list[_OpenSpan]:
+        """Return the spans that an event belongs to, outermost first. Missing ones are opened."""
         path = [run.spans[_ROOT]]
         outer = event.get("parent_id")
         if outer and (outer_span := run.spans.get(("attempt", outer))) is not None:
@@ -333,7 +332,7 @@ class OpenTelemetrySink(FlushableSink):
             levels.append((("plan", outer, plan), "plan", {"capgraph.plan.id": plan}))
         if step:
             key: _Key = ("step", outer, plan, step)
-            levels.append((key, _span_name("step", step), {"capgraph.step": step, **common}))
+            levels.append((key, _format_span_name("step", step), {"capgraph.step": step, **common}))
         if attempt:
             number = attempt.rpartition("/")[2]
             more = {"capgraph.attempt": int(number), **common}
@@ -390,7 +389,7 @@ class OpenTelemetrySink(FlushableSink):
         *,
         client: bool = False,
     ) -> None:
-        now = _timestamp_ns(event)
+        now = _get_timestamp_ns(event)
         began = max(parent.began, now - int((event.get("duration") or 0.0) * 1e9))
         context = parent.span.get_span_context()
         span = self._start(name, attributes, context, began, client=client)
@@ -398,7 +397,7 @@ class OpenTelemetrySink(FlushableSink):
             self._fail(span, str(event["error"]))
         span.end(max(now, began))
 
-    def _step_ended(
+    def _record_step_end(
         self, run: _OpenRun, path: list[_OpenSpan], event: Mapping[str, Any], now: int
     ) -> None:
         failed = event.get("event_type") == "step_failed"
@@ -417,7 +416,7 @@ class OpenTelemetrySink(FlushableSink):
         for opened in reversed(ending):
             self._close_span(opened, now)
 
-    def _turn_ended(self, run: _OpenRun, event: Mapping[str, Any]) -> None:
+    def _record_turn_end(self, run: _OpenRun, event: Mapping[str, Any]) -> None:
         status = (event.get("outcome") or {}).get("status")
         root = run.spans[_ROOT]
         root.span.set_attribute("capgraph.outcome", str(status))
@@ -445,14 +444,14 @@ class OpenTelemetrySink(FlushableSink):
         span.set_attribute("error.type", error_type)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR))
 
-    def _event_attributes(self, event: Mapping[str, Any]) -> dict[str, Any]:
+    def _get_attributes(self, event: Mapping[str, Any]) -> dict[str, Any]:
         names = ["name", "state", "attempt", "delay"] + ["message", "reason"] * self._content
         return {f"capgraph.{n}": event[n] for n in names if event.get(n) is not None}
 
     # --- metrics --------------------------------------------------------------------------
 
-    def _labels(self, **labels: object) -> dict[str, str]:
-        """Return metric labels with a bounded number of values, because each one is a time series."""
+    def _bound_labels(self, **labels: object) -> dict[str, str]:
+        """Return metric labels with a bounded number of values; each value is a time series."""
         bounded = {}
         for label, value in labels.items():
             known, text = self._label_values.setdefault(label, set()), str(value)
@@ -464,10 +463,12 @@ class OpenTelemetrySink(FlushableSink):
     def _measure(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event_type")
         if kind in ("usage", "model_called"):
-            texts = {k: v for k, v in _model_attributes(event).items() if isinstance(v, str) and v}
+            texts = {
+                k: v for k, v in _get_model_attributes(event).items() if isinstance(v, str) and v
+            }
             if event.get("error"):
                 texts["error.type"] = event["error"]
-            attributes = self._labels(**texts)
+            attributes = self._bound_labels(**texts)
             if event.get("duration") is not None:
                 self._call_durations.record(event["duration"], attributes)
             for side in ("input", "output"):
@@ -475,21 +476,21 @@ class OpenTelemetrySink(FlushableSink):
                     tokens = int(event.get(f"{side}_tokens") or 0)
                     self._tokens.record(tokens, {**attributes, "gen_ai.token.type": side})
             is_reported = kind == "usage" and not event.get("estimated")
-            if is_reported and (cost := self._price(event)) is not None:
+            if is_reported and (cost := self._compute_price(event)) is not None:
                 self._cost.add(cost, attributes)
         elif kind in ("step_finished", "step_failed"):
-            attributes = self._labels(**{"capgraph.capability": event.get("capability")})
+            attributes = self._bound_labels(**{"capgraph.capability": event.get("capability")})
             if kind == "step_failed":
                 error_type = event.get("category") or event.get("severity")
-                attributes |= self._labels(**{"error.type": error_type})
+                attributes |= self._bound_labels(**{"error.type": error_type})
             self._step_durations.record(float(event.get("duration") or 0.0), attributes)
         elif kind == "retry":
-            self._retries.add(1, self._labels(**{"capgraph.capability": event.get("name")}))
+            self._retries.add(1, self._bound_labels(**{"capgraph.capability": event.get("name")}))
         elif kind == "circuit_changed":
             state = _BREAKER_STATES.get(str(event.get("state")), 0)
-            self._breakers.set(state, self._labels(**{"capgraph.breaker": event.get("name")}))
+            self._breakers.set(state, self._bound_labels(**{"capgraph.breaker": event.get("name")}))
 
-    def _price(self, event: Mapping[str, Any]) -> float | None:
+    def _compute_price(self, event: Mapping[str, Any]) -> float | None:
         if "cost_usd" in event:
             cost: float | None = event["cost_usd"]
             return cost
@@ -510,14 +511,14 @@ class OpenTelemetrySink(FlushableSink):
                 flush()
 
     def _close(self) -> None:
-        now = _timestamp_ns({"timestamp": utc_now_text()})
+        now = _get_timestamp_ns({"timestamp": utc_now_text()})
         while self._runs:
             name, run = self._runs.popitem(last=False)
             self._end(run, name, now, None)
         self._write_queue()
 
 
-def _otlp_provider(endpoint: str) -> TracerProvider:
+def _create_otlp_provider(endpoint: str) -> TracerProvider:
     sdk = require_extra("opentelemetry.sdk.trace", "otel")
     export = require_extra("opentelemetry.sdk.trace.export", "otel")
     resources = require_extra("opentelemetry.sdk.resources", "otel")
@@ -530,7 +531,7 @@ def _otlp_provider(endpoint: str) -> TracerProvider:
     return provider
 
 
-def _model_attributes(event: Mapping[str, Any]) -> dict[str, Any]:
+def _get_model_attributes(event: Mapping[str, Any]) -> dict[str, Any]:
     # The conventions cover only reported tokens.
     used = {} if event.get("estimated") else event
     provider = str(event.get("provider") or "unknown")
@@ -547,6 +548,6 @@ def _model_attributes(event: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timestamp_ns(event: Mapping[str, Any]) -> int:
+def _get_timestamp_ns(event: Mapping[str, Any]) -> int:
     moment = datetime.fromisoformat(str(event.get("timestamp") or utc_now_text()))
     return int(moment.timestamp() * 1_000_000) * 1000

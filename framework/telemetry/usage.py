@@ -1,6 +1,6 @@
-"""Usage and cost of model calls: counts, prices, and totals.
+"""Usage and cost of model calls: token counts, prices, and totals.
 
-An unknown price never counts as zero: the cost is ``None``.
+An unknown price never counts as zero. Instead, the cost is ``None``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TTL = {"5m": "cache_write_5min_per_million", "1h": "cache_write_1h_per_million"
 
 @dataclass(frozen=True, slots=True)
 class UsageSnapshot:
-    """Token usage of a model call.
+    """Token usage of one model call.
 
     Attributes:
         input_tokens: Prompt tokens that were not cached.
@@ -65,22 +65,25 @@ class UsageSnapshot:
         return self.prompt_tokens + self.output_tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the usage as plain data."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> UsageSnapshot:
-        """Create a snapshot from the output of :meth:`to_dict`. Unknown keys are ignored."""
+        """Create a snapshot from a dictionary that :meth:`to_dict` returned.
+
+        Unknown keys are ignored.
+        """
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})
 
     def to_json(self) -> str:
-        """Return JSON."""
+        """Return the usage as JSON text."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, s: str) -> UsageSnapshot:
-        """Create a snapshot from the output of :meth:`to_json`."""
+        """Create a snapshot from JSON text that :meth:`to_json` returned."""
         return cls.from_dict(json.loads(s))
 
     @classmethod
@@ -115,8 +118,8 @@ class ModelPricing:
         output_per_million: Output tokens.
         cache_write_per_million: Tokens written to a cache.
         cache_read_per_million: Tokens read from a cache.
-        cache_write_5min_per_million: Tokens cached for five minutes; 0 for the general price.
-        cache_write_1h_per_million: Tokens cached for an hour; 0 for the general price.
+        cache_write_5min_per_million: Tokens cached for five minutes; 0 means the general price.
+        cache_write_1h_per_million: Tokens cached for an hour; 0 means the general price.
 
     Raises:
         ValidationError: A price is negative or not a number.
@@ -148,7 +151,7 @@ class ModelPricing:
 
 
 class PricingAlreadyRegisteredError(ValidationError):
-    """Error for a model that already has a price.
+    """Raised if a model already has a price.
 
     Attributes:
         model: Name of the model.
@@ -158,10 +161,10 @@ class PricingAlreadyRegisteredError(ValidationError):
 
 
 class PriceTable:
-    """Prices of models, with those of ``genai-prices`` (extra ``costs``) as a fallback.
+    """Table of model prices, with ``genai-prices`` (extra ``costs``) as a fallback.
 
-    Names are matched without regard to case, first exactly, then by the longest registered prefix
-    that ends at a separator: ``gpt-5-mini`` matches ``gpt-5-mini-2026-01-01``.
+    Case is ignored. An exact name takes precedence, then the longest registered prefix that ends at
+    a separator: ``gpt-5-mini`` matches ``gpt-5-mini-2026-01-01``.
 
     Args:
         prices: Prices by model name.
@@ -184,7 +187,7 @@ class PriceTable:
     @staticmethod
     @cache
     def of_process() -> PriceTable:
-        """Return the default table of this process."""
+        """Return the default price table of this process."""
         return PriceTable()
 
     def register(
@@ -197,7 +200,7 @@ class PriceTable:
         """Add the price of a model; see :func:`register_pricing`."""
         if not model.strip() or on_conflict not in ("overwrite", "error", "keep"):
             raise ValidationError(
-                f"Invalid model name {model!r} or on_conflict={on_conflict!r}.",
+                f"The model name {model!r} or on_conflict={on_conflict!r} is invalid.",
                 fix="Pass a model name, and 'overwrite', 'error', or 'keep'.",
             )
         name = model.strip().lower()
@@ -262,10 +265,10 @@ def register_pricing(
 
     Args:
         model: Name of the model, or a prefix of it.
-        pricing: The price.
-        on_conflict: Behavior if the model has a price: ``overwrite``, ``error``, or ``keep``.
-        table: Table to change; by default, the table of the process. Graphs and trackers with their
-            own table do not use the default one.
+        pricing: Price of the model.
+        on_conflict: Action if the model already has a price: ``overwrite``, ``error``, or ``keep``.
+        table: Table to change. Defaults to the process's table, which graphs and trackers with their
+            own table do not use.
 
     Raises:
         PricingAlreadyRegisteredError: The model has a price, and ``on_conflict`` is ``error``.
@@ -280,7 +283,7 @@ def load_pricing_from_file(path: str | Path, *, table: PriceTable | None = None)
 
     Args:
         path: Path of the file. Prices have the field names of :class:`ModelPricing`.
-        table: Table to change, as for :func:`register_pricing`.
+        table: Table to change; see :func:`register_pricing`.
 
     Raises:
         ValidationError: The file has another format. No price was registered.
@@ -299,7 +302,7 @@ def load_pricing_from_file(path: str | Path, *, table: PriceTable | None = None)
 
 
 def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
-    """Return whether the price of a model is known.
+    """Return True if the price of a model is known.
 
     >>> has_pricing("nobody-knows")
     False
@@ -308,7 +311,9 @@ def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
 
 
 def format_cost(cost: float | None) -> str:
-    """Format a cost: four decimals below a cent, otherwise two; ``unknown`` for ``None``.
+    """Return a cost as text, with four decimals below a cent and two otherwise.
+
+    ``None`` becomes ``unknown``.
 
     >>> format_cost(0.0042), format_cost(1.5), format_cost(None)
     ('$0.0042', '$1.50', 'unknown')
@@ -324,7 +329,7 @@ class _Limits(Protocol):
 
 @dataclass
 class UsageTracker:
-    """Thread-safe total of the usage of several calls.
+    """Thread-safe counter of the usage of several model calls.
 
     Attributes:
         turns: Model and usage of each call.
@@ -341,7 +346,7 @@ class UsageTracker:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def record_turn(self, model: str, usage: UsageSnapshot) -> None:
-        """Add a call."""
+        """Add a model call."""
         with self._lock:
             self.turns.append((model, usage))
 
@@ -381,17 +386,17 @@ class UsageTracker:
         return format_cost(self.total_cost())
 
     def budget_remaining(self, budget_usd: float) -> float | None:
-        """Return the remaining part of a budget, or ``None`` if the cost is unknown."""
+        """Return the unused part of a budget, or ``None`` if the cost is unknown."""
         cost = self.total_cost()
         return None if cost is None else budget_usd - cost
 
     def is_over_budget(self, budget_usd: float) -> bool:
-        """Return whether the cost exceeds a budget. An unknown cost counts as exceeding it."""
+        """Return True if the cost exceeds a budget. An unknown cost counts as exceeding it."""
         cost = self.total_cost()
         return cost is None or cost > budget_usd
 
     def per_model_summary(self) -> dict[str, float | None]:
-        """Return the cost by model; ``None`` if unknown."""
+        """Return the cost by model. It is ``None`` if unknown."""
         found: dict[str, float | None] = {}
         for model, usage in self._calls():
             cost, before = self.cost_for_turn(model, usage), found.get(model, 0.0)
@@ -410,5 +415,5 @@ class UsageTracker:
         }
 
     def check_limits(self, limits: _Limits) -> None:
-        """Check the usage against a ``UsageLimits``, which raises if a limit is exceeded."""
+        """Raise an error if the usage exceeds one of the ``UsageLimits``."""
         limits.check(self)

@@ -37,13 +37,13 @@ from capgraph.telemetry.budget_callback import (
 
 _ROLE_PREFIX = "role:"
 _OWN_IDS = ("lc_run-", "run-")
-"""Prefixes of message IDs that LangChain created, not the provider."""
+"""Prefixes of message IDs that LangChain created instead of the provider."""
 _DEFAULT_ROLE = "capability"
 
 
 @dataclass(slots=True)
 class _Turn:
-    """Turn whose calls are counted, and the turn that contains it."""
+    """Running turn with its call counter, and the turn that contains it."""
 
     budget: TurnBudget
     limit: int
@@ -54,7 +54,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Call in progress."""
+    """Model or tool call in progress."""
 
     name: str
     provider: str = ""
@@ -70,10 +70,10 @@ _lock = Lock()  # calls come from several threads; the guarded code does not blo
 
 
 def count_model_calls(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager[None]:
-    """Context manager: count the model calls of the enclosed code, its tasks, and its threads.
+    """Context manager: count model calls inside the block, including its tasks and threads.
 
     Calls of a turn nested in another turn's capability count for both turns. Usage is reported on
-    the stream of the outermost turn, which is the one that users see.
+    the stream of the outermost turn, because users receive only that stream.
 
     Args:
         budget: Counters of the turn.
@@ -84,27 +84,27 @@ def count_model_calls(budget: TurnBudget, max_model_calls: int) -> AbstractConte
     ...     pass  # a model call with USAGE_CALLBACK among its callbacks
     """
     return override_run_context(
-        model_calls=_Turn(budget, max_model_calls, stream_writer(), _turn())
+        model_calls=_Turn(budget, max_model_calls, stream_writer(), _get_turn())
     )
 
 
 def current_turn_budget() -> TurnBudget | None:
-    """Return the counters of the innermost running turn, or ``None`` outside a turn."""
-    turn = _turn()
+    """Return the innermost running turn's counters, or ``None`` outside a turn."""
+    turn = _get_turn()
     return turn.budget if turn is not None else None
 
 
 def add_remote_model_calls(calls: int) -> None:
     """Count model calls that another process made for the current turn."""
     with _lock:
-        turn = _turn()
+        turn = _get_turn()
         while turn is not None:
             turn.budget.model_calls += calls
             turn = turn.outer
 
 
 def role_tag(role: str) -> str:
-    """Return the tag that marks the role of a model call.
+    """Return the LangChain tag that marks a model call's role.
 
     >>> role_tag("planning")
     'role:planning'
@@ -115,8 +115,8 @@ def role_tag(role: str) -> str:
 class UsageCallback(BaseCallbackHandler):
     """Callback that counts model calls, refuses calls beyond the limit, and reports usage.
 
-    It is stateless; the counters are those of :func:`count_model_calls`. Calls outside a turn are
-    reported to the stream of the run, if any, and are not limited.
+    It has no state, because :func:`count_model_calls` provides the counters. Calls outside a turn
+    are reported on the stream of the run, if any, and are not limited.
     """
 
     # Synchronous, because LangChain drops errors of asynchronous handlers in synchronous calls.
@@ -134,7 +134,7 @@ class UsageCallback(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **callback_kwargs: Any,
     ) -> None:
-        """Count a call before it is sent.
+        """Count a model call before it is sent.
 
         Raises:
             LimitError: The turn has reached its maximum number of calls, or a budget is exceeded.
@@ -168,8 +168,8 @@ class UsageCallback(BaseCallbackHandler):
     def on_llm_end(
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
-        """Report the usage of a call."""
-        turn = _turn()
+        """Report the usage of a finished model call."""
+        turn = _get_turn()
         # Several handlers may be notified of a call; the first one reports it.
         if turn is not None and run_id not in turn.calls:
             return
@@ -177,13 +177,13 @@ class UsageCallback(BaseCallbackHandler):
         if call is not None and call.prompt is not None:
             answer = digest([g.text for row in response.generations for g in row])
             record_later(
-                "model", role=_role(tags), model=call.name, prompt=call.prompt, answer=answer
+                "model", role=_find_role(tags), model=call.name, prompt=call.prompt, answer=answer
             )
         model, used = reported_usage(response, call.name if call is not None else "")
-        record_model_usage(run_id, model, _role(tags), used)
+        record_model_usage(run_id, model, _find_role(tags), used)
         if used is not None:
             usage = telemetry.Usage(
-                role=_role(tags),
+                role=_find_role(tags),
                 model=model,
                 input_tokens=used.prompt_tokens,
                 output_tokens=used.output_tokens,
@@ -191,7 +191,7 @@ class UsageCallback(BaseCallbackHandler):
             )
             _report_usage(usage, call, response)
         elif call is not None:
-            usage = telemetry.Usage(role=_role(tags), model=model, estimated=True)
+            usage = telemetry.Usage(role=_find_role(tags), model=model, estimated=True)
             usage.input_tokens = call.prompt_tokens
             usage.output_tokens = sum(
                 estimate_tokens(item.text) for row in response.generations for item in row
@@ -201,29 +201,29 @@ class UsageCallback(BaseCallbackHandler):
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
-        """Report a failed call. It still counts."""
+        """Report a failed model call. It still counts."""
         settle_failed_call(run_id)
         if (call := _pop_call(run_id)) is not None:
             kind = type(error).__name__
             if call.prompt is not None:
-                fields = {"role": _role(tags), "model": call.name, "prompt": call.prompt}
+                fields = {"role": _find_role(tags), "model": call.name, "prompt": call.prompt}
                 record_later("model", **fields, error=kind)
-            _report(_failed_call_event(call, tags, kind))
+            _report(_create_failure_event(call, tags, kind))
 
     def on_tool_start(
         self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
     ) -> None:
-        """Register the start of a tool call."""
-        if (turn := _turn()) is not None:
+        """Record the start of a tool call, to measure its duration."""
+        if (turn := _get_turn()) is not None:
             turn.calls[run_id] = _Call(str((serialized or {}).get("name") or "tool"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        """Report a tool call."""
+        """Report a finished tool call."""
         if (call := _pop_call(run_id)) is not None:
             _report(telemetry.ToolCalled(name=call.name, duration=call.seconds()))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Report a failed tool call. An interrupt is not a failure."""
+        """Report a failed tool call. An interrupt does not count as a failure."""
         call = _pop_call(run_id)
         if call is not None and not isinstance(error, GraphBubbleUp):
             fields = {"duration": call.seconds(), "error": type(error).__name__}
@@ -233,21 +233,21 @@ class UsageCallback(BaseCallbackHandler):
 USAGE_CALLBACK = UsageCallback()
 
 
-def _turn() -> _Turn | None:
+def _get_turn() -> _Turn | None:
     turn: _Turn | None = run_context().model_calls
     return turn
 
 
 def _count(run_id: UUID, call: _Call) -> None:
     with _lock:
-        innermost = _turn()
+        innermost = _get_turn()
         if innermost is None or run_id in innermost.calls:
             return
         turn: _Turn | None = innermost
         while turn is not None:
             if turn.budget.model_calls >= turn.limit:
                 raise LimitError(
-                    f"The turn has made {turn.budget.model_calls} model calls, which is its limit.",
+                    f"The turn has reached its limit of {turn.budget.model_calls} model calls.",
                     fix="Raise limits.max_model_calls, or split the request.",
                 )
             turn = turn.outer
@@ -259,17 +259,17 @@ def _count(run_id: UUID, call: _Call) -> None:
 
 
 def _pop_call(run_id: UUID) -> _Call | None:
-    turn = _turn()
+    turn = _get_turn()
     return turn.calls.pop(run_id, None) if turn is not None else None
 
 
-def _failed_call_event(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCalled:
-    fields = {"role": _role(tags), "model": call.name, "provider": call.provider}
+def _create_failure_event(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCalled:
+    fields = {"role": _find_role(tags), "model": call.name, "provider": call.provider}
     return telemetry.ModelCalled(**fields, duration=call.seconds(), error=error)
 
 
 def _report_usage(usage: telemetry.Usage, call: _Call | None, response: LLMResult) -> None:
-    """Report usage with the facts of the call and of the response."""
+    """Report usage with the details of the call and the response."""
     if call is not None:
         usage.duration, usage.provider = call.seconds(), call.provider
         usage.request_model = call.name if call.name != usage.model else None
@@ -289,7 +289,7 @@ def _report_usage(usage: telemetry.Usage, call: _Call | None, response: LLMResul
 
 
 def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalled) -> None:
-    turn = _turn()
+    turn = _get_turn()
     while turn is not None and turn.outer is not None:
         turn = turn.outer
     write = turn.write if turn is not None else stream_writer()
@@ -297,6 +297,6 @@ def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalle
         write(event.model_dump(exclude_none=True))
 
 
-def _role(tags: list[str] | None) -> str:
+def _find_role(tags: list[str] | None) -> str:
     found = (tag.removeprefix(_ROLE_PREFIX) for tag in tags or () if tag.startswith(_ROLE_PREFIX))
     return next(found, _DEFAULT_ROLE)

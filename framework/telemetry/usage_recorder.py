@@ -1,6 +1,6 @@
-"""Usage records of model calls in the database of the threads.
+"""Recorder of model usage in the threads' database.
 
-Records are written by a separate thread in batches, and never slow or break a run. A call has one
+A separate thread writes the records in batches, so they never slow or break a run. A call has one
 row, identified by its run ID, even if several callbacks report it.
 """
 
@@ -48,7 +48,7 @@ _HISTORY_SECONDS = 30 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """Total usage of a group of calls.
+    """Total usage of a group of model calls.
 
     Attributes:
         model: Name of the model, or of the group.
@@ -68,11 +68,11 @@ class UsageTotal:
 
 
 class UsageRecorder:
-    """Recorder that writes the usage of calls to a database in the background.
+    """Recorder that writes the usage of model calls to a database in the background.
 
     Args:
         prices: Prices of models.
-        capacity: Maximum number of queued calls. Further calls are dropped, which is logged.
+        capacity: Maximum number of queued calls. Further calls are dropped, with a log message.
     """
 
     def __init__(self, prices: PriceTable | None = None, *, capacity: int = 10_000) -> None:
@@ -87,10 +87,10 @@ class UsageRecorder:
         usage: UsageSnapshot,
         context: Mapping[str, Any],
     ) -> None:
-        """Queue the usage of a call.
+        """Queue a model call's usage for writing.
 
         Args:
-            tables: Tables to write to.
+            tables: Tables of the database.
             call_id: ID of the call.
             model: Name of the model.
             usage: Usage of the call.
@@ -102,20 +102,20 @@ class UsageRecorder:
         )
 
     def emit(self, event: Any) -> None:
-        """Write one call. Called on the recorder's thread."""
+        """Write one call. It is called in the recorder's thread."""
         self.emit_many([event])
 
     def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
-        """Write several calls. Called on the recorder's thread."""
+        """Write several calls. It is called in the recorder's thread."""
         by_database: dict[int, tuple[SqlExecutor, list[Any]]] = {}
         for event in events:
             if (rows := event.get("rows")) is not None:
-                by_database.setdefault(id(rows), (rows, []))[1].extend(self._row(event))
+                by_database.setdefault(id(rows), (rows, []))[1].extend(self._build_row(event))
         for rows, values in by_database.values():
             lines = ", ".join([_ROW] * (len(values) // len(_COLUMNS)))
             rows.run_blocking(f"{_INSERT}{lines} ON CONFLICT (call_id) DO NOTHING", tuple(values))
 
-    def _row(self, event: Mapping[str, Any]) -> list[Any]:
+    def _build_row(self, event: Mapping[str, Any]) -> list[Any]:
         call_id, model, usage = event["call"]
         about = {**event["about"], "model": model}
         return [
@@ -145,7 +145,7 @@ async def usage_totals(
     tenant: str | None = None,
     group_by: str = "model",
 ) -> list[UsageTotal]:
-    """Return the total usage by model or another group.
+    """Return the total usage, grouped by model or another attribute.
 
     Args:
         tables: Tables of the database.
@@ -185,11 +185,11 @@ async def delete_usage(tables: SqlExecutor, *, older_than: timedelta) -> None:
 async def average_capability_usage(
     tables: SqlExecutor, capabilities: Sequence[str]
 ) -> dict[str, tuple[float, float, float | None]]:
-    """Return the average usage per step of capabilities in the last thirty days.
+    """Return each capability's average usage per step in the last thirty days.
 
     Returns:
-        By capability: requests, tokens, and cost in US dollars (``None`` if a price was unknown).
-        Capabilities without model calls are omitted.
+        By capability: model calls, tokens, and cost in US dollars (``None`` if a price was
+            unknown). Capabilities without model calls are omitted.
     """
     _, found = await tables.run(
         "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id) AS steps,"

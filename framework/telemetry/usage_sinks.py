@@ -1,4 +1,4 @@
-"""Sinks for the usage of model calls: none, in memory, or in a SQLite file."""
+"""Sinks for the usage of model calls, which discard it or store it in memory or in a SQLite file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class UsageSink(Protocol):
     """Protocol of a sink for the usage of model calls."""
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Record a call. The cost is ``None`` if unknown."""
+        """Record a model call. The cost is ``None`` if it is unknown."""
 
 
 class NoopUsageSink:
     """Sink that discards usage."""
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Discard a call."""
+        """Discard a model call."""
 
 
 class RingBufferUsageSink(RingBufferSink):
-    """Sink that keeps the latest calls in memory.
+    """Sink that keeps the latest model calls in memory.
 
     Args:
         capacity: Maximum number of calls.
@@ -44,11 +44,11 @@ class RingBufferUsageSink(RingBufferSink):
 
     @property
     def records(self) -> list[Any]:
-        """Calls in the buffer, oldest first."""
+        """Recorded model calls, oldest first."""
         return self.events
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Append a call. The oldest call is dropped if the buffer is full."""
+        """Append a model call. The oldest one is dropped if the buffer is full."""
         self.emit((model, usage, cost_usd))
 
 
@@ -63,12 +63,12 @@ class FanoutUsageSink(FanoutSink):
         super().__init__(sinks)  # type: ignore[arg-type]  # each is asked for what it has
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Forward a call."""
+        """Forward a model call to all sinks."""
         self._call_all("record", model, usage, cost_usd)
 
 
 class SqliteUsageSink(FileSink):
-    """Sink that stores calls in a SQLite file from a separate thread.
+    """Sink that stores model calls in a SQLite file from a separate thread.
 
     Args:
         path: Path of the file. Several processes may share it.
@@ -76,12 +76,12 @@ class SqliteUsageSink(FileSink):
     """
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Queue a call to be written."""
+        """Queue a model call for writing."""
         spent = (usage.prompt_tokens, usage.output_tokens, usage.tool_calls, cost_usd)
         self.emit(dict(zip(_COLUMNS, (model, *spent), strict=True)))
 
     def totals(self) -> dict[str, dict[str, Any]]:
-        """Return the totals by model. ``cost_usd`` is ``None`` if a price was unknown."""
+        """Return the total usage by model. ``cost_usd`` is ``None`` if a price was unknown."""
         self._flush_now()
         with closing(self._open()) as conn:
             rows = conn.execute(

@@ -1,4 +1,4 @@
-"""Clock for tests, on which sleeping takes no time."""
+"""Fake clock for tests, on which sleeping takes no time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncio
 class FakeClock:
     """Clock that a test controls. Sleeping advances it at once and is recorded.
 
-    Sleeps that start at the same time overlap, as on a real clock.
+    Concurrent sleeps overlap, as they do on a real clock.
 
     Args:
         start: Initial time in seconds since the epoch.
@@ -32,17 +32,17 @@ class FakeClock:
         return self._now
 
     def monotonic(self) -> float:
-        """Return the seconds since the clock's start."""
+        """Return the seconds since the clock was created."""
         return self._now - self._start
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock, as if work had taken that long.
+        """Advance the clock by some seconds, as if work had taken that long.
 
         Raises:
             ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"seconds is {seconds!r}: must be 0 or more. Fix: pass 0 or more.")
+            raise ValueError(f"seconds is {seconds!r}: it must be 0 or more. Fix: pass 0 or more.")
         self._now += seconds
 
     async def sleep(self, seconds: float) -> None:

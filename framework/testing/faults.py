@@ -1,4 +1,4 @@
-"""Fault injection: capabilities that fail or stall on purpose."""
+"""Fault injection for tests: capabilities that fail or stall on purpose."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar, cast
 from capgraph.base import BaseCapability, capability_node
 
 Fault = BaseException | type[BaseException] | float | None
-"""Exception to raise, delay in seconds before the real work, or ``None`` for no fault."""
+"""Exception to raise, delay in seconds before the call, or ``None`` for no fault."""
 
 
 class FaultScript:
-    """Faults for the calls of one capability, in order. ``forever`` applies to all later calls.
+    """Sequence of faults for the calls of one capability. ``forever`` applies to all later calls.
 
     Attributes:
         calls: Number of calls so far.
@@ -26,7 +26,7 @@ class FaultScript:
         self.calls: int = 0
 
     async def apply_next(self) -> None:
-        """Count a call, and apply its fault."""
+        """Count a call, and apply its fault: raise the exception or wait for the delay."""
         index, self.calls = self.calls, self.calls + 1
         fault = self._faults[index] if index < len(self._faults) else self._forever
         if fault is None:
@@ -38,7 +38,7 @@ class FaultScript:
 
 
 class FaultyCapability(BaseCapability):
-    """Capability with injected faults, as :func:`with_faults` returns it.
+    """Capability with injected faults, created by :func:`with_faults`.
 
     Attributes:
         faults: Faults and number of calls.
@@ -50,13 +50,13 @@ class FaultyCapability(BaseCapability):
 def with_faults(
     capability: type[Any], *faults: Fault, forever: Fault = None
 ) -> type[FaultyCapability]:
-    """Return a capability that applies faults before it does its work.
+    """Return a capability that applies faults before it calls the original one.
 
     It has the name and declarations of the original, so it can be registered in its place. Each
-    returned class has its own faults and counts its own calls.
+    returned class has its own faults and call counter.
 
     Args:
-        capability: Decorated capability of any form.
+        capability: Decorated capability in any form.
         *faults: Faults of the first calls, in order: an exception, a delay in seconds, or ``None``.
         forever: Fault of all later calls.
 

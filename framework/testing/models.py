@@ -1,4 +1,4 @@
-"""Chat model with scripted answers."""
+"""Chat model with scripted answers, for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK = re.compile(r"\S+\s*|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """Call that a scripted model received.
+    """Record of a call that a scripted model received.
 
     Attributes:
         messages: Prompt messages.
@@ -55,7 +55,7 @@ class ScriptedModel(BaseChatModel):
         model_name: Name in usage reports.
 
     Raises:
-        ModelError: All answers are used up.
+        ModelError: A call has no scripted answer.
 
     >>> model = ScriptedModel(responses=["Hello.", {"task": "Sing"}])
     >>> model.invoke("Hi").text
@@ -104,7 +104,7 @@ class ScriptedModel(BaseChatModel):
         return RunnableMap(raw=model) | good.with_fallbacks([bad], exception_key="parsing_error")
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, Any]:
-        """Record the tools' names. Answers with tool calls must be messages."""
+        """Record the names of the bound tools. Answers with tool calls must be messages."""
         names = [convert_to_openai_tool(tool)["function"]["name"] for tool in tools]
         return self.bind(scripted_tools=tuple(names))
 
@@ -122,7 +122,7 @@ class ScriptedModel(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        for chunk in self._chunks(messages, kwargs):
+        for chunk in self._create_chunks(messages, kwargs):
             if run_manager is not None:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -130,12 +130,12 @@ class ScriptedModel(BaseChatModel):
     async def _astream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        for chunk in self._chunks(messages, kwargs):
+        for chunk in self._create_chunks(messages, kwargs):
             if run_manager is not None:
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _chunks(
+    def _create_chunks(
         self, messages: list[BaseMessage], kwargs: dict[str, Any]
     ) -> Iterator[ChatGenerationChunk]:
         message = self._next_message(messages, kwargs)
@@ -174,8 +174,8 @@ class ScriptedModel(BaseChatModel):
                 answer = answer(call)
         else:
             raise ModelError(
-                f"The model {self.model_name!r} has no answer for call {len(self.calls)}: it has"
-                f" {len(self.responses)} scripted answer(s).",
+                f"The model {self.model_name!r} has no answer for call {len(self.calls)}: only"
+                f" {len(self.responses)} answer(s) are scripted.",
                 fix="Add an answer to 'responses'.",
             )
         if isinstance(answer, BaseException):

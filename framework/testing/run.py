@@ -1,4 +1,4 @@
-"""Execution of a single capability outside of a graph, with the rules of a graph."""
+"""Function that runs a single capability outside of a graph, with the validation of a graph."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STEP_KEY = "result"
 
 @dataclass(frozen=True, slots=True)
 class CapabilityRun:
-    """Result of running one capability.
+    """Result of :func:`run_capability`: the outputs, state updates, and progress of one step.
 
     Attributes:
-        contexts: Outputs by context type, deserialized from JSON as a later step would get them.
+        contexts: Outputs by context type, deserialized from JSON as for a later step.
         updates: Other state keys that the capability returned.
-        progress: Messages and fractions that ``self.progress`` reported.
+        progress: Messages and fractions that the capability passed to ``self.progress``.
     """
 
     contexts: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class CapabilityRun:
 
     @property
     def output(self) -> Any:
-        """The only output.
+        """The capability's only output.
 
         Raises:
             ValidationError: The capability returned no output, or more than one.

@@ -1,4 +1,4 @@
-"""Workflows that compile to LangGraph graphs: directed acyclic, state machine and event-driven."""
+"""Workflows that compile to LangGraph graphs: directed acyclic, state machine, and event-driven."""
 
 from typing import TYPE_CHECKING
 

@@ -26,9 +26,9 @@ from capgraph.workflows.nodes import (
     WorkflowEdge,
     WorkflowGraph,
     WorkflowOutput,
+    create_failed_output,
     evaluate_condition,
-    failed_output,
-    published_values,
+    get_published_values,
     run_node,
 )
 
@@ -37,13 +37,13 @@ class DAGWorkflow(BaseWorkflow):
     """Workflow of nodes and edges without cycles.
 
     Each node runs as soon as its predecessors have finished, independently of other nodes. If a
-    node fails, the nodes that depend on it do not run (``metadata["not_run"]``), the others do, and
-    the workflow is not successful. A node is skipped if none of its edges is followed
+    node fails, the nodes that depend on it do not run (``metadata["not_run"]``). The other nodes
+    run, but the workflow is not successful. A node is skipped if no edge to it is followed
     (``metadata["not_needed"]``).
 
     Args:
-        nodes: The nodes.
-        edges: The edges between the nodes.
+        nodes: Nodes of the workflow.
+        edges: Edges between the nodes.
         services: Services for the capabilities and tools among the nodes.
         name: Name of the graph.
 
@@ -77,11 +77,12 @@ class DAGWorkflow(BaseWorkflow):
         """Add a node.
 
         Raises:
-            ConfigurationError: A node of this name exists.
+            ConfigurationError: The workflow already has a node with this name.
         """
         if node.node_id in self._nodes:
             raise ConfigurationError(
-                f"Duplicate node {node.node_id!r}: node IDs must be unique.",
+                f"The node ID {node.node_id!r} is not unique: the workflow already has a node"
+                " with this ID.",
                 fix="Rename one of the nodes.",
             )
         self._nodes[node.node_id] = node
@@ -122,7 +123,8 @@ class DAGWorkflow(BaseWorkflow):
             for end in (edge.source, edge.target):
                 if end not in predecessors:
                     raise ConfigurationError(
-                        f"Invalid edge {edge.source!r} → {edge.target!r}: there is no node {end!r}.",
+                        f"The edge {edge.source!r} → {edge.target!r} is invalid: there is no"
+                        f" node {end!r}.",
                         fix=f"Use one of the nodes {', '.join(sorted(predecessors))}.",
                     )
             predecessors[edge.target].add(edge.source)
@@ -130,20 +132,21 @@ class DAGWorkflow(BaseWorkflow):
             order = list(TopologicalSorter(predecessors).static_order())
         except CycleError as exc:
             raise ConfigurationError(
-                f"The workflow must be acyclic: cycle detected at {' → '.join(reversed(exc.args[1]))}.",
+                f"The workflow has a cycle: {' → '.join(reversed(exc.args[1]))}.",
                 fix="Remove an edge, or use a StateMachineWorkflow, which allows cycles.",
             ) from None
         self._check_names(order, predecessors)
         return order
 
     def _check_names(self, order: list[str], predecessors: Mapping[str, set[str]]) -> None:
-        """Check that each value a node needs comes from one of its predecessors."""
+        """Check that each value a node needs is an output of one of its predecessors."""
         providers: dict[str, str] = {}
         for name in order:
             for value in self._nodes[name].outputs_map.values() or [name]:
                 if value in providers:
                     raise ConfigurationError(
-                        f"Duplicate output {value!r}: {providers[value]!r} and {name!r} provide it.",
+                        f"The output name {value!r} is not unique: {providers[value]!r} and"
+                        f" {name!r} provide it.",
                         fix="Use different names in outputs_map.",
                     )
                 providers[value] = name
@@ -155,13 +158,13 @@ class DAGWorkflow(BaseWorkflow):
             for needed in self._nodes[name].inputs_map.values():
                 if needed in providers and providers[needed] not in ancestors[name]:
                     raise ConfigurationError(
-                        f"The node {name!r} needs {needed!r} but does not wait for"
+                        f"The node {name!r} needs the value {needed!r} but does not depend on"
                         f" {providers[needed]!r}, which provides it.",
                         fix=f"Add WorkflowEdge({providers[needed]!r}, {name!r}).",
                     )
 
     def _build_drawing(self) -> WorkflowGraph:
-        """Return a graph that is only drawn, never run."""
+        """Return a graph that only draws the workflow and never runs."""
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowOutput)
         for name in self._nodes:
             builder.add_node(name, lambda state: state)
@@ -182,22 +185,23 @@ class DAGWorkflow(BaseWorkflow):
 
 
 class _DagGraph(SyncGraph[Any]):
-    """Graph that draws the workflow's nodes, which run as tasks of a single LangGraph node."""
+    """Graph that draws the workflow's nodes, although they run as tasks of a single LangGraph node."""
 
     def __init__(self, *, shape: WorkflowGraph, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.shape = shape
 
     def get_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the graph to draw."""
+        """Return the graph to draw, with one node for each node of the workflow."""
         return self.shape.get_graph(*args, **kwargs)
 
 
 class _DagRun:
-    """One run of a workflow. Each node is a LangGraph task, so a finished node does not run again.
+    """Run of a directed acyclic workflow.
 
-    The ID of a task follows the order of the calls. All tasks are therefore called at once, in a
-    fixed order, and wait inside for their predecessors.
+    Each node is a LangGraph task, so a finished node does not run again after a crash. LangGraph
+    derives a task's ID from the order of the calls. All tasks are therefore called at once, in a
+    fixed order, and await their predecessors inside.
     """
 
     def __init__(
@@ -225,7 +229,7 @@ class _DagRun:
         self._signals: dict[str, GraphBubbleUp] = {}
 
     async def run(self) -> dict[str, Any]:
-        tasks = [(name, run_as_task(name, self._node_task(name))) for name in self._nodes]
+        tasks = [(name, run_as_task(name, self._create_task(name))) for name in self._nodes]
         await asyncio.gather(*(self._await_node(name, task) for name, task in tasks))
         if self._error is not None:
             raise self._error
@@ -233,7 +237,7 @@ class _DagRun:
             raise merge_interrupts([self._signals[n] for n in self._nodes if n in self._signals])
         return self._build_output()
 
-    def _node_task(self, name: str) -> Any:
+    def _create_task(self, name: str) -> Any:
         async def body() -> NodeOutput | dict[str, Any]:
             for edge in self._incoming[name]:
                 await self._finished[edge.source].wait()
@@ -249,7 +253,7 @@ class _DagRun:
             try:
                 followed = [e for e in self._incoming[name] if await self._is_followed(e)]
             except CapgraphError as exc:
-                return failed_output(str(exc))
+                return create_failed_output(str(exc))
             if self._incoming[name] and not followed:
                 return {"not_needed": True}
             node, graph = self._nodes[name], self._graphs[name]
@@ -283,7 +287,7 @@ class _DagRun:
             else:
                 self._outputs[name] = output
                 if output["success"]:
-                    values = published_values(name, output)
+                    values = get_published_values(name, output)
                     self._available |= values
                     self._labels |= dict.fromkeys(values, labels)
         finally:

@@ -1,4 +1,4 @@
-"""Event-driven workflows: handlers process events and may return further events."""
+"""Event-driven workflows, in which handlers process events and may return further events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from capgraph.workflows.nodes import (
     WorkflowGraph,
     WorkflowOutput,
     WorkflowResult,
-    failed_output,
+    create_failed_output,
     run_node,
 )
 
@@ -37,12 +37,12 @@ from capgraph.workflows.nodes import (
 @validate_arguments
 @dataclass
 class WorkflowEvent:
-    """Event of a workflow.
+    """Event of an event-driven workflow.
 
     Attributes:
         name: Name of the event, which selects its handlers.
-        payload: JSON values of the event.
-        source: ``external``, or the name of the event whose handler returned it.
+        payload: JSON values that the handlers receive.
+        source: ``external``, or the name of the event whose handler returned this event.
     """
 
     name: str
@@ -64,8 +64,8 @@ class EventDrivenWorkflow(BaseWorkflow):
     """Workflow of event handlers. The handlers of one event run in parallel.
 
     Each run has its own queue. A failed handler does not stop the others, but the workflow is not
-    successful. The run ends when the queue is empty, at the terminal event (whose ``output`` in the
-    payload is the output) or, without success, at the limit.
+    successful. The run ends when the queue is empty, or at the terminal event, whose payload field
+    ``output`` becomes the output. A run that reaches ``max_events`` fails.
 
     Args:
         max_events: Maximum number of events per run.
@@ -98,7 +98,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         super().__init__(services=services, name=name)
         if max_events < 1:
             raise ConfigurationError(
-                f"Invalid max_events {max_events!r}: it must be at least 1.", fix="Pass 1 or more."
+                f"max_events is {max_events!r}: it must be at least 1.", fix="Pass 1 or more."
             )
         self._max_events = max_events
         self._terminal_event = terminal_event
@@ -110,23 +110,23 @@ class EventDrivenWorkflow(BaseWorkflow):
 
         Args:
             event_name: Name of the event.
-            handler: An async function of the event, which may return one or more events to handle
-                next; or an agent, graph, tool or capability, which receives the task from the
+            handler: Async function that receives the event and may return one or more further
+                events; or an agent, graph, tool, or capability, which receives the task in the
                 payload.
-            gives: Name of the event that follows when an agent has finished. Its payload has
-                ``output``, and ``task`` with the same as text. With this argument a function counts
-                as an agent.
+            gives: Name of the event to emit when an agent has finished. Its payload has ``output``,
+                and ``task`` with the output as text. With this argument, a function counts as an
+                agent.
         """
         self._handlers.setdefault(event_name, []).append((handler, gives))
 
     def emit(self, event: Any) -> NoReturn:
-        """Raise an error, because no queue outlives a run.
+        """Raise an error, because no queue exists outside of a run.
 
         Raises:
             ConfigurationError: Always.
         """
         raise ConfigurationError(
-            f"{self.name} cannot emit an event: each run has its own queue.",
+            f"{self.name} cannot emit an event outside of a run: each run has its own queue.",
             fix="Return the event from a handler, or pass run({'events': [event]}).",
         )
 
@@ -142,8 +142,8 @@ class EventDrivenWorkflow(BaseWorkflow):
         Args:
             initial_input: ``event`` or ``events``: :class:`WorkflowEvent` objects or their fields.
                 A ``task`` alone is the event ``task``.
-            context: As for every workflow.
-            config: As for every workflow.
+            context: Value of ``Runtime.context`` in graphs and tools.
+            config: Config of the run, such as callbacks.
 
         Raises:
             ValidationError: An event is invalid.
@@ -249,11 +249,13 @@ async def _call_handler(
         if invalid := [
             event_item for event_item in events if not isinstance(event_item, WorkflowEvent)
         ]:
-            return failed_output(f"a handler returned {invalid[0]!r}, which is not a WorkflowEvent")
+            return create_failed_output(
+                f"a handler returned {invalid[0]!r}, which is not a WorkflowEvent"
+            )
     except RUN_ENDING_ERRORS:
         raise
     except Exception as exc:
-        return failed_output(str(exc) or type(exc).__name__)
+        return create_failed_output(str(exc) or type(exc).__name__)
     output = events[0].payload.get("output") if len(events) == 1 else None
     metadata = {"events": [asdict(event_item) for event_item in events]}
     return {"output": output, "success": True, "error": None, "metadata": metadata}
@@ -272,5 +274,5 @@ def _parse_events(inputs: Mapping[str, Any]) -> list[WorkflowEvent]:
         ]
     except TypeError as exc:
         raise ValidationError(
-            f"Invalid events {events!r}: {exc}.", fix='Pass {"name": …, "payload": {…}}.'
+            f"The events {events!r} are invalid: {exc}.", fix='Pass {"name": …, "payload": {…}}.'
         ) from exc

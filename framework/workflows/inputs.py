@@ -1,4 +1,4 @@
-"""Workflow nodes, and how the inputs of each kind of node are prepared."""
+"""Workflow nodes, and functions that prepare the inputs for each kind of node."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from capgraph.pipeline.run_config import current_runtime
 
 NodeKind = Literal["capability", "function", "agent", "model_agent", "messages", "graph"]
 LAST_OUTPUT = "last_output"
-"""Name of the value that holds the output of the previous state."""
+"""Name of the value that contains the previous state's output."""
 
 
 @validate_arguments
 @dataclass
 class WorkflowNode:
-    """Node of a workflow.
+    """Node of a workflow: what runs, and how its inputs and outputs are named.
 
     Attributes:
         node_id: Name of the node.
-        agent: The capability, tool, agent, graph, workflow, team or function that runs.
-        inputs_map: Input names of the node, each with the name of its value: an input of the
+        agent: Capability, tool, agent, graph, workflow, team, or function that runs.
+        inputs_map: Name of the value for each input of the node. A value is an input of the
             workflow or the output of an earlier node. ``{"task": "draft"}`` makes the output of
             ``draft`` the task. :func:`prepare_input` describes how each kind of node receives its
             inputs.
-        outputs_map: Fields of the output, each with the name under which other nodes read it;
-            ``output`` is the whole output. Without a map, the whole output has the node's name.
-        metadata: Free for the application.
+        outputs_map: Name of the value for each field of the output, by which other nodes refer to
+            it. The field ``output`` is the whole output. Without a map, the whole output has the
+            node's name.
+        metadata: Values for the application, which the workflow does not use.
     """
 
     node_id: str
@@ -48,7 +49,7 @@ class WorkflowNode:
 
 
 def kind_of(node: WorkflowNode) -> NodeKind:
-    """Return how a node receives its inputs.
+    """Return the kind of a node, which determines how it receives its inputs.
 
     An ``agent`` reads its context in an overridden ``execute``. The model of a ``model_agent``
     reads only the task.
@@ -70,7 +71,7 @@ def kind_of(node: WorkflowNode) -> NodeKind:
 def prepare_input(
     node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Any]:
-    """Return the input of a node's graph, and the context of an agent.
+    """Return the input of a node's graph, and the context if the node is an agent.
 
     ======================  ====================================================================
     node                    inputs
@@ -87,8 +88,8 @@ def prepare_input(
     ======================  ====================================================================
 
     Args:
-        node: The node.
-        graph: Graph of the node.
+        node: Node of the workflow.
+        graph: Compiled graph of the node.
         available: Input of the workflow and outputs of earlier nodes, by name.
 
     Raises:
@@ -96,7 +97,8 @@ def prepare_input(
     """
     if missing := sorted({name for name in node.inputs_map.values() if name not in available}):
         raise CapgraphError(
-            f"The inputs {missing} of {node.node_id!r} are missing: no node provides them.",
+            f"The inputs {missing} of the node {node.node_id!r} are missing: no node provides"
+            " them.",
             fix=f"Pass them to the workflow, or map one of {sorted(available)}.",
         )
     mapped = {input_name: available[name] for input_name, name in node.inputs_map.items()}
@@ -104,18 +106,20 @@ def prepare_input(
     if kind == "capability":
         if mapped and set(mapped) != {"task"}:
             return {"task": mapped}, None
-        named = {name: values[name] for name in _capability_fields(node.agent) if name in values}
+        named = {
+            name: values[name] for name in _list_capability_fields(node.agent) if name in values
+        }
         return {"task": to_task(values), "inputs": {} if mapped else named}, None
     if kind == "function":
-        named = _function_arguments(node, mapped, available)
+        named = _build_arguments(node, mapped, available)
         is_by_name = set(mapped) <= set(named)
         return {"task": to_task(available if is_by_name else values), "inputs": named}, None
     task = to_task(values)
     if kind in ("messages", "model_agent"):
         task = _append_values(task, mapped, available)
     if kind in ("agent", "model_agent"):
-        return {"task": task}, _agent_context(values, reads_context=kind == "agent")
-    accepted = _accepted_keys(graph)
+        return {"task": task}, _build_agent_context(values, reads_context=kind == "agent")
+    accepted = _list_accepted_keys(graph)
     other_inputs = {name: value for name, value in values.items() if name in accepted}
     if "inputs" in accepted and "inputs" not in values:
         other_inputs["inputs"] = values
@@ -125,24 +129,24 @@ def prepare_input(
 def find_used_names(
     node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
 ) -> Collection[str]:
-    """Return the names of the available values that reach a node."""
+    """Return the names of the available values that a node uses."""
     kind = kind_of(node)
     if node.inputs_map:
         return node.inputs_map.values()
     if kind == "capability":
-        return available.keys() & {"task", *_capability_fields(node.agent)}
+        return available.keys() & {"task", *_list_capability_fields(node.agent)}
     if kind == "function":
-        arguments = _function_arguments(node, {}, available)
+        arguments = _build_arguments(node, {}, available)
         return (
             available.keys() if "context" in arguments else available.keys() & {"task", *arguments}
         )
-    if kind in ("agent", "model_agent") or "inputs" in _accepted_keys(graph):
+    if kind in ("agent", "model_agent") or "inputs" in _list_accepted_keys(graph):
         return available.keys()
-    return available.keys() & {"task", LAST_OUTPUT, *_accepted_keys(graph)}
+    return available.keys() & {"task", LAST_OUTPUT, *_list_accepted_keys(graph)}
 
 
 def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
-    """Check that a node accepts its mapped inputs.
+    """Raise an error if a node does not accept one of its mapped inputs.
 
     Raises:
         ConfigurationError: The node does not accept a mapped input.
@@ -151,33 +155,33 @@ def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
         return  # all mapped values together are the task
     kind = kind_of(node)
     if kind == "function":
-        names, accepts_all = _function_parameters(node.agent)
+        names, accepts_all = _list_parameters(node.agent)
         accepted: Collection[str] = node.inputs_map if accepts_all else {*names, "context"}
         if "context" in names:
             return
     elif kind == "graph":
-        accepted = _accepted_keys(graph)
+        accepted = _list_accepted_keys(graph)
         if "inputs" in accepted:
             return
     else:
         return
     if unused := sorted({*node.inputs_map} - {"task", *accepted}):
         raise ConfigurationError(
-            f"Invalid inputs {', '.join(unused)} of the node {node.node_id!r}: it does not accept"
-            " them.",
+            f"The node {node.node_id!r} does not accept the inputs {', '.join(unused)}.",
             fix="Add parameters or state keys of these names, or map only 'task'.",
         )
 
 
 def to_task(inputs: Mapping[str, Any]) -> str:
-    """Return the task of named values: ``task``, ``query``, or else all values as JSON.
+    """Return the task in named values: ``task``, ``query``, or else all values as JSON.
 
     Raises:
         ValidationError: The values are not a mapping, or all of them are None.
     """
     if not isinstance(inputs, Mapping) or (inputs and all(v is None for v in inputs.values())):
         raise ValidationError(
-            f"Invalid input {inputs!r}: expected a mapping with a task.", fix='Pass {"task": …}.'
+            f"The input {inputs!r} is invalid: it must be a mapping with a task.",
+            fix='Pass {"task": …}.',
         )
     for name in ("task", "query"):
         if inputs.get(name) is not None:
@@ -189,7 +193,7 @@ def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _accepted_keys(graph: TaskGraph) -> Collection[str]:
+def _list_accepted_keys(graph: TaskGraph) -> Collection[str]:
     takes, _ = graph_keys(graph) or ([], [])
     return takes
 
@@ -199,7 +203,7 @@ def is_capability(value: Any) -> bool:
     return isinstance(getattr(value, "capability_spec", None), CapabilitySpec)
 
 
-def _capability_fields(capability: Any) -> list[str]:
+def _list_capability_fields(capability: Any) -> list[str]:
     if isinstance(capability, BaseTool):
         return list(capability.args)
     spec: CapabilitySpec = capability.capability_spec
@@ -207,8 +211,8 @@ def _capability_fields(capability: Any) -> list[str]:
     return [*own, *(need.label for need in spec.requires)]
 
 
-def _agent_context(values: Mapping[str, Any], *, reads_context: bool) -> Any:
-    """Return the context of an agent; a caller's context that is not a mapping is passed on."""
+def _build_agent_context(values: Mapping[str, Any], *, reads_context: bool) -> Any:
+    """Return an agent's context. A caller's context that is not a mapping is passed on unchanged."""
     runtime = current_runtime()
     caller_context = runtime.context if runtime is not None else None
     if isinstance(caller_context, Mapping):
@@ -217,7 +221,7 @@ def _agent_context(values: Mapping[str, Any], *, reads_context: bool) -> Any:
 
 
 def _append_values(task: str, mapped: Mapping[str, Any], available: Mapping[str, Any]) -> str:
-    """Return a task followed by the values that a model must read."""
+    """Return a task, followed by the values that a model must read."""
     if mapped and not {"task", "query"} & set(mapped):
         return task  # it already contains all values
     names = [name for name in mapped if name != "task"] if mapped else [LAST_OUTPUT]
@@ -226,7 +230,7 @@ def _append_values(task: str, mapped: Mapping[str, Any], available: Mapping[str,
     return f"{task}\n\n{_to_json(appended)}" if appended else task
 
 
-def _function_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+def _list_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return a function's parameters after the task, and whether it accepts any keyword."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -241,15 +245,15 @@ def _function_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], b
     )
 
 
-def _function_arguments(
+def _build_arguments(
     node: WorkflowNode, mapped: Mapping[str, Any], available: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a function besides the task.
+    """Return a function's keyword arguments, without the task.
 
-    A parameter with a default is filled only by a mapped input or by the output of the previous
-    state: many functions bind a value as a default.
+    A parameter with a default is set only by a mapped input or by the output of the previous state,
+    because many functions bind a value as a default.
     """
-    parameters, accepts_all = _function_parameters(node.agent)
+    parameters, accepts_all = _list_parameters(node.agent)
     arguments = {name: mapped[name] for name in mapped if name != "task" and accepts_all}
     for name, parameter in parameters.items():
         if name in mapped:

@@ -1,4 +1,4 @@
-"""Loading of workflows from YAML files."""
+"""Function that loads workflows from YAML files, and the models of the file format."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def load_workflow(
     """Load a workflow from a YAML file.
 
     ``kind`` is ``dag`` (``nodes``, ``edges``), ``state_machine`` (``states``, ``transitions``,
-    ``initial_state``, ``terminal_states``) or ``event_driven`` (``handlers``, ``terminal_event``).
+    ``initial_state``, ``terminal_states``), or ``event_driven`` (``handlers``, ``terminal_event``).
     A condition ``when`` has the form of a plan's condition. It reads ``output``, a field of it
-    (``output.score``), ``success`` or ``error``.
+    (``output.score``), ``success``, or ``error``.
 
     Args:
         file: Path of the file.
-        agents: Agents by the names used in the file, in addition to the file's own section
-            ``agents`` (``name: "module:attribute"``).
+        agents: Agents by the names in the file, in addition to the file's own section ``agents``
+            (``name: "module:attribute"``).
         services: Services for the capabilities and tools among the agents.
 
     Raises:
-        ConfigurationError: The file is invalid, uses an unknown agent, or its nodes do not fit
+        ConfigurationError: The file is invalid, names an unknown agent, or its nodes do not fit
             together.
 
     >>> import asyncio, pathlib, tempfile
@@ -62,7 +62,7 @@ def load_workflow(
         document = _DOCUMENT.validate_python(read_yaml(file))
     except ValidationError as exc:
         raise ConfigurationError(
-            f"Invalid workflow {os.fspath(file)!r}:\n{format_validation_errors(exc)}"
+            f"The workflow file {os.fspath(file)!r} is invalid:\n{format_validation_errors(exc)}"
         ) from exc
     agents_by_name = {
         n: import_attribute(path, f"agents.{n}") for n, path in document.agents.items()
@@ -71,7 +71,8 @@ def load_workflow(
     def agent(name: str) -> Any:
         if name not in agents_by_name:
             raise ConfigurationError(
-                f"Unknown agent {name!r} in the workflow {os.fspath(file)!r}.",
+                f"The workflow file {os.fspath(file)!r} names the agent {name!r}, which is"
+                " unknown.",
                 fix=f"{suggest_fix(name, candidates=agents_by_name)} Pass other agents in agents=.",
             )
         return agents_by_name[name]
@@ -96,7 +97,7 @@ def _build_condition(condition: dict[str, Any] | None) -> Callable[[NodeResult],
     if condition is None:
         return None
 
-    def holds(result: NodeResult) -> bool:
+    def is_met(result: NodeResult) -> bool:
         def read_path(path: str) -> Any:
             value: Any = {
                 "output": result.output,
@@ -111,8 +112,8 @@ def _build_condition(condition: dict[str, Any] | None) -> Callable[[NodeResult],
 
         return condition_holds(condition, read_path) is True
 
-    holds.__name__ = describe_condition(condition)
-    return holds
+    is_met.__name__ = describe_condition(condition)
+    return is_met
 
 
 class _DocumentModel(BaseModel):

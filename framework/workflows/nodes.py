@@ -1,4 +1,4 @@
-"""Base class of workflows, and the execution of their nodes."""
+"""Base class of workflows, and functions that run their nodes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ WorkflowGraph = SyncGraph[Any]
 
 @dataclass
 class NodeResult:
-    """Result of a workflow node.
+    """Result of one workflow node.
 
     Attributes:
         output: Output of the node.
         success: True if the node succeeded.
-        error: Why the node failed, or None.
+        error: Reason why the node failed, or None.
         metadata: Further values of the node's graph.
     """
 
@@ -60,13 +60,13 @@ class NodeResult:
 @validate_arguments
 @dataclass
 class WorkflowEdge:
-    """Edge from one node to another.
+    """Edge from one workflow node to another, with an optional condition.
 
     Attributes:
         source: ID of the source node.
         target: ID of the target node.
-        condition: Function of the source's result that decides whether the edge is followed. It may
-            be a coroutine function. Without a condition the edge is always followed.
+        condition: Function, sync or async, that receives the source's result and returns True if
+            the edge is followed. Without it, the edge is always followed.
     """
 
     source: str
@@ -83,7 +83,7 @@ class WorkflowResult:
         final_output: Output of the last node, or a dictionary by name if there are several last
             nodes.
         success: True if all required nodes succeeded. Reaching a limit is not a success.
-        error: Why the run failed, or None.
+        error: Reason why the run failed, or None.
         metadata: ``execution_id`` and further entries of the workflow.
     """
 
@@ -104,7 +104,8 @@ class WorkflowOutput(TaskOutput):
 class BaseWorkflow:
     """Base class of workflows, which run nodes in a defined order as a LangGraph graph.
 
-    A custom workflow overrides ``run``, whose result is the output of its graph, or ``compile``.
+    A custom workflow overrides ``run``, whose result becomes the output of its graph, or
+    ``compile``.
 
     Args:
         services: Services for the capabilities and tools among the nodes.
@@ -129,7 +130,7 @@ class BaseWorkflow:
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:
         if type(self).run is BaseWorkflow.run and type(self).compile is BaseWorkflow.compile:
             raise ConfigurationError(
-                f"{type(self).__name__} has no work to run: it overrides neither 'run' nor"
+                f"{type(self).__name__} has nothing to run: it overrides neither 'run' nor"
                 " 'compile'.",
                 fix="Add 'async def run(self, initial_input)'.",
             )
@@ -141,7 +142,8 @@ class BaseWorkflow:
         """Compile the workflow to a graph with input ``task`` and output ``output``.
 
         Args:
-            checkpointer: Checkpointer of the graph. Inside another graph that graph's is used.
+            checkpointer: Checkpointer of the graph. Inside another graph, that graph's checkpointer
+                is used.
             **options: Further arguments of LangGraph's ``compile``.
 
         Raises:
@@ -185,7 +187,7 @@ class BaseWorkflow:
 
         Raises:
             ConfigurationError: The nodes do not fit together.
-            ValidationError: There is no task.
+            ValidationError: The input contains no task.
         """
         graph_input = {"task": to_task(initial_input), "inputs": dict(initial_input)}
         return await self._run_graph(graph_input, context, config)
@@ -208,7 +210,7 @@ class BaseWorkflow:
         return result
 
     def compile_node(self, node: WorkflowNode) -> TaskGraph:
-        """Compile the graph of one node.
+        """Return the compiled graph of one node.
 
         Raises:
             ConfigurationError: The node cannot run a task, or it does not accept a mapped input.
@@ -223,7 +225,7 @@ class BaseWorkflow:
 
 
 def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
-    """Convert the output of a workflow's graph to a result."""
+    """Return the workflow result that a graph's output represents."""
     questions = [item.value for item in graph_output.get(INTERRUPT) or ()]
     metadata = dict(graph_output.get("metadata") or {})
     outputs = {
@@ -245,14 +247,14 @@ def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
 
 
 def to_node_result(output: Any) -> Any:
-    """Return the result of a node, or the list of results if the node ran several times."""
+    """Return a node's result, or the list of its results if the node ran several times."""
     return (
         [NodeResult(**one) for one in output] if isinstance(output, list) else NodeResult(**output)
     )
 
 
 class NodeOutput(TypedDict):
-    """Output of a node as plain data in a graph's state."""
+    """Output of a node as plain data, as it is stored in a graph's state."""
 
     output: Any
     success: bool
@@ -261,7 +263,7 @@ class NodeOutput(TypedDict):
 
 
 def _to_node_output(item: Any) -> NodeOutput:
-    """Return an output of a custom workflow, which may be any value, as plain data."""
+    """Return a custom workflow's output, which may be any value, as plain data."""
     if not hasattr(item, "success"):
         return {"output": item, "success": True, "error": None, "metadata": {}}
     details = dict(item.metadata)
@@ -280,13 +282,13 @@ async def run_node(
     labels: Mapping[str, str],
     services: Services | None,
 ) -> NodeOutput:
-    """Run a node and return its output. A failure is returned, not raised.
+    """Run a node and return its output. Failures are returned, not raised.
 
     Args:
-        node: The node.
+        node: Node to run.
         graph: Graph of the node, from :meth:`BaseWorkflow.compile_node`.
         available: Input of the workflow and outputs of earlier nodes, by name.
-        labels: Labels of the values that reach the node.
+        labels: Provenance labels of the values that reach the node.
         services: Services of the workflow.
 
     Raises:
@@ -310,7 +312,7 @@ async def run_node(
     except RUN_ENDING_ERRORS:
         raise
     except Exception as exc:
-        return failed_output(str(exc) or type(exc).__name__)
+        return create_failed_output(str(exc) or type(exc).__name__)
     metadata: dict[str, Any] = {**node.metadata, **({"mapped": mapped} if mapped else {})}
     return {
         "output": output,
@@ -320,12 +322,12 @@ async def run_node(
     }
 
 
-def failed_output(error: str) -> NodeOutput:
+def create_failed_output(error: str) -> NodeOutput:
     """Return the output of a failed node."""
     return {"output": None, "success": False, "error": error, "metadata": {}}
 
 
-def published_values(node_id: str, output: Mapping[str, Any]) -> dict[str, Any]:
+def get_published_values(node_id: str, output: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that a node provides to others: its mapped outputs, or its output by ID."""
     mapped = output["metadata"].get("mapped")
     return dict(mapped) if mapped else {node_id: output["output"]}
@@ -346,7 +348,7 @@ def _read_field(node: WorkflowNode, name: str, output: Any, other_values: Mappin
 async def evaluate_condition(
     condition: Callable[[NodeResult], Any] | None, output: Mapping[str, Any]
 ) -> bool:
-    """Return True if a condition holds for a node's output.
+    """Return True if an edge's condition is met by a node's output.
 
     Raises:
         CapgraphError: The condition raised an exception.
@@ -359,4 +361,4 @@ async def evaluate_condition(
         raise
     except Exception as exc:
         message = f"The condition {getattr(condition, '__name__', condition)!r} failed: {exc}"
-        raise CapgraphError(message, fix="Write a condition that takes a NodeResult.") from exc
+        raise CapgraphError(message, fix="Use a condition that accepts a NodeResult.") from exc

@@ -27,7 +27,7 @@ from capgraph.workflows.nodes import (
     WorkflowGraph,
     WorkflowOutput,
     evaluate_condition,
-    published_values,
+    get_published_values,
     run_node,
 )
 
@@ -35,14 +35,14 @@ Guard = Callable[[NodeResult], Any]
 
 
 class _State(NamedInputs, WorkflowOutput):
-    """State of the graph."""
+    """State of a state machine's graph."""
 
     path: NotRequired[Annotated[list[str], lambda old, new: new]]
     heard: NotRequired[dict[str, str]]
 
 
 class StateMachineWorkflow(BaseWorkflow):
-    """Workflow of states and transitions.
+    """Workflow of states and transitions between them.
 
     Each state is a node of the graph. A resumed thread continues in its last state; a new run
     starts in the initial state. The agent of a state receives the task and, in its context,
@@ -52,19 +52,19 @@ class StateMachineWorkflow(BaseWorkflow):
     or in a state without transitions. It fails at the limit, or if no transition applies.
 
     Args:
-        states: Agents by state. A ``WorkflowNode`` maps inputs and outputs.
-        transitions: Transitions of each state in order: a guard, which receives the result of the
-            state (None for always), and the next state.
+        states: Agent of each state. A ``WorkflowNode`` maps inputs and outputs.
+        transitions: Transitions of each state in order: a guard function, which receives the
+            state's result (None for always), and the next state.
         initial_state: State in which a run starts.
         terminal_states: States in which a run ends. They have no agent.
         state_store: Store for the current state of each run, under
             ``workflow:<name>:<execution_id>``: an object with ``async set(key, value)``.
-        max_transitions: Maximum number of transitions.
+        max_transitions: Maximum number of transitions in a run.
         services: Services for the capabilities and tools among the states.
         name: Name of the graph.
 
     Raises:
-        ConfigurationError: A transition has an unknown state, or ``max_transitions`` is below 1.
+        ConfigurationError: A transition names an unknown state, or ``max_transitions`` is below 1.
 
     >>> import asyncio
     >>> async def draft(task): return "too short"
@@ -93,7 +93,7 @@ class StateMachineWorkflow(BaseWorkflow):
         name: str | None = None,
     ) -> None:
         super().__init__(services=services, name=name)
-        self._states = {state: _as_node(state, agent) for state, agent in states.items()}
+        self._states = {state: _create_node(state, agent) for state, agent in states.items()}
         named = [[*node.outputs_map.values()] or [name] for name, node in self._states.items()]
         self._published_names = {LAST_OUTPUT, *(name for names in named for name in names)}
         self._transitions = {state: list(rules) for state, rules in transitions.items()}
@@ -103,7 +103,7 @@ class StateMachineWorkflow(BaseWorkflow):
         self._max_transitions = max_transitions
         if max_transitions < 1:
             raise ConfigurationError(
-                f"Invalid max_transitions {max_transitions!r}: it must be at least 1.",
+                f"max_transitions is {max_transitions!r}: it must be at least 1.",
                 fix="Pass 1 or more.",
             )
         self._check_transitions()
@@ -112,8 +112,9 @@ class StateMachineWorkflow(BaseWorkflow):
         known = {*self._states, *self._terminal_states}
         if invalid := [state for state in self._states if not is_valid_node_name(state)]:
             raise ConfigurationError(
-                f"Invalid state names {', '.join(map(repr, invalid))}: LangGraph does not accept them as names of nodes.",
-                fix="Use letters, digits and underscores, without '__' around them.",
+                f"The state names {', '.join(map(repr, invalid))} are invalid: LangGraph does"
+                " not accept them as node names.",
+                fix="Use letters, digits, and underscores, without '__' at the start or end.",
             )
         used = [("the initial state", self._initial_state)]
         used += [("a source of transitions", state) for state in self._transitions]
@@ -122,7 +123,7 @@ class StateMachineWorkflow(BaseWorkflow):
         for role, state in used:
             if state not in known:
                 raise ConfigurationError(
-                    f"Unknown state {state!r}: it is used as {role}.",
+                    f"The state {state!r} is unknown: it is used as {role}.",
                     fix=f"Use one of the states {', '.join(sorted(known))}.",
                 )
 
@@ -132,19 +133,19 @@ class StateMachineWorkflow(BaseWorkflow):
         builder = StateGraph(_State, input_schema=NamedInputs, output_schema=WorkflowOutput)
         first = "__begin__" if "start" in self._states else "start"
         builder.add_node(
-            first, self._start_run, destinations=(self._node_name(self._initial_state),)
+            first, self._start_run, destinations=(self._get_node_name(self._initial_state),)
         )
         builder.add_edge(START, first)
         for state, node in self._states.items():
             if state in self._terminal_states:
                 continue
             targets = dict.fromkeys(
-                self._node_name(target) for _, target in self._transitions.get(state, ())
+                self._get_node_name(target) for _, target in self._transitions.get(state, ())
             )
             builder.add_node(state, self._build_node(node), destinations=(*targets, END))
         return compile_graph(builder, checkpointer=checkpointer, name=self.name, **options)
 
-    def _node_name(self, state: str) -> str:
+    def _get_node_name(self, state: str) -> str:
         return END if state in self._terminal_states else state
 
     async def _start_run(self, state: _State) -> Command[Any]:
@@ -158,11 +159,11 @@ class StateMachineWorkflow(BaseWorkflow):
             "heard": {},
         }
         return Command(
-            update={**defaults, "metadata": self._progress([self._initial_state])},
-            goto=self._node_name(self._initial_state),
+            update={**defaults, "metadata": self._create_progress([self._initial_state])},
+            goto=self._get_node_name(self._initial_state),
         )
 
-    def _progress(self, path: list[str]) -> dict[str, Any]:
+    def _create_progress(self, path: list[str]) -> dict[str, Any]:
         return {"state": path[-1], "path": path, "transitions": len(path) - 1}
 
     def _build_node(self, node: WorkflowNode) -> Any:
@@ -174,7 +175,7 @@ class StateMachineWorkflow(BaseWorkflow):
             # In a cycle, mapped inputs have no value the first time.
             available |= dict.fromkeys({*node.inputs_map.values()} & self._published_names)
             for name, output in outputs.items():
-                available |= published_values(name, output)
+                available |= get_published_values(name, output)
             if len(state["path"]) > 1:
                 available[LAST_OUTPUT] = state["output"]
             known_labels = state.get("heard") or {}
@@ -193,7 +194,7 @@ class StateMachineWorkflow(BaseWorkflow):
                 "outputs": {**outputs, node.node_id: output},
                 "path": path,
                 "heard": all_labels,
-                "metadata": self._progress(path),
+                "metadata": self._create_progress(path),
                 "success": error is None,
                 "error": error,
             }
@@ -201,7 +202,7 @@ class StateMachineWorkflow(BaseWorkflow):
                 run_id = current_configurable().get("thread_id")
                 await self._store.set(f"workflow:{self.name}:{run_id}", update["metadata"])
             return Command(
-                update=update, goto=END if next_state is None else self._node_name(next_state)
+                update=update, goto=END if next_state is None else self._get_node_name(next_state)
             )
 
         return run
@@ -209,7 +210,7 @@ class StateMachineWorkflow(BaseWorkflow):
     async def _choose_next(
         self, state: str, output: NodeOutput, transition_count: int
     ) -> tuple[str | None, str | None]:
-        """Return the next state, and why the run ends without success."""
+        """Return the next state, or None with the reason why the run ends without success."""
         rules = self._transitions.get(state, [])
         error = None if output["success"] else f"{state}: {output['error']}"
         try:
@@ -230,8 +231,8 @@ class StateMachineWorkflow(BaseWorkflow):
         return None, f"{state}: none of its transitions applies."
 
 
-def _as_node(state: str, agent: Any) -> WorkflowNode:
-    """Return the node of a state.
+def _create_node(state: str, agent: Any) -> WorkflowNode:
+    """Return the workflow node of a state.
 
     Raises:
         ConfigurationError: The node has another name than the state.
@@ -239,7 +240,8 @@ def _as_node(state: str, agent: Any) -> WorkflowNode:
     node = agent if isinstance(agent, WorkflowNode) else WorkflowNode(state, agent)
     if node.node_id != state:
         raise ConfigurationError(
-            f"The node of the state {state!r} is named {node.node_id!r}: the names must be equal.",
+            f"The node of the state {state!r} is named {node.node_id!r}, but the names must be"
+            " equal.",
             fix=f"Write WorkflowNode({state!r}, …).",
         )
     return node

@@ -378,7 +378,7 @@ async def test_what_is_not_kept_is_said(saver: Any) -> None:
         await record(saver, "t")
     graph = build_graph(registry(measure), checkpointer=saver)
     await graph.ainvoke(said("measure the value"), config(), durability="exit")
-    with pytest.raises(PersistenceError, match="has no first checkpoint"):
+    with pytest.raises(PersistenceError, match="lacks the first checkpoint"):
         await record(saver, "t")
     with pytest.raises(PersistenceError, match="turn 4"):
         await record(saver, "t", 4)

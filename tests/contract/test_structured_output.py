@@ -87,7 +87,7 @@ async def test_a_reply_that_no_function_fits_is_written_by_the_agent() -> None:
 def test_openai_itself_gets_the_strict_rendering() -> None:
     model = chat_models(ModelSettings(model="openai:gpt-5-mini", api_key="none"))["planning"]
     role = RoleModel("planning", model)
-    assert (role.method, role.rendering) == ("json_schema", "strict")
+    assert (role.method, role.schema_style) == ("json_schema", "strict")
 
 
 def test_a_scripted_model_calls_a_function() -> None:

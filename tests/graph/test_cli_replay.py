@@ -182,7 +182,7 @@ def test_a_set_of_turns_is_replayed(asked: Command) -> None:
     Path("one").unlink()
     one = asked("eval", "one.yml", "--from-threads", "--db", "t.db", "-t", "one", "-n", "1")
     assert "1 turn(s) written" in one.output
-    with pytest.raises(Exception, match="No finished turn"):
+    with pytest.raises(Exception, match="no finished turn"):
         asked("eval", "none.yml", "--from-threads", "--db", "t.db", "--thread", "three")
 
 

@@ -80,7 +80,7 @@ def test_failures_are_shown_with_a_diff_and_fail_the_command(run: Command, folde
     assert result.exit_code == 1
     assert "FAILED total: What is the total of the numbers?" in result.output
     assert "  + step add\n" in result.output
-    assert "  - the answer has no number 4\n" in result.output
+    assert "  - the answer does not contain the number 4\n" in result.output
     assert "answer: The total is 3." in result.output
     assert "Below threshold: passed is 0.500, below 1" in result.output
 

@@ -60,7 +60,7 @@ def prctl(operation: str, option: int, argument: int = 0) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """Mount `source` on `target`."""
+    """Mount the file system `source` on the folder `target`."""
     result = _libc.mount(
         source.encode(),
         os.fsencode(target),
@@ -98,7 +98,7 @@ def enter_root(new_root: str) -> None:
 
 
 def share_arenas() -> None:
-    """Limit malloc arenas: each reserves address space, which counts against the limit."""
+    """Limit the number of malloc arenas, because each one reserves limited address space."""
     m_arena_max = -8
     _libc.mallopt(ctypes.c_int(m_arena_max), ctypes.c_int(2))
 

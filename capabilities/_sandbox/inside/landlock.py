@@ -34,10 +34,11 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> int:
-    """Allow only these paths from now on, and block TCP and outgoing signals if possible.
+    """Restrict this process to the given paths, and block TCP and outgoing signals if possible.
 
     Returns:
-        The interface version: TCP is covered from version 4, signals from version 6.
+        The version of the Landlock interface. TCP is covered from version 4, signals from version
+            6.
     """
     abi = version()
     if abi < 3:

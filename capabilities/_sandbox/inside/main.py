@@ -79,7 +79,7 @@ def _die_with_parent(parent: int | None) -> None:
 
 
 def _become_child(*, supervise: bool = False) -> None:
-    """Fork. The child returns; the parent waits for it and exits with its status."""
+    """Fork, return in the child, and exit the parent with the child's status."""
     if supervise:
         kernel.prctl("subreaper", kernel.PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGTERM, lambda *_: _end_tree(128 + signal.SIGTERM))
@@ -130,7 +130,7 @@ def _children() -> list[int]:
 
 
 def _enter_namespaces(request: Request) -> None:
-    """Create namespaces. An unprivileged user first needs a user namespace."""
+    """Move this process into new namespaces. An unprivileged user first needs a user namespace."""
     try:
         kernel.unshare(_NAMESPACES)
         return
@@ -177,7 +177,10 @@ def _confine(request: Request) -> dict[str, Any]:
     """Remove all rights that the user's code must not have.
 
     Returns:
-        The layers that were set up. A missing layer that the request requires is an error.
+        The isolation layers that were set up, with their details.
+
+    Raises:
+        OSError: The host does not support a layer that the request requires.
     """
     level, work = request["level"], request["work"]
     layers: dict[str, Any] = {}
@@ -219,7 +222,10 @@ def _confine(request: Request) -> dict[str, Any]:
 
 
 def _try_layer(build: Any, *arguments: Any, **options: Any) -> Any:
-    """Set up one layer; return None if the host does not allow it, which the probe reports."""
+    """Set up one isolation layer, and return None if the host does not allow it.
+
+    A probe later reports the missing layer.
+    """
     try:
         result = build(*arguments, **options)
     except OSError:

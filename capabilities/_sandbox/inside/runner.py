@@ -34,7 +34,7 @@ class Channel:
 
 
 class ResultError(Exception):
-    """The code's `result` cannot be returned."""
+    """Raised if the code's `result` is not JSON data or exceeds a limit."""
 
 
 def run_code(request: dict[str, Any], channel: Channel) -> NoReturn:
@@ -157,7 +157,7 @@ def _collect_figures(limits: dict[str, int]) -> tuple[list[dict[str, str]], list
     for name in sorted(os.listdir(FIGURES))[: 10 * limits["figures"]]:
         try:
             if len(figures) >= limits["figures"]:
-                raise ResultError(f"the limit is {limits['figures']} figures")
+                raise ResultError(f"the code saved more than {limits['figures']} figures")
             data = _read_plain_file(os.path.join(FIGURES, name), remaining_bytes)
         except (OSError, ResultError) as error:
             rejected.append({"name": name[:200], "reason": str(error)[:200]})
@@ -175,7 +175,7 @@ def _read_plain_file(path: str, limit: int) -> bytes:
             raise ResultError("not a regular file")
         data = handle.read(limit + 1)
     if len(data) > limit:
-        raise ResultError("figures exceed their size limit")
+        raise ResultError("the figures exceed their size limit")
     return data
 
 

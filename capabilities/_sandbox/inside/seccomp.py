@@ -13,7 +13,7 @@ _CLONE_THREAD, _AF_UNIX, _SOCK_DGRAM = 0x10000, 1, 2
 
 
 def _split_names(text: str) -> tuple[str, ...]:
-    """Return the names of a list written as one text."""
+    """Return the names in a space-separated text."""
     return tuple(text.split())
 
 
@@ -60,7 +60,7 @@ class _Compare(ctypes.Structure):
 
 
 class _Filter:
-    """Filter under construction."""
+    """System-call filter under construction, built with libseccomp."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
@@ -96,10 +96,14 @@ class _Filter:
 
 
 def restrict(*, own_mounts: bool) -> None:
-    """Install the filter. Raise OSError if the library or the kernel does not support it.
+    """Install the system-call filter in this process.
 
     Args:
-        own_mounts: If False, also deny changes to the metadata of the host's files.
+        own_mounts: True if the process has its own mounts. Otherwise changes to the metadata of the
+            host's files are denied, too.
+
+    Raises:
+        OSError: The library or the kernel does not support the filter.
     """
     rules = _Filter()
     for call in (*_NO_PROCESS, *_NO_KERNEL, *_NO_SHARING):

@@ -195,7 +195,7 @@ async def test_run_context_reaches_inner_graphs() -> None:
 
 @pytest.mark.parametrize("thing", [3, "text", int, object()])
 def test_unsupported_objects_are_rejected(thing: Any) -> None:
-    with pytest.raises(ConfigurationError, match="cannot work on a task"):
+    with pytest.raises(ConfigurationError, match="cannot perform a task"):
         task_graph(thing)
 
 

@@ -165,7 +165,7 @@ def test_invalid_models_and_members_are_refused() -> None:
         DebateOrchestrator([Worker("a")])
     with pytest.raises(ConfigurationError, match="no members"):
         SupervisorOrchestrator(scripted(), {}).compile()
-    with pytest.raises(ConfigurationError, match="cannot work on a task"):
+    with pytest.raises(ConfigurationError, match="cannot perform a task"):
         SwarmOrchestrator(scripted(), {"a": 7}).compile()
 
 

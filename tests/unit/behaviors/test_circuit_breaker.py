@@ -255,7 +255,7 @@ class Model(RuleBasedStateMachine):
             self.running.append((call, self.era, probe))
 
     def _suspended(self) -> Any:
-        ticket = self.breaker._ticket(
+        ticket = self.breaker._require_ticket(
             self.breaker._values.change("breaker/x", self.breaker._rules.admit, self.breaker._clock)
         )
         worked = yield

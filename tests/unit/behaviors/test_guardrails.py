@@ -182,7 +182,7 @@ async def test_later_guards_see_what_earlier_ones_rewrote() -> None:
 
 def test_invalid_guardrails_are_refused() -> None:
     for wrong in (object(), AllowAllGuardrail, "a"):
-        with pytest.raises(ConfigurationError, match="Invalid guardrail"):
+        with pytest.raises(ConfigurationError, match="is not a guardrail"):
             GuardrailBehavior(guardrails=[wrong])
     assert isinstance(AllowAllGuardrail(), Guardrail)
 
@@ -206,5 +206,5 @@ def test_settings_declare_rules_and_guardrails() -> None:
     given = {"use": "guardrail", "rules": [rule], "guardrails": guards}
     (made,) = build_configured([given], "behaviors")
     assert repr(made) == "GuardrailBehavior(polite, prompt_injection, codes)"
-    with pytest.raises(ConfigurationError, match="Invalid guardrail"):
+    with pytest.raises(ConfigurationError, match="is not a guardrail"):
         build_configured([{"use": "guardrail", "guardrails": ["pii"]}], "behaviors")

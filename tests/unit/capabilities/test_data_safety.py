@@ -136,7 +136,7 @@ class TestCachedFile:
 class TestLargeFile:
     @pytest.mark.parametrize(
         ("settings", "limit"),
-        [({"max_rows": 1000}, "more than 1,000 rows"), ({}, "67,108,864 bytes of rows")],
+        [({"max_rows": 1000}, "exceeds 1,000 rows"), ({}, "67,108,864 bytes of rows")],
     )
     def test_rows_and_bytes_are_limited(
         self, tmp_path: Path, settings: dict[str, Any], limit: str
@@ -170,7 +170,7 @@ class TestLargeFile:
         from capgraph.capabilities.data import cell_formats
 
         tried: list[str] = []
-        monkeypatch.setattr(cell_formats, "_parse", lambda fmt, value: tried.append(fmt))
+        monkeypatch.setattr(cell_formats, "_parse_time", lambda fmt, value: tried.append(fmt))
         line = ",".join(["a5"] * 3000)
         head = ",".join(f"column_{number}" for number in range(3000))
         path = write(tmp_path, "\n".join([head, *[line] * 30]))

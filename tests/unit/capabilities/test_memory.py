@@ -118,7 +118,7 @@ async def test_without_user_and_thread_nothing_is_stored(store: BaseStore) -> No
     registry.register(MemoryCapability)
     graph = build_graph(registry, store=store)
     out = await graph.ainvoke({"messages": [("user", KEEP)]})
-    assert "The owner of the memory is unknown" in out["messages"][-1].text
+    assert "The memory has no owner" in out["messages"][-1].text
     assert out["execution_outcome"]["status"] == "failed"
     assert await store.asearch(()) == []
 

@@ -64,7 +64,7 @@ async def test_choice_plan_answer_and_outcome_are_checked_offline() -> None:
         {**TOTAL, "answer": [{"number": 4}]},
     )
     assert [result.passed for result in report.results] == [True, True, False]
-    assert report.results[2].problems == ["- the answer has no number 4"]
+    assert report.results[2].problems == ["- the answer does not contain the number 4"]
     figures = report.figures
     assert (figures["precision"], figures["node_f1"], figures["edge_f1"]) == (1, 1, 1)
     assert figures["model_calls"] == 0

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.may_block
 async def written(tmp_path: Path) -> Path:
     file = tmp_path / "turns.yml"
     async with open_saver("sqlite://:memory:") as saver:
-        with pytest.raises(ConfigurationError, match="No finished turn"):
+        with pytest.raises(ConfigurationError, match="no finished turn"):
             await dataset_from_threads(saver)
         model = scripted(READ, ADD, answer="Seven.")
         graph = build_graph(registry(measure, add), model=model, checkpointer=saver)

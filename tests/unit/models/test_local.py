@@ -173,5 +173,5 @@ def test_error_lists_the_served_models(cache: Path, monkeypatch: pytest.MonkeyPa
     with SERVERS["Ollama"]() as server:
         server.models = ("llama3.2:1b",)
         monkeypatch.setenv("OLLAMA_HOST", server.url.removesuffix("/v1"))
-        with pytest.raises(ConfigurationError, match=r"served: llama3\.2:1b"):
+        with pytest.raises(ConfigurationError, match=r"available: llama3\.2:1b"):
             chat_models(NAME)

@@ -1,4 +1,4 @@
-"""Plan schemas: each rendering stays within the limits of its providers."""
+"""Plan schemas: each style stays within the limits of its providers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Parameters(BaseModel):
 
 READ = CapabilitySpec("read", "Reads.", provides=("READING",), parameters=Parameters)
 ADD = CapabilitySpec("add_up", "Adds.", requires=(Requirement("READING", "many"),))
-RENDERINGS: list[Any] = ["grammar", "strict", "optional"]
+STYLES: list[Any] = ["grammar", "strict", "optional"]
 STEP = {"capability": "read", "parameters": {"place": {"name": "roof"}}}
 
 
@@ -77,9 +77,9 @@ def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
             yield from parts_of(part)
 
 
-@pytest.mark.parametrize("rendering", RENDERINGS)
-def test_each_capability_has_a_variant_that_starts_with_its_name(rendering: Any) -> None:
-    schema, is_typed = plan_schema([READ, ADD], rendering, {"inputs"})
+@pytest.mark.parametrize("style", STYLES)
+def test_each_capability_has_a_variant_that_starts_with_its_name(style: Any) -> None:
+    schema, is_typed = plan_schema([READ, ADD], style, {"inputs"})
     assert is_typed
     assert schema["type"] == "object"
     assert "anyOf" not in schema
@@ -124,17 +124,17 @@ def test_optional_rendering_does_not_require_defaults() -> None:
     assert jsonschema.Draft202012Validator(schema).is_valid({"steps": [STEP]})
 
 
-@pytest.mark.parametrize("rendering", list(LIMITS))
-def test_schema_beyond_provider_limits_lists_names_only(rendering: Any) -> None:
+@pytest.mark.parametrize("style", list(LIMITS))
+def test_schema_beyond_provider_limits_lists_names_only(style: Any) -> None:
     wide = type(
         "Wide",
         (BaseModel,),
         {"__annotations__": dict.fromkeys("abcdefgh", int)} | dict.fromkeys("abcdefgh", 1),
     )
-    limits, _ = LIMITS[rendering]
+    limits, _ = LIMITS[style]
     few = [CapabilitySpec(f"c{n}", "Does.", parameters=wide) for n in range(2)]
     many = [CapabilitySpec(f"c{n}", "Does.", parameters=wide) for n in range(700)]
-    schema, is_typed = plan_schema(few, rendering)
+    schema, is_typed = plan_schema(few, style)
     assert is_typed
     if "left_out" in limits:
         left_out = sum(
@@ -143,7 +143,7 @@ def test_schema_beyond_provider_limits_lists_names_only(rendering: Any) -> None:
             if part.get("type") == "object"
         )
         assert left_out <= limits["left_out"]
-    schema, is_typed = plan_schema(many, rendering)
+    schema, is_typed = plan_schema(many, style)
     assert not is_typed
     names = schema["properties"]["steps"]["items"]["properties"]["capability"]["enum"]
     assert names == [*(spec.name for spec in many), "clarify"]

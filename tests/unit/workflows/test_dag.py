@@ -136,7 +136,7 @@ def test_invalid_workflows_are_refused_at_compile():
     with pytest.raises(ConfigurationError, match="node 'odd'"):
         DAGWorkflow([WorkflowNode("odd", 7)]).compile()
     twice = [WorkflowNode("a", a, {}, {"output": "x"}), WorkflowNode("b", b, {}, {"output": "x"})]
-    with pytest.raises(ConfigurationError, match="Duplicate output 'x'"):
+    with pytest.raises(ConfigurationError, match="The output name 'x' is not unique"):
         DAGWorkflow(twice).compile()
 
 

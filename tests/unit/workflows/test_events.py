@@ -130,7 +130,7 @@ async def test_a_resumed_run_does_not_repeat_handled_events():
 
 
 async def test_invalid_events_are_refused():
-    with pytest.raises(ValidationError, match="Invalid events"):
+    with pytest.raises(ValidationError, match="The events"):
         await EventDrivenWorkflow().run({"event": {"nam": "x"}})
     with pytest.raises(ConfigurationError, match="max_events 0"):
         EventDrivenWorkflow(0)

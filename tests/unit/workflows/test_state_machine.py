@@ -106,7 +106,7 @@ async def test_a_run_without_a_matching_transition_is_not_a_success():
 
 def test_unknown_target_states_are_refused():
     with pytest.raises(
-        ConfigurationError, match="Unknown state 'z': it is used as a target of 'a'"
+        ConfigurationError, match="The state 'z' is unknown: it is used as a target of 'a'"
     ):
         StateMachineWorkflow({"a": Worker("x")}, {"a": [(None, "z")]}, "a")
     with pytest.raises(
