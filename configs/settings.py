@@ -13,14 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import (
-    BaseModel,
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,

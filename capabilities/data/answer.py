@@ -18,10 +18,7 @@ from capgraph.capabilities.query import Query
 
 
 def answer_query(
-    files: Sequence[str],
-    query: Query,
-    times: TimeRange | None,
-    settings: Mapping[str, Any],
+    files: Sequence[str], query: Query, times: TimeRange | None, settings: Mapping[str, Any]
 ) -> QueryResult:
     """Compute a query that the caller supplied.
 

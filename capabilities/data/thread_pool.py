@@ -18,12 +18,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticError
 
-from capgraph.base import (
-    CapabilityError,
-    ErrorClassification,
-    ErrorSeverity,
-    ValidationError,
-)
+from capgraph.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
 from capgraph.base.error_classification import classify_exception
 from capgraph.configs.bounded_dict import BoundedDict
 

@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mcp.server.mcpserver import Context
-from mcp_types import (
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-)
+from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from capgraph.approvals import STEP, describe_question, is_approval_request

@@ -53,11 +53,7 @@ class StandingRule(BaseModel):
         return "everywhere" if self.thread_id is None else "thread"
 
     def covers(
-        self,
-        capability: str,
-        thread_id: str | None,
-        now: datetime,
-        user_id: str | None = None,
+        self, capability: str, thread_id: str | None, now: datetime, user_id: str | None = None
     ) -> bool:
         """Return True if the rule approves a step.
 

@@ -123,10 +123,7 @@ class PIIGuardrail(SymmetricGuardrail):
         engine = self._get_analyzer()
         if engine is not None:
             results = engine.analyze(
-                text=text,
-                language="en",
-                entities=self._entities,
-                score_threshold=_MIN_SCORE,
+                text=text, language="en", entities=self._entities, score_threshold=_MIN_SCORE
             )
             spans += [(r.start, r.end, r.entity_type.lower().replace("_", " ")) for r in results]
         return sorted(spans, key=lambda span: (span[0], -span[1]))

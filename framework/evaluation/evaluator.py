@@ -135,11 +135,7 @@ async def _replay_case(
 
 
 def _measure_plan(plan: Mapping[str, Any] | None, cost: TurnCost) -> dict[str, Any]:
-    return {
-        "nodes": tuple(plan_nodes(plan)),
-        "edges": tuple(plan_edges(plan)),
-        **cost.model_dump(),
-    }
+    return {"nodes": tuple(plan_nodes(plan)), "edges": tuple(plan_edges(plan)), **cost.model_dump()}
 
 
 def _format_results(end: RecordedOutcome) -> tuple[str, ...]:

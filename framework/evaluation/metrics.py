@@ -27,9 +27,7 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
-            self.correct + other.correct,
-            self.extra + other.extra,
-            self.missing + other.missing,
+            self.correct + other.correct, self.extra + other.extra, self.missing + other.missing
         )
 
     @property

@@ -157,8 +157,7 @@ def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTab
         prices = {model: ModelPricing(**price) for model, price in entries.items()}
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"The setting prices is invalid: {exc}",
-            fix="Use the arguments of ModelPricing.",
+            f"The setting prices is invalid: {exc}", fix="Use the arguments of ModelPricing."
         ) from exc
     return PriceTable(prices) if prices else None
 

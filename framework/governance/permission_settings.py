@@ -8,11 +8,7 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.governance.caller_permissions import unknown_names
 from capgraph.governance.cedar import CedarPermissions
-from capgraph.governance.permissions import (
-    PermissionPolicy,
-    Permissions,
-    RolePermissionConfig,
-)
+from capgraph.governance.permissions import PermissionPolicy, Permissions, RolePermissionConfig
 from capgraph.registry import Registry
 
 if TYPE_CHECKING:

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from capgraph.base.ports import PermissionMode
-from capgraph.behaviors import (
-    GuardrailBehavior,
-    PatternGuardrail,
-    PromptInjectionGuardrail,
-)
+from capgraph.behaviors import GuardrailBehavior, PatternGuardrail, PromptInjectionGuardrail
 from capgraph.governance.permissions import (
     PermissionEnforcer,
     PermissionPolicy,

@@ -211,8 +211,7 @@ def _convert_mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dic
         if name in plain:
             if not lenient:
                 raise ValidationError(
-                    f"{where} has two keys that both become {name!r} as text.",
-                    fix="Use text keys.",
+                    f"{where} has two keys that both become {name!r} as text.", fix="Use text keys."
                 )
             continue
         plain[name] = _convert(item, f"{where}.{name}", lenient)

@@ -178,11 +178,7 @@ def open_schema(
     items = {"type": "object", "properties": step, "required": ["capability"]}
     steps = {"type": "array", "items": items}
     return _add_title(
-        {
-            "type": "object",
-            "properties": {"steps": steps, "answer": _TEXT},
-            "required": ["steps"],
-        }
+        {"type": "object", "properties": {"steps": steps, "answer": _TEXT}, "required": ["steps"]}
     )
 
 

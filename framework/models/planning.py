@@ -334,10 +334,7 @@ class ModelPlanner:
         return request.guides if request.chosen else self.catalog.for_caller(request.catalog).guides
 
     def _build_messages(
-        self,
-        request: PlanRequest,
-        specs: Sequence[CapabilitySpec],
-        features: Collection[str],
+        self, request: PlanRequest, specs: Sequence[CapabilitySpec], features: Collection[str]
     ) -> list[BaseMessage]:
         if request.chosen:
             listing, notes = _format_catalog(specs, {}, self.catalog.is_brief), request.notes

@@ -133,10 +133,7 @@ class ModelSelector:
         return await self._choose(task, shortlist, excluded)
 
     async def _choose(
-        self,
-        task: str,
-        shortlist: Sequence[Candidate],
-        excluded: Mapping[str, str],
+        self, task: str, shortlist: Sequence[Candidate], excluded: Mapping[str, str]
     ) -> Selection:
         names = sorted(candidate.name for candidate in shortlist)
         reply: _Choice = await generate_structured(
@@ -175,10 +172,7 @@ class PerCapabilitySelector(ModelSelector):
     """
 
     async def _choose(
-        self,
-        task: str,
-        shortlist: Sequence[Candidate],
-        excluded: Mapping[str, str],
+        self, task: str, shortlist: Sequence[Candidate], excluded: Mapping[str, str]
     ) -> Selection:
         gate = asyncio.Semaphore(self.settings.max_concurrency)
 

@@ -13,12 +13,7 @@ _PLAIN_KEYWORDS = frozenset(
     ["type", "title", "default", "description", "examples", "format", "minLength", "maxLength"]
 )
 _MAX_FIELDS = 20
-_BOUND_SIGNS = {
-    "minimum": ">=",
-    "maximum": "<=",
-    "exclusiveMinimum": ">",
-    "exclusiveMaximum": "<",
-}
+_BOUND_SIGNS = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "exclusiveMaximum": "<"}
 
 
 def describe_capability(

@@ -244,11 +244,7 @@ class SqliteEventSink(FileSink):
         self._conn: sqlite3.Connection | None = None
 
     def replay(
-        self,
-        *,
-        run_id: str | None = None,
-        thread_id: str | None = None,
-        limit: int | None = None,
+        self, *, run_id: str | None = None, thread_id: str | None = None, limit: int | None = None
     ) -> list[SentEvent]:
         """Return stored events in their original order.
 

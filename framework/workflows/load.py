@@ -99,11 +99,7 @@ def _build_condition(condition: dict[str, Any] | None) -> Callable[[NodeResult],
 
     def is_met(result: NodeResult) -> bool:
         def read_path(path: str) -> Any:
-            value: Any = {
-                "output": result.output,
-                "success": result.success,
-                "error": result.error,
-            }
+            value: Any = {"output": result.output, "success": result.success, "error": result.error}
             for field in path.split("."):
                 if not isinstance(value, Mapping) or field not in value:
                     return MISSING

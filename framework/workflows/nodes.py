@@ -14,10 +14,7 @@ from typing_extensions import TypedDict
 
 from capgraph.adapters.request import RUN_ENDING_ERRORS
 from capgraph.adapters.task_graph import TaskGraph, task_graph
-from capgraph.base.errors import (
-    CapgraphError,
-    ConfigurationError,
-)
+from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.base.task_schemas import NamedInputs, TaskOutput
 from capgraph.engine.capability_node import member_scope
 from capgraph.engine.services import Services

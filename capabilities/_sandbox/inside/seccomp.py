@@ -85,9 +85,7 @@ class _Filter:
     def load(self) -> None:
         """Apply the filter to this process and its descendants."""
         self.library.seccomp_attr_set(
-            self.context,
-            ctypes.c_int(_ATTRIBUTE_BAD_ARCHITECTURE),
-            ctypes.c_uint32(_KILL_PROCESS),
+            self.context, ctypes.c_int(_ATTRIBUTE_BAD_ARCHITECTURE), ctypes.c_uint32(_KILL_PROCESS)
         )
         result = self.library.seccomp_load(self.context)
         self.library.seccomp_release(self.context)
