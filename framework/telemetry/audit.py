@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from weakref import WeakSet
 from capgraph.base.errors import LimitError, PolicyError, StoppedError
 from capgraph.base.ports import Caller
 from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_secrets
-from capgraph.configs.run_context import override_run_context, run_context
+from capgraph.configs.run_context import run_context
 from capgraph.configs.safe_text import mask_data
 from capgraph.telemetry.event_dispatcher import current_event_ids
 
@@ -119,11 +118,6 @@ class Audit:
             self._buffer.extendleft(reversed([e for e in entries if e[0] != "lost"]))
             raise
         self._dropped = 0
-
-
-def use_audit(audit: Audit | None) -> AbstractContextManager[None]:
-    """Context manager: use an audit inside the block, including tasks that start there."""
-    return override_run_context(audit=audit)
 
 
 def current_audit() -> Audit | None:

@@ -55,7 +55,7 @@ class AuditLog:
     >>> log.path.write_text(log.path.read_text().replace("begun", "ended")) > 0
     True
     >>> log.verify().problem
-    'Record 1 from the beginning: the hash does not match.'
+    "Record 1 from the beginning: the record's hash does not match its content."
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import pytest
 from mcp_types import ElicitResult
 from pydantic import BaseModel, Field
 
-from capgraph.adapters.elicitation import _step_fields, read_answer
+from capgraph.adapters.elicitation import _build_step_fields, read_answer
 
 
 class Colour(Enum):
@@ -47,7 +47,7 @@ def answered(*given: dict[str, Any], steps: Any = (STEP,)) -> Any:
 
 
 def test_each_parameter_is_a_form_field() -> None:
-    fields, needed = _step_fields(STEP)
+    fields, needed = _build_step_fields(STEP)
     assert needed == "decision"
     assert list(fields) == [
         *("decision", "reason", "message", "parameters.decision", "colour", "times"),

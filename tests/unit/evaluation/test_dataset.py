@@ -92,7 +92,7 @@ cases:
     [
         ("version: 1\nname: x\ncases: []", "at least 1"),
         ("", "version: Field required"),
-        ("- 1", "contains list"),
+        ("- 1", "type list"),
         ("version: 1\nname: x\nname: y", "'name' occurs twice, in lines 2 and 3"),
         ("cases: [", "not valid YAML"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
@@ -103,7 +103,7 @@ cases:
         (
             "version: 1\nname: x\ncases:\n  - {name: a, request: b, capabilities: [r],"
             " edges: [r -> s]}",
-            "cases[0]: the edges name 's'",
+            "cases[0]: the edges contain 's'",
         ),
     ],
 )

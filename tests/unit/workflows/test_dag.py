@@ -123,7 +123,7 @@ async def test_a_failed_condition_fails_its_target():
 @pytest.mark.row("G32")
 def test_invalid_workflows_are_refused_at_compile():
     a, b = Worker("a"), Worker("b")
-    with pytest.raises(ConfigurationError, match=r"cycle detected.*a.*b"):
+    with pytest.raises(ConfigurationError, match=r"has a cycle.*a.*b"):
         flow(a, b, edges=[("a", "b"), ("b", "a")]).compile()
     with pytest.raises(ConfigurationError, match="'nobody'"):
         flow(a, edges=[("a", "nobody")]).compile()
@@ -280,5 +280,5 @@ async def test_a_graph_with_a_standard_library_typed_dict_is_a_node():
 
 @pytest.mark.parametrize("given", [None, "x", {"task": None}])
 async def test_a_missing_task_is_refused(given):
-    with pytest.raises(ValidationError, match="Invalid input"):
+    with pytest.raises(ValidationError, match="must be a mapping with a task"):
         await DAGWorkflow([WorkflowNode("a", Worker("a"))]).run(given)

@@ -76,7 +76,7 @@ def test_a_state_machine_and_an_event_driven_one(written):
         ("kind: tree", "kind|tag"),
         (
             "{kind: dag, nodes: [{id: a, agent: nobody}]}",
-            "Unknown agent 'nobody'.*Use one of: count, up",
+            "the agent 'nobody', which is unknown.*Use one of: count, up",
         ),
         ("{kind: dag, nodes: [{id: a, agent: up, input: {}}]}", "unknown key"),
         (

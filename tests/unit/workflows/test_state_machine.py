@@ -110,7 +110,7 @@ def test_unknown_target_states_are_refused():
     ):
         StateMachineWorkflow({"a": Worker("x")}, {"a": [(None, "z")]}, "a")
     with pytest.raises(
-        ConfigurationError, match="Unknown state 'b': it is used as the initial state"
+        ConfigurationError, match="The state 'b' is unknown: it is used as the initial state"
     ):
         StateMachineWorkflow({"a": Worker("x")}, {}, "b")
     with pytest.raises(ConfigurationError, match="max_transitions 0"):
