@@ -15,20 +15,20 @@ class Limits(SettingsModel):
         max_steps: Maximum number of steps in a plan.
         max_elements: Maximum number of list elements over which one step runs.
         max_planning_attempts: Maximum number of plans in one turn, including the first.
-        max_looks: Maximum number of times that the planner reviews results in one turn. After that the
-            plan continues unchanged.
+        max_looks: Maximum number of times that the planner reviews results in one turn. After that
+            the plan continues unchanged.
         max_reclassifications: Maximum number of times that the capabilities are selected again.
         max_attempts: Maximum number of attempts at a step or node. It limits every retry policy.
         max_retry_delay_seconds: Maximum delay between two attempts.
-        step_timeout_seconds: Time limit of one attempt; None means no limit.
-        run_timeout_seconds: Time limit of all steps of one turn; None means no limit.
+        step_timeout_seconds: Time limit of one attempt. None means no limit.
+        run_timeout_seconds: Time limit of all steps of one turn. None means no limit.
         max_wait_seconds: Maximum time that a step waits for a time or an event.
         max_message_chars: Maximum length of a message.
-        max_result_bytes: Maximum size of one step's result, approximately. A step with a larger result
-            fails.
+        max_result_bytes: Maximum size of one step's result, approximately. A step with a larger
+            result fails.
         max_model_calls: Maximum number of chat model calls in one turn.
-        max_turn_attempts: Maximum number of step attempts in one turn; None means the number that the
-            plan may need.
+        max_turn_attempts: Maximum number of step attempts in one turn. None means the number that
+            the plan may need.
     """
 
     max_parallel: int = Field(8, ge=1)

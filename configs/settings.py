@@ -174,13 +174,13 @@ class PersistenceSettings(SettingsModel):
     """Settings of the storage of threads, and how long their data is kept.
 
     Attributes:
-        url: ``sqlite:///file.db`` or ``postgresql://…``; None means no persistence.
+        url: ``sqlite:///file.db`` or ``postgresql://…``. None means no persistence.
         encryption_key: Key of 16, 24, or 32 bytes that encrypts checkpoints.
-        keep_turns: Number of turns whose checkpoints are kept per thread; None means all. Messages and
-            context data are always kept in full.
-        keep_checkpoints: Number of checkpoints that are kept per thread; None means all.
+        keep_turns: Number of turns whose checkpoints are kept per thread. None means all. Messages
+            and context data are always kept in full.
+        keep_checkpoints: Number of checkpoints that are kept per thread. None means all.
         keep_results: Number of results of each type that a thread keeps when a turn starts, latest
-            first; None means all.
+            first. None means all.
         keep_days: Days after which unchanged threads without an open approval request, and usage
             records, are deleted. This and the two limits on checkpoints apply when a turn ends.
             ``capgraph threads prune`` applies them at once.
@@ -620,17 +620,18 @@ class Settings(BaseSettings):
         tools: LangChain tools and functions as capabilities: ``{import: "app.tools:search",
             effect: none}``, with the keywords of ``tool_capability``.
         graphs: Compiled graphs as capabilities: ``{import: "app.graphs:pricing", input:
-            "app.types:Order", output: "app.types:Price"}``, with the keywords of ``graph_capability``.
+            "app.types:Order", output: "app.types:Price"}``, with the keywords of
+            ``graph_capability``.
         agents: Agents as capabilities: ``{import: "app.agents:poet"}``, with the keywords of
             ``agent_capability``.
         mcp: MCP servers whose tools become capabilities: ``{command: [python, server.py]}`` or
             ``{url: "http://…/mcp"}``.
-        include: Names of the capabilities to use; None means all.
+        include: Names of the capabilities to use. None means all.
         exclude: Names of capabilities to leave out.
         override: Replacement by capability name, as ``"module:Class"``.
         provided_types: Context types of data that callers send.
         recipes: Recipe files, and folders with recipes.
-        model: ``"provider:name"`` for all roles; None means no model.
+        model: ``"provider:name"`` for all roles. None means no model.
         models: Model by role (``extraction``, ``selection``, ``planning``, ``answer``,
             ``capability``).
         prompts: Prompts of the application, as ``"module:provider"``. None means the built-in ones.
@@ -641,8 +642,8 @@ class Settings(BaseSettings):
         persistence: Storage and retention of threads.
         behaviors: Middleware and behaviors of each step and model call: ``{use: retry, max_retries:
             2}``, with the name of a built-in behavior or ``"module:Class"``, and its arguments.
-        capabilities: Settings by capability name. ``behaviors`` and ``queue`` among them apply to the
-            capability's steps.
+        capabilities: Settings by capability name. ``behaviors`` and ``queue`` among them apply to
+            the capability's steps.
         budgets: Budgets, as arguments of ``Budget``: ``{tokens: 100000, per: user}``.
             ``build_graph(budget=…)`` takes precedence.
         prices: Prices by model, as arguments of ``ModelPricing``: ``{input_per_million: 1,

@@ -56,11 +56,12 @@ def capability_from_schema(
         name: Name of the capability.
         description: Description for planners.
         parameters: Pydantic model, or JSON schema against which plans are validated as it is.
-        call: Function that executes the capability. A dictionary, pydantic object, or dataclass that
-            it returns becomes the data of the context type. Any other value is stored under ``value``.
-        provides: Context type of the result. Default: a type named after the capability.
-        max_attempts: Maximum number of attempts of a step. Default: 3.
-        delay_seconds: Delay before the second attempt. Default: 0.5.
+        call: Function that executes the capability. A dictionary, pydantic object, or dataclass
+            that it returns becomes the data of the context type. Any other value is stored under
+            ``value``.
+        provides: Context type of the result. Defaults to a type named after the capability.
+        max_attempts: Maximum number of attempts of a step. Defaults to 3.
+        delay_seconds: Delay before the second attempt. Defaults to 0.5.
         classify_error: Function that classifies a failure.
         parameters_from: Function that reads parameters from a task if no model plans.
         **options: ``requires``, and the declarations of :class:`~capgraph.base.spec.Declarations`,

@@ -67,7 +67,7 @@ def task_graph(
             - an object with ``async execute(task, context)``.
             - a function of the task, synchronous or asynchronous.
         services: Services for a capability or tool. By default, it is unbound, with default limits.
-        name: Name of the graph. Default: the target's own name.
+        name: Name of the graph. Defaults to the target's own name.
 
     Raises:
         ConfigurationError: The target is none of these, has static breakpoints, or is a capability

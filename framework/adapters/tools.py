@@ -61,11 +61,11 @@ def tool_capability(
 
     Args:
         tool: LangChain tool, or annotated function with a docstring.
-        provides: Context type of the result. Default: a type named after the tool.
+        provides: Context type of the result. Defaults to a type named after the tool.
         effect: ``none``, ``idempotent``, or ``once``.
         permission: Permission that callers need.
-        name: Name of the capability. Default: the name of the tool.
-        description: Description for planners. Default: the tool's.
+        name: Name of the capability. Defaults to the name of the tool.
+        description: Description for planners. Defaults to the tool's.
         **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`.
 
     Raises:

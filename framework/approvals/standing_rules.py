@@ -30,9 +30,9 @@ class StandingRule(BaseModel):
     Attributes:
         id: ID of the rule.
         capability: Name of the capability.
-        thread_id: Thread to which the rule applies; None means all threads.
-        user_id: User to whom the rule applies; None means all users.
-        expires_at: Expiry time with time zone; None means that the rule does not expire.
+        thread_id: Thread to which the rule applies. None means all threads.
+        user_id: User to whom the rule applies. None means all users.
+        expires_at: Expiry time with time zone. None means that the rule does not expire.
         created_at: Creation time.
         reason: Reason that the approver gave.
     """

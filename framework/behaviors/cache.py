@@ -25,7 +25,7 @@ class CacheBehavior:
 
     Args:
         max_entries: Maximum number of results. The least recently used one is evicted first.
-        seconds: Lifetime of a result; ``None`` for no expiry.
+        seconds: Lifetime of a result. ``None`` means no expiry.
         shared: True to share results between users. Use it only for results that are equal for all
             users.
         clock: A ``Clock`` or a function that returns seconds. Defaults to the graph's clock.

@@ -1,4 +1,4 @@
-"""techrevati-runtime's compliance records: risks, incidents, reviews and reports."""
+"""techrevati-runtime's compliance records: risks, incidents, reviews, and reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ResidualRiskLevel(IntEnum):
 
 
 class RiskUnacceptableError(CapgraphError):
-    """Error raised when a registered risk is unacceptable.
+    """Raised if a registered risk is unacceptable.
 
     Attributes:
         risks: The unacceptable risks.
@@ -42,12 +42,12 @@ class RiskUnacceptableError(CapgraphError):
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Risk of a system.
+    """Registered risk of a system.
 
     Attributes:
         id: ID of the risk.
         description: Description of the possible harm.
-        residual: Level after mitigation: a level, its name or its number.
+        residual: Level after mitigation: a level, its name, or its number.
 
     Raises:
         ValueError: The level is unknown.
@@ -87,7 +87,7 @@ class RiskRegistry:
         """Add a risk.
 
         Raises:
-            ValueError: A risk of this ID exists.
+            ValueError: The registry already has a risk with this ID.
         """
         if risk.id in self._risks:
             raise ValidationError(
@@ -96,7 +96,7 @@ class RiskRegistry:
         self._risks[risk.id] = risk
 
     def assert_no_unacceptable(self) -> None:
-        """Check that no risk is unacceptable.
+        """Raise an error if a risk is unacceptable.
 
         Raises:
             RiskUnacceptableError: A risk is unacceptable. The error names all of them.
@@ -143,7 +143,7 @@ class IncidentReport:
     reported_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "detected_at", _to_utc(self.detected_at))
+        object.__setattr__(self, "detected_at", _convert_to_utc(self.detected_at))
         what = f"severity (incident {self.id!r})"
         object.__setattr__(self, "severity", parse_enum(IncidentSeverity, self.severity, what))
 
@@ -153,11 +153,13 @@ class IncidentReport:
         return self.detected_at + timedelta(days=REPORTING_DAYS)
 
     def is_overdue(self, now: datetime | None = None) -> bool:
-        """Return True if the report is late, or was."""
-        return _to_utc(self.reported_at or now or datetime.now(UTC)) > self.reporting_deadline
+        """Return True if the incident was not reported before the deadline."""
+        return (
+            _convert_to_utc(self.reported_at or now or datetime.now(UTC)) > self.reporting_deadline
+        )
 
 
-def _to_utc(value: datetime | str) -> datetime:
+def _convert_to_utc(value: datetime | str) -> datetime:
     found = datetime.fromisoformat(value) if isinstance(value, str) else value
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -295,7 +297,7 @@ def transparency_report(
     incidents: Iterable[IncidentReport] = (),
     now: datetime | None = None,
 ) -> dict[str, Any]:
-    """Return audit records, risks and incidents as a report of plain data.
+    """Return a report of audit records, risks, and incidents as plain data.
 
     Args:
         records: Audit records, each with ``kind``.

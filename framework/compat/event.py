@@ -1,4 +1,4 @@
-"""lionagi's events: ``Event``, ``Execution`` and ``EventStatus``."""
+"""lionagi's events: ``Event``, ``Execution``, and ``EventStatus``."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class EventStatus(StrEnum):
 
 
 class Execution(BaseModel):
-    """Execution record of an event. Setting a final status fires the event's ``completion_event``.
+    """Record of an event's execution. Setting a final status fires the event's ``completion_event``.
 
     Attributes:
         status: Status of the event.
         duration: Duration in seconds.
         response: Return value of the work.
-        error: Exception that the work raised; a group for several ones.
-        retryable: True if a retry with a fresh copy makes sense; None if unknown.
+        error: Exception that the work raised, or an exception group.
+        retryable: True if a retry with a fresh copy may succeed. None if unknown.
 
     >>> Execution(error=ValueError("no")).model_dump(mode="json")["error"]
     {'error': 'ValueError', 'message': 'no'}
@@ -202,7 +202,7 @@ class Event(Element):
 
     @property
     def response(self) -> Any:
-        """Return value of the work."""
+        """Return value of the event's work."""
         return self.execution.response
 
     @response.setter
@@ -236,7 +236,7 @@ class Event(Element):
 
     @_recorded_stream
     async def stream(self) -> AsyncIterator[Any]:
-        """Yield the pieces of the work as they arrive, unless it was started before.
+        """Yield the parts of the result as they arrive, unless the work was started before.
 
         The outcome is recorded as by :meth:`invoke`. Closing the generator cancels the work.
         """
@@ -246,13 +246,13 @@ class Event(Element):
                 yield piece
 
     def _may_start(self) -> bool:
-        """Return whether the work is pending, or an overridden method of this event calls it."""
+        """Return True if the work is pending, or an overridden method of this event calls it."""
         is_nested = self._runner is not None and self._runner is asyncio.current_task()
         return is_nested or self.status is EventStatus.PENDING
 
     @contextmanager
     def _record_execution(self) -> Iterator[None]:
-        """Context manager: store status, duration and failure of the block."""
+        """Context manager: record the status, duration, and failure of the block."""
         outer_runner, self._runner = self._runner, asyncio.current_task()
         self.status = EventStatus.PROCESSING
         started_at = time.perf_counter()
@@ -275,7 +275,7 @@ class Event(Element):
             end(self.status if self.status.is_terminal else EventStatus.COMPLETED)
 
     def assert_completed(self) -> None:
-        """Check that the event was completed.
+        """Raise an error unless the event was completed.
 
         Raises:
             RuntimeError: The event was not completed. Its failure is chained.
@@ -296,7 +296,7 @@ class Event(Element):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NoReturn:
-        """Raise an error: the work of an event cannot be restored from data.
+        """Raise an error, because an event's work cannot be restored from data.
 
         Raises:
             NotImplementedError: Always.

@@ -27,9 +27,9 @@ _NEW_NAMES = {
 
 
 def install_framework_alias(*names: str) -> None:
-    """Make old import names return the modules of ``capgraph``.
+    """Make old package names, such as ``framework``, import the modules of ``capgraph``.
 
-    Calling it again is harmless. A submodule is imported when its old name is.
+    Repeated calls have no effect. A submodule is imported when its old name is imported.
 
     Args:
         *names: Old names to install: ``framework``, ``capabilities``, ``infrastructure`` or
@@ -49,14 +49,14 @@ def install_framework_alias(*names: str) -> None:
     for name in wanted:
         if name not in _NEW_NAMES:
             raise ConfigurationError(
-                f"Invalid alias {name!r}: capgraph has no package of that old name.",
+                f"The alias {name!r} is invalid: capgraph has no package with this old name.",
                 fix=f"Pass one of {', '.join(_NEW_NAMES)}.",
             )
         imported = sys.modules.get(name)
         if imported is not None and not _is_ours(imported, _NEW_NAMES[name]):
             raise ConfigurationError(
-                f"Cannot install the alias {name!r}: another module of that name is imported from"
-                f" {getattr(imported, '__file__', None)!r}.",
+                f"The alias {name!r} cannot be installed: another module with this name is"
+                f" imported from {getattr(imported, '__file__', None)!r}.",
                 fix="Call install_framework_alias before that import, or pass the names you need.",
             )
     finder = next((item for item in sys.meta_path if isinstance(item, _AliasFinder)), None)
@@ -69,7 +69,7 @@ def install_framework_alias(*names: str) -> None:
 
 
 def _is_ours(module: ModuleType, new_name: str) -> bool:
-    """Return whether a module is a package of capgraph, possibly found under its folder's name."""
+    """Return True if a module is a package of capgraph, possibly found under its folder's name."""
     spec = importlib.util.find_spec(new_name)
     if spec is None or spec.origin is None or module.__file__ is None:
         return False
@@ -77,7 +77,7 @@ def _is_ours(module: ModuleType, new_name: str) -> bool:
 
 
 class _AliasFinder(MetaPathFinder):
-    """Finds ``framework.x`` as ``capgraph.x``, for the names that are installed."""
+    """Meta path finder that imports ``framework.x`` as ``capgraph.x``, for installed names."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -101,7 +101,7 @@ class _AliasFinder(MetaPathFinder):
 
 
 class _AliasLoader(InspectLoader):
-    """Loader that returns an already imported module unchanged and supplies its code to ``runpy``."""
+    """Loader for an alias of an imported module, which also supplies the code to ``runpy``."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module

@@ -66,11 +66,11 @@ class EventQueue(deque[Event]):
         return len(self)
 
     def empty(self) -> bool:
-        """Return whether no event is queued."""
+        """Return True if no event is queued."""
         return not self
 
     def full(self) -> bool:
-        """Return whether the queue has reached the processor's ``max_queue_size``."""
+        """Return True if the queue has reached the processor's ``max_queue_size``."""
         return self._processor.queue_full
 
     def put_nowait(self, event: Event) -> None:
@@ -125,11 +125,15 @@ class Processor:
         clock: Clock | None = None,
     ) -> None:
         if queue_capacity < 1:
-            raise ConfigurationError("Queue capacity must be greater than 0.")
+            raise ConfigurationError("The queue capacity is too small: it must be greater than 0.")
         if not capacity_refresh_time > 0:
-            raise ConfigurationError("Capacity refresh time must be greater than 0.")
+            raise ConfigurationError(
+                "The capacity refresh time is too short: it must be greater than 0."
+            )
         if max_queue_size < 0 or (concurrency_limit or 0) < 0:
-            raise ConfigurationError("Queue size and concurrency limit must not be negative.")
+            raise ConfigurationError(
+                "The queue size and the concurrency limit must not be negative."
+            )
         self.queue_capacity = queue_capacity
         self.capacity_refresh_time = capacity_refresh_time
         self.concurrency_limit: int | None = concurrency_limit or None
@@ -154,7 +158,7 @@ class Processor:
         return 0 < self.max_queue_size <= len(self.queue)
 
     def try_enqueue(self, event: Event) -> bool:
-        """Add an event unless the queue is full; return True if it was added."""
+        """Add an event unless the queue is full, and return True if it was added."""
         if self.queue_full:
             return False
         self.queue.append(event)
@@ -178,11 +182,11 @@ class Processor:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Clear an earlier :meth:`stop`."""
+        """Allow events to start again after :meth:`stop`."""
         self._stopped = False
 
     async def stop(self) -> None:
-        """Stop starting events. Running events finish."""
+        """Prevent further events from starting. Running events finish."""
         self._stopped = True
         self._notify()
 
@@ -195,7 +199,7 @@ class Processor:
         return True
 
     def handle_denied(self, event: Event) -> Any:
-        """Handle an event that has no permission. May be a coroutine function.
+        """Called for an event without permission. It may be a coroutine function.
 
         Returns:
             ``False`` to put the event at the end of the queue. Otherwise the event ends, by default
@@ -439,7 +443,7 @@ class Executor:
         return dict(Counter(event.status.value for event in self.pile))
 
     def cleanup_completed(self) -> int:
-        """Remove finished events and return their number."""
+        """Remove finished events, and return the number of removed events."""
         finished = self.pile.filter(lambda event: event.status.is_terminal)
         self.pile.exclude(list(finished))
         return len(finished)

@@ -122,7 +122,7 @@ Call = Callable[[], Any]
 
 
 class MaxIterationsExceededError(LimitError):
-    """Error raised when a session has reached ``max_iterations``.
+    """Raised if a session has reached ``max_iterations``.
 
     Attributes:
         max_iterations: Maximum number of turns of the session.
@@ -132,7 +132,7 @@ class MaxIterationsExceededError(LimitError):
 
 
 class TurnTimeoutError(CapgraphError, TimeoutError):
-    """Error raised when a turn or a tool call exceeds its timeout.
+    """Raised if a turn or a tool call exceeds its timeout.
 
     Attributes:
         timeout_seconds: The timeout.
@@ -144,7 +144,7 @@ class TurnTimeoutError(CapgraphError, TimeoutError):
 
 
 class SessionStateError(CapgraphError, RuntimeError):
-    """Error raised for an operation that the status of a session does not allow."""
+    """Raised for an operation that the status of a session does not allow."""
 
     code = "CG-CAPABILITY"
 
@@ -180,7 +180,7 @@ class StreamEvent:
     """Event of a streamed turn.
 
     Attributes:
-        type: ``text_delta``, ``error`` or ``final``.
+        type: ``text_delta``, ``error``, or ``final``.
         payload: ``delta``; ``error_type`` and ``message``; or ``status`` (``completed`` or
             ``failed``) with ``usage`` or ``detail``.
         emitted_at: Time as ISO text.
@@ -214,7 +214,7 @@ class SessionSummary(dict[str, Any]):
 
 @dataclass(eq=False)
 class AgentSession:
-    """Configuration of the sessions of one role in one phase. Limits apply to each session.
+    """Configuration of one role's sessions in one phase. Limits apply to each session.
 
     Args:
         role: Role of the session, which permissions refer to.
@@ -354,7 +354,7 @@ Orchestrator = AgentSession
 
 
 class _Blocking(NamedTuple):
-    """Function passed to a synchronous method, which may block."""
+    """Function that may block, because it was passed to a synchronous method."""
 
     function: Call
 
@@ -537,7 +537,7 @@ class OrchestrationSession:
         await self._enforce_governance("record_turn_start")
 
     async def _record_turn(self, model: str, usage: UsageSnapshot) -> None:
-        """Record the usage of a turn, and check the limits and the budget of the session."""
+        """Record a turn's usage, and check the session's limits and budget."""
         agent, cost = self.agent, self._cost(model, usage)
         self.tracker.record_turn(model, usage)
         record_later("turn", **self._event_fields, model=model, usage=usage.to_dict())
@@ -574,7 +574,7 @@ class OrchestrationSession:
         return self.tracker.cost_for_turn(model, usage) if usage.total_tokens else 0.0
 
     async def _check_budget(self) -> None:
-        """Report an exceeded budget once, and raise an error if the budget is enforced."""
+        """Emit an event if the budget is exceeded, and raise an error if it is enforced."""
         costs = [self._cost(*turn) for turn in self.tracker.turns]
         known = [cost for cost in costs if cost is not None]
         total = sum(known) if len(known) == len(costs) else None
@@ -596,7 +596,7 @@ class OrchestrationSession:
     async def _report_budget_breach(
         self, reason: str, fix: str = "Raise budget_usd, or use fewer turns."
     ) -> governance.BudgetExceededError:
-        """Emit an exceeded budget once, and return the error to raise."""
+        """Emit one event for an exceeded budget, and return the error to raise."""
         budget, kind = self.agent.budget_usd, AgentFailureClass.GOVERNANCE_BREACH
         cost = self.tracker.total_cost()
         reason = f"The budget budget_usd={budget:g} is exceeded: {reason}."
@@ -633,7 +633,7 @@ class OrchestrationSession:
                 )
 
     async def _handle_failure(self, exc: Exception) -> None:
-        """Classify a failure, attempt one recovery and emit the outcome."""
+        """Classify a failure, attempt one recovery, and emit its outcome as an event."""
         if isinstance(exc, (LimitError, PolicyError)):
             if isinstance(exc, CircuitOpenError):
                 await self._enforce_governance("record_failure")
@@ -838,7 +838,7 @@ class OrchestrationSession:
         return result
 
     async def _report_refusal(self, name: str, exc: Exception) -> None:
-        """Emit an event for a call that permissions or guardrails refuse."""
+        """Emit an event for a call that permissions or guardrails refused."""
         if isinstance(exc, governance.PermissionDeniedError):
             data: dict[str, Any] = {"tool": name, "kind": "permission"}
         elif isinstance(exc, GuardrailViolationError):
@@ -898,7 +898,7 @@ class OrchestrationSession:
     # People, policies and completion
 
     async def pause_for_input(self, prompt: Any = None) -> Any:
-        """Wait for an input.
+        """Wait for an input, and return it.
 
         In a LangGraph run this interrupts the run, which is then resumed with the input. Otherwise
         it waits for :meth:`provide_input`.
@@ -942,7 +942,7 @@ class OrchestrationSession:
         *,
         hook_ctx: HookContext | None = None,
     ) -> Handoff:
-        """Hand the work off to another role, whose worker the caller runs.
+        """Hand the work over to another role, and return the handoff. The caller runs its worker.
 
         Raises:
             RuntimeError: The session has ended.
@@ -988,7 +988,7 @@ class OrchestrationSession:
         return list(run_sync(maybe_await(engine.evaluate(phase_context))))
 
     def authorize(self, tool_name: str) -> governance.PermissionOutcome:
-        """Return whether the role may use a tool."""
+        """Return True if the role may use a tool."""
         if self.agent.permissions is None:
             return governance.PermissionOutcome(True)
         enforcer = governance.PermissionEnforcer(self.agent.permissions)
@@ -1028,7 +1028,7 @@ class OrchestrationSession:
         )
 
     def evaluate_gate(self, observed: Any) -> Any:
-        """Return whether an observed quality satisfies the gate; ``None`` without a gate."""
+        """Return True if a quality level satisfies the gate. Without a gate, return ``None``."""
         gate = self.agent.quality_gate
         if gate is None:
             return None
@@ -1041,7 +1041,7 @@ class OrchestrationSession:
         return outcome
 
     def summary(self) -> SessionSummary:
-        """Return a summary of the session so far."""
+        """Return a summary of the session up to now."""
         return SessionSummary(
             worker=self.worker.to_dict(),
             usage=self.tracker.summary(),

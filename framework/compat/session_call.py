@@ -20,7 +20,7 @@ RESULT_TYPE = "SESSION_RESULT"
 
 
 class SessionCall:
-    """One turn or tool call.
+    """One turn or tool call of a session.
 
     Args:
         run: Performs the call.
@@ -51,7 +51,7 @@ class SessionCall:
     async def prepare(self) -> dict[str, Any]:
         """Run the hooks, unless they ran before an approval request, and return the arguments."""
         if self.arguments is None:
-            arguments = await self._guarded(self._prepare)
+            arguments = await self._run_guarded(self._prepare)
             self.arguments = {
                 str(name): to_plain(value, lenient=True) for name, value in arguments.items()
             }
@@ -59,11 +59,11 @@ class SessionCall:
 
     async def run(self) -> Any:
         """Perform the call, store its result, and return the plain form of the result."""
-        self.result = await self._guarded(self._run)
+        self.result = await self._run_guarded(self._run)
         self.plain_result = to_plain(self.result, lenient=True)
         return self.plain_result
 
-    async def _guarded(self, function: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run_guarded(self, function: Callable[[], Awaitable[Any]]) -> Any:
         try:
             with acting_as(None):
                 return await function()
@@ -73,13 +73,13 @@ class SessionCall:
 
 
 class PrepareCall:
-    """Middleware that runs the hooks of a call, ahead of its guardrails."""
+    """Middleware that runs a call's hooks before its guardrails."""
 
     stage = "validate"
     order = 1_000
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run the hooks, and continue with the arguments that they leave.
+        """Run the hooks, and continue with the arguments that they return.
 
         Raises:
             GuardrailViolationError: A person edited the arguments.
@@ -95,20 +95,20 @@ class TurnRateLimit(RateLimitBehavior):
     """Rate limit of the turns of a session, including their tokens."""
 
     def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
-        return _token_counts(requested_work().usage)
+        return _count_tokens(requested_work().usage)
 
     def _used_tokens(self, result: Any) -> dict[str, int] | None:
-        return _token_counts(requested_work().usage)
+        return _count_tokens(requested_work().usage)
 
 
 def _check_arguments(changed: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise if a guardrail or a person changed the arguments of a call."""
+    """Raise an error if a guardrail or a person changed the arguments of a call."""
     if dict(changed) != arguments:
         reason = "A session's tool is called by its own function: arguments are fixed."
         raise GuardrailViolationError("rewriting", reason)
 
 
-def _token_counts(usage: UsageSnapshot) -> dict[str, int]:
+def _count_tokens(usage: UsageSnapshot) -> dict[str, int]:
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.output_tokens}
 
 

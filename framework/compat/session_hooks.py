@@ -1,6 +1,6 @@
-"""techrevati-runtime's session hooks: ``RedactPIIHook``, ``LogModelIOHook``, ``TokenBudgetCheckHook``.
+"""techrevati-runtime's session hooks.
 
-A graph uses ``PIIGuardrail``, ``AuditBehavior`` and ``Budget`` instead.
+A graph uses ``PIIGuardrail``, ``AuditBehavior``, and ``Budget`` instead.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class RedactPIIHook:
         self._guardrail = guardrail or PIIGuardrail(action="rewrite", analyzer=None)
 
     def before_model(self, context: HookContext) -> None:
-        """Redact the prompt."""
+        """Redact personal data in the prompt."""
         context.prompt = self._redact(context.prompt)
 
     def after_model(self, context: HookContext, result: Any) -> Any:
-        """Return the answer without personal data."""
+        """Return the answer with personal data redacted."""
         return self._redact(result)
 
     def before_tool(self, context: HookContext) -> None:
-        """Redact the arguments."""
+        """Redact personal data in a tool's arguments."""
         context.args = self._redact(context.args)
 
     def _redact(self, value: Any) -> Any:
@@ -69,7 +69,7 @@ class RedactPIIHook:
 
 
 class LogModelIOHook:
-    """Hook that logs each model call. Prompts and answers are content, so they are off by default.
+    """Hook that logs each model call, by default without prompts and answers.
 
     Args:
         logger: Logger of the records. Defaults to that of this module.
@@ -119,7 +119,7 @@ class LogModelIOHook:
 
 
 class HookBudgetExceededError(CapgraphError):
-    """Error raised when a prompt has more tokens than ``TokenBudgetCheckHook`` allows.
+    """Raised if a prompt has more tokens than ``TokenBudgetCheckHook`` allows.
 
     Attributes:
         estimated: Estimated number of tokens.
@@ -157,7 +157,7 @@ class TokenBudgetCheckHook:
         self._estimator = estimator or (lambda prompt: len(str(prompt)) // _CHARS_PER_TOKEN)
 
     def before_model(self, context: HookContext) -> None:
-        """Check the prompt.
+        """Raise an error if the prompt has too many tokens.
 
         Raises:
             HookBudgetExceededError: The prompt has too many tokens.

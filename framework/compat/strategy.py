@@ -1,6 +1,6 @@
 """PyRIT's strategies, whose enforced lifecycle is that of the step pipeline.
 
-New code uses a capability with ``validate``, ``setup`` and ``teardown``.
+New code uses a capability with ``validate``, ``setup``, and ``teardown``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StrategyError(CapgraphError, RuntimeError):
-    """Error raised when a strategy fails. The first error is its cause."""
+    """Raised if a strategy fails. The first error is its cause."""
 
     code = "CG-CAPABILITY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
@@ -160,7 +160,7 @@ class StrategyLogAdapter(logging.LoggerAdapter[logging.Logger]):
 
 
 class Strategy(ABC, Generic[ContextT, ResultT]):
-    """Work with a lifecycle: validate, set up, perform, and always tear down.
+    """Strategy with a lifecycle: validate, set up, perform, and always tear down.
 
     Two runs with one context share it. Pass ``context.duplicate()`` to each.
 
@@ -245,17 +245,17 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         self._handlers = [registered for registered in self._handlers if registered is not handler]
 
     def get_identifier(self) -> dict[str, str]:
-        """Return the class, its module and the ID."""
+        """Return the strategy's class, module, and ID."""
         cls = type(self)
         return {"__type__": cls.__name__, "__module__": cls.__module__, "id": str(self._id)}
 
     @abstractmethod
     def _validate_context(self, *, context: ContextT) -> Any:
-        """Raise an exception if the context is invalid. May be a coroutine function."""
+        """Raise an error if the context is invalid. It may be a coroutine function."""
 
     @abstractmethod
     async def _setup_async(self, *, context: ContextT) -> None:
-        """Prepare the run."""
+        """Prepare the run before it is performed."""
 
     @abstractmethod
     async def _perform_async(self, *, context: ContextT) -> ResultT:
@@ -293,7 +293,7 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         phase: Phase = "validate"
         phase_started_at = started_at
 
-        async def tell(new_phase: Phase, moment: str, result: Any) -> None:
+        async def notify(new_phase: Phase, moment: str, result: Any) -> None:
             nonlocal phase, phase_started_at
             phase, duration = new_phase, None
             if moment == "pre":
@@ -311,7 +311,7 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             setup=partial(self._setup_async, context=context),
             execute=partial(self._perform_async, context=context),
             teardown=partial(self._teardown_async, context=context),
-            on_phase=tell,
+            on_phase=notify,
         )
         try:
             result: ResultT = await lifecycle.run()

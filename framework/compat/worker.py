@@ -1,4 +1,4 @@
-"""techrevati-runtime's workers: ``AgentWorker``, ``AgentRegistry`` and ``Handoff``."""
+"""techrevati-runtime's workers: ``AgentWorker``, ``AgentRegistry``, and ``Handoff``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TRANSITIONS: Mapping[AgentStatus, set[AgentStatus]] = MappingProxyType(
 
 
 class InvalidTransitionError(CapgraphError):
-    """Error raised for a transition that a worker's status does not allow.
+    """Raised for a transition that a worker's status does not allow.
 
     Attributes:
         current: Status of the worker.
@@ -71,7 +71,7 @@ class InvalidTransitionError(CapgraphError):
 
 @dataclass(frozen=True, slots=True)
 class AgentWorkerEvent:
-    """Transition of a worker.
+    """Change of a worker's status.
 
     Attributes:
         seq: Sequence number, from 1.
@@ -186,7 +186,7 @@ class AgentRegistry:
         return worker
 
     def get(self, worker_id: str) -> AgentWorker | None:
-        """Return a worker, or ``None``."""
+        """Return the worker with an ID, or ``None``."""
         with self._lock:
             return self._workers.get(worker_id)
 
@@ -196,12 +196,12 @@ class AgentRegistry:
         """Change the status of a worker.
 
         Raises:
-            KeyError: There is no such worker.
+            KeyError: The registry has no worker with this ID.
             InvalidTransitionError: The current status does not allow the transition.
         """
         worker = self.get(worker_id)
         if worker is None:
-            raise KeyError(f"Worker not found: {worker_id}")
+            raise KeyError(f"The worker {worker_id!r} does not exist.")
         worker.transition(status, detail)
         return worker
 

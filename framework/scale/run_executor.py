@@ -466,7 +466,7 @@ async def mark_stopped(graph: Any, thread: str) -> TurnResult:
 
 
 def _check_rules(run: LoggedRun, rules: AgentRules) -> None:
-    """Raise if an agent with these rules may not execute a run."""
+    """Raise an error if an agent with these rules may not execute a run."""
     submitted = run.request.get("agent")
     if submitted is None or run.status == STOPPING:
         return

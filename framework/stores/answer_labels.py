@@ -1,4 +1,4 @@
-"""Labels of the answers that a server sent, for clients that send them back as history.
+"""Data-provenance labels of a server's answers, for clients that send them back as history.
 
 A client of ``/v1`` sends earlier messages with each request. The labels of an answer are found by a
 digest of its text, so that they apply again. An unknown message comes from elsewhere.
@@ -16,7 +16,7 @@ _PREFIX = "answer/"
 
 
 class AnswerLabels:
-    """Labels of a server's answers, by user and text.
+    """Data-provenance labels of a server's answers, by user and text.
 
     Args:
         values: Store of the labels.

@@ -11,7 +11,7 @@ from capgraph.configs.errors import ConfigurationError
 
 
 def require_async_saver(saver: Any) -> None:
-    """Raise if a saver supports only synchronous calls.
+    """Raise an error if a saver supports only synchronous calls.
 
     Args:
         saver: Any object. Objects other than savers are accepted.
@@ -24,11 +24,11 @@ def require_async_saver(saver: Any) -> None:
         isinstance(saver, BaseCheckpointSaver)
         and type(saver).aput_writes is BaseCheckpointSaver.aput_writes
     ):
-        raise _synchronous_error("checkpointer", saver, "one of open_saver", "AsyncSqliteSaver")
+        raise _create_error("checkpointer", saver, "one of open_saver", "AsyncSqliteSaver")
 
 
 def require_async_store(store: Any) -> None:
-    """Raise if a store supports only synchronous calls.
+    """Raise an error if a store supports only synchronous calls.
 
     Args:
         store: Any object. Objects other than stores are accepted.
@@ -41,14 +41,15 @@ def require_async_store(store: Any) -> None:
     defining = next(cls for cls in type(store).__mro__ if "abatch" in vars(cls))
     # SqliteStore overrides abatch only to raise; PostgresStore runs batch in a thread.
     if (defining.__module__, defining.__name__) == ("langgraph.store.sqlite.base", "SqliteStore"):
-        raise _synchronous_error("store", store, "one of open_store", "AsyncSqliteStore")
+        raise _create_error("store", store, "one of open_store", "AsyncSqliteStore")
 
 
-def _synchronous_error(
+def _create_error(
     role: str, value: object, own_function: str, langgraph_class: str
 ) -> ConfigurationError:
     return ConfigurationError(
-        f"The {role} must be asynchronous: {type(value).__name__} supports only synchronous calls.",
+        f"The {role} is of the synchronous class {type(value).__name__}, but it must be"
+        " asynchronous.",
         fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a postgresql://"
         f" URL), or pass an asynchronous {role}: {own_function}, or LangGraph's {langgraph_class} or"
         f" {langgraph_class.replace('Sqlite', 'Postgres')}.",

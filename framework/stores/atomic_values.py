@@ -192,7 +192,7 @@ class TableValues(AtomicValueStore):
         rows = self._resolve_tables()
         if rows.run_blocking("SELECT 1") is None:
             raise PersistenceError(
-                "A database in memory is not accessible from another thread.",
+                "The database is in memory, so another thread cannot access it.",
                 fix="Use a SQLite file.",
             )
         return _run_in_thread(rows, _change_statements(name, change, clock))[0]
@@ -238,7 +238,7 @@ async def write_with_undo(
     change: ChangeFunction[T],
     undo: UndoFunction[T] | None,
 ) -> T:
-    """Complete a write even if the caller is cancelled, and then revert it with ``undo``."""
+    """Complete a write even if the caller is canceled, and then revert it with ``undo``."""
 
     async def revert(result: T) -> None:
         if undo is not None:

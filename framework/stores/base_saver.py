@@ -42,7 +42,8 @@ class BaseSaver(BaseCheckpointSaver[Any]):
     List it before LangGraph's saver in the bases of a class.
 
     Attributes:
-        persistence: Tables stored beside the checkpoints. LangGraph's copies of the saver share it.
+        persistence: Tables stored next to the checkpoints. LangGraph's copies of the saver share
+            it.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -59,7 +60,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint."""
         put = super().aput
-        stored = await self._with_delta_counters(config, checkpoint, metadata, new_versions)
+        stored = await self._add_delta_counters(config, checkpoint, metadata, new_versions)
 
         async def write() -> RunnableConfig:
             if PAST_LEASE not in metadata:
@@ -68,14 +69,14 @@ class BaseSaver(BaseCheckpointSaver[Any]):
 
         return await self.run_operation("written", write)
 
-    async def _with_delta_counters(
+    async def _add_delta_counters(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointMetadata:
-        """Return metadata that counts from the last snapshot, see :meth:`aget_tuple`."""
+        """Return metadata whose counters start at the last snapshot; see :meth:`aget_tuple`."""
         configurable = config["configurable"]
         fields: Any = metadata
         counters: DeltaCounters = fields.get(DELTA_COUNTERS) or {}
@@ -258,7 +259,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         return [(str(thread), str(latest)) for thread, latest in found]
 
     async def is_interrupted(self, thread_id: str) -> bool:
-        """Return whether a thread's latest checkpoint has an interrupt.
+        """Return True if a thread's latest checkpoint has an interrupt.
 
         Args:
             thread_id: ID of the thread.

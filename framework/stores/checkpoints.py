@@ -63,7 +63,7 @@ class CheckpointManager:
 
     Args:
         store: A state store, a LangGraph store, or a saver.
-        default_ttl: Time to live of snapshots in seconds; ``None`` for no expiry.
+        default_ttl: Time to live of snapshots in seconds. ``None`` means no expiry.
         clock: Clock for expiry in a LangGraph store, for tests.
 
     Attributes:

@@ -336,7 +336,7 @@ class SqlTables(SqlExecutor, ABC):
         return self
 
     def is_at(self, url: str) -> bool:
-        """Return whether a URL refers to this database, as far as this can be determined."""
+        """Return True if a URL refers to this database, as far as this can be determined."""
         return False
 
     def listen(self, channel: str) -> AsyncIterator[str]:

@@ -68,7 +68,7 @@ async def load_full_checkpoint(
     Args:
         persistence: Persistence that the checkpoint was loaded from.
         checkpoint_tuple: The checkpoint.
-        keys: State keys to load; ``None`` for all.
+        keys: State keys to load. ``None`` means all.
 
     Raises:
         PersistenceError: A delta channel is unknown to all graphs of this saver.
@@ -241,8 +241,8 @@ class History:
         Args:
             target: ID of the copy. No thread may have it.
             caller: Caller for whom an unfinished turn of the copy runs; anonymous by default.
-            up_to: ID of the last checkpoint to copy; ``None`` for all. All records of its turn are
-                copied, so that the copy does not repeat later effects of that turn.
+            up_to: ID of the last checkpoint to copy. ``None`` means all. All records of its turn
+                are copied, so that the copy does not repeat later effects of that turn.
 
         Raises:
             PersistenceError: The thread does not exist, ``target`` exists, or ``target`` is
@@ -251,7 +251,7 @@ class History:
         """
         if not isinstance(target, str) or not target.strip() or not target.isprintable():
             raise PersistenceError(
-                f"Invalid thread ID {target!r} for the copy: expected printable text.",
+                f"The thread ID {target!r} of the copy is invalid: it must be printable text.",
                 fix="Use printable characters.",
             )
         # The lease prevents writes to the target between the check and the copy.
@@ -313,7 +313,7 @@ class History:
         await History(self._persistence, target)._sweep()
 
     async def _assign_turn(self, caller: Caller) -> None:
-        """Make a user the caller of the last turn, and clear the approvals that requests show."""
+        """Make a user the caller of the last turn, and clear the approvals in its requests."""
         found = await self._saver.aget_tuple(thread_config(self._thread))
         if found is None or not found.checkpoint["channel_values"].get(_TURN_KEY):
             return
@@ -322,7 +322,7 @@ class History:
         named = {name: value for name, value in asdict(caller).items() if value}
         changed: dict[str, Any] = {_TURN_KEY: {**values[_TURN_KEY], "caller": named}}
         if pending := values.get(_PENDING_KEY):
-            changed[_PENDING_KEY] = {key: _without_approvals(one) for key, one in pending.items()}
+            changed[_PENDING_KEY] = {key: _remove_approvals(one) for key, one in pending.items()}
         old_versions = checkpoint["channel_versions"]
         versions: Any = {name: next_version(old_versions[name], None) for name in changed}
         own: Any = {
@@ -473,7 +473,7 @@ class History:
         return str(found[0][0]) if found else ""
 
 
-def _without_approvals(request: Any) -> Any:
+def _remove_approvals(request: Any) -> Any:
     if not isinstance(request, Mapping) or "agreed" not in (request.get("approvals") or {}):
         return request
     return {**request, "approvals": {**request["approvals"], "agreed": []}}

@@ -1,4 +1,4 @@
-"""Leases that allow one run per thread, stored beside the checkpoints.
+"""Leases that allow one run per thread, stored next to the checkpoints.
 
 A run acquires a lease when it starts, and releases it when it ends or waits for a person. A lease
 expires in one of two ways. If its owner was a process on this machine, it expires when that process
@@ -206,7 +206,7 @@ class Leases:
         return new_lease
 
     async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
-        """Raise unless this process still holds the lease of a thread that it runs.
+        """Raise an error unless this process still holds the lease of a thread that it runs.
 
         Args:
             thread_id: ID of the thread.
@@ -300,7 +300,7 @@ class Leases:
                 return None
 
     async def _is_expired(self, owner: LeaseOwner, new_owner: LeaseOwner) -> bool | None:
-        """Return whether an owner has lost its lease, or ``None`` if its heartbeat is only late."""
+        """Return True if an owner lost its lease, and ``None`` if its heartbeat is only late."""
         if owner.machine == new_owner.machine:
             if owner.process == new_owner.process:
                 return owner.owner_id not in _active_leases
@@ -310,7 +310,7 @@ class Leases:
         return None if abs(owner.age) > self.ttl_seconds else False
 
     async def has_ended(self, owner: LeaseOwner) -> bool:
-        """Return whether the run of an owner ended without releasing its lease, or lost its thread.
+        """Return True if the run of an owner ended without releasing its lease, or lost its thread.
 
         A late heartbeat may resume. The owner must therefore be late in two calls that are 1.5
         heartbeat intervals apart.
@@ -350,10 +350,10 @@ class Leases:
     async def identity(self) -> tuple[str, str]:
         """Return the IDs of this machine and process."""
         known = _identities.get(os.getpid())
-        return known if known is not None else await _off_loop(read_identity)
+        return known if known is not None else await _run_in_thread(read_identity)
 
     async def _is_alive(self, process: str) -> bool:
-        return await _off_loop(lambda: _is_process_alive(process))
+        return await _run_in_thread(lambda: _is_process_alive(process))
 
     def _now(self) -> float:
         return seconds_since_boot()
@@ -401,15 +401,15 @@ class Leases:
 
 
 def thread_busy_error(thread_id: str, owner: LeaseOwner) -> ThreadBusyError:
-    """Return the error for a thread that another run holds."""
+    """Return an error for a thread whose lease another run holds."""
     return ThreadBusyError(
         f"The thread {thread_id!r} is already running in {owner.describe()}.",
         fix="Wait until that run ends or waits for a person, or end its process.",
     )
 
 
-async def _off_loop(call: Callable[[], T]) -> T:
-    """Run a function that reads small files in a thread outside all shared pools."""
+async def _run_in_thread(call: Callable[[], T]) -> T:
+    """Run a function that reads small files in its own thread, because shared pools may be full."""
     own = ThreadPoolExecutor(1, thread_name_prefix="capgraph lease")
     try:
         return await asyncio.get_running_loop().run_in_executor(own, call)
@@ -428,7 +428,7 @@ def read_identity() -> tuple[str, str]:
         # Process IDs are unique only within a container.
         boot += os.readlink("/proc/self/ns/pid")
     name = os.environ.get(_MACHINE_VARIABLE) or platform.node()
-    _identities[pid] = f"{name}|{boot}", f"{pid}|{_process_start(pid)}"
+    _identities[pid] = f"{name}|{boot}", f"{pid}|{_read_process_start(pid)}"
     return _identities[pid]
 
 
@@ -446,11 +446,11 @@ def _is_process_alive(process: str) -> bool:
         return False
     except PermissionError:
         return True
-    return _process_start(int(number)) == started
+    return _read_process_start(int(number)) == started
 
 
-def _process_start(pid: int) -> str:
-    """Return the start time of a process, which tells it from a later one with the same ID."""
+def _read_process_start(pid: int) -> str:
+    """Return a process's start time, which distinguishes it from later ones with the same ID."""
     line = _text(f"/proc/{pid}/stat")
     fields = line.rpartition(")")[2].split()
     if len(fields) < 20:

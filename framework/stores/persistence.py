@@ -1,4 +1,4 @@
-"""Persistence: one object that owns a saver and all data stored beside its checkpoints."""
+"""Persistence: one object that owns a saver and all data stored next to its checkpoints."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Persistence:
         )
 
     def belongs_to(self, saver: BaseCheckpointSaver[Any]) -> bool:
-        """Return whether this is the persistence of a saver or of LangGraph's copy of it."""
+        """Return True if this is the persistence of a saver or of LangGraph's copy of it."""
         return is_same_saver(self.saver, saver)
 
     def register_graph(
@@ -225,7 +225,7 @@ def _run_tables() -> SqlTables:
     tables = Persistence.of(saver).tables if saver is not None else lent
     if tables is None:
         raise ConfigurationError(
-            "Limits with store='saver' need a saver with a database, and the run has none.",
+            "The limits have store='saver', but the run has no saver with a database.",
             fix="Use a SQLite or PostgreSQL saver, or set store to a database URL.",
         )
     return tables

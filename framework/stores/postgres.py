@@ -56,7 +56,7 @@ _END_FROZEN = (
 
 
 class PostgresTables(SqlTables):
-    """Tables beside the checkpoints of a PostgreSQL saver. They use the saver's connection or pool.
+    """Tables next to a PostgreSQL saver's checkpoints, on the saver's connection or pool.
 
     Args:
         saver: LangGraph's saver, or a :class:`PostgresSaver`.
@@ -104,7 +104,7 @@ class PostgresTables(SqlTables):
         self._address = _address(saver.conn)
 
     def is_at(self, url: str) -> bool:
-        """Return whether a URL refers to this database."""
+        """Return True if a URL refers to this database."""
         mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
         return {**mine, "password": ""} == {**other, "password": ""}
 

@@ -40,7 +40,7 @@ class RecordValues(AtomicValueStore):
         self._saver = saver
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Raise, because savers are asynchronous.
+        """Raise an error, because savers are asynchronous.
 
         Raises:
             PersistenceError: Always.

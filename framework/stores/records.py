@@ -82,7 +82,7 @@ async def write_record(
         thread_id: ID of the thread.
         key: Name of the record within the thread.
         record: Plain data.
-        parent_checkpoint_id: Checkpoint that the record is pruned with; by default, the current
+        parent_checkpoint_id: Checkpoint that the record is pruned with. Defaults to the current
             time.
         record_id: Checkpoint ID of the record, for names with several records.
         **extra_metadata: Additional metadata of the checkpoint.

@@ -1,4 +1,4 @@
-"""Log of runs and their events, stored beside the threads.
+"""Log of runs and their events, stored next to the threads.
 
 A run is logged before a worker starts it, and stays open until it ends, so another worker can take
 it over. Events are written to the log first and delivered to listeners from there. A listener
@@ -171,7 +171,7 @@ class RunLog:
     """Log of the runs of a saver's threads and their events.
 
     Args:
-        tables: Tables beside the threads; ``None`` for a log in memory that keeps the latest runs.
+        tables: Tables next to the threads; ``None`` for a log in memory that keeps the latest runs.
         serde: Serializer of the threads.
         listener: Listener for notifications from other processes.
         leases: Leases of running threads.
@@ -286,11 +286,11 @@ class RunLog:
         return writer_id, may_run
 
     async def hand_over(self, run_id: str) -> None:
-        """Record that this process leaves a claimed run to another one and is not lost with it."""
+        """Record that this process passes a claimed run to another process before it ends."""
         await self._run(_RELEASE, (run_id,))
 
     async def poison_runs(self, max_losses: int) -> list[LoggedRun]:
-        """Return the failed runs that lost more processes than allowed, newest first."""
+        """Return failed runs whose process died more often than allowed, newest first."""
         return await self._select("status = 'failed' AND starts > ?", max_losses)
 
     async def get(self, run_id: str) -> LoggedRun | None:
@@ -528,7 +528,7 @@ class RunLog:
                     await changed.wait()
 
     def close(self) -> None:
-        """Disconnect all listeners, which may reconnect to another process."""
+        """Disconnect all listeners. They may reconnect to another process."""
         self.closing.set()
         for live in self._live.values():
             live.wake()

@@ -68,7 +68,7 @@ class StrictSerializer(JsonPlusSerializer):
                 bytes(content[4:]),
             )
             if zlib.crc32(content).to_bytes(4) != bytes(checksum):
-                raise ValueError("the checksum does not match")
+                raise ValueError("the checksum does not match the stored data")
         if kind == "msgpack":
             return unpack_checkpoint(content, self._unpack_ext_hook)
         return super().loads_typed((kind, content))

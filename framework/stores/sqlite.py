@@ -38,7 +38,7 @@ LOCK_SECONDS = 30.0
 
 
 class SqliteTables(SqlTables):
-    """Tables beside the checkpoints of a SQLite saver. They use the saver's connection.
+    """Tables next to the checkpoints of a SQLite saver. They use the saver's connection.
 
     Args:
         saver: LangGraph's saver, or a :class:`SqliteSaver`.

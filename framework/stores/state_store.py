@@ -66,7 +66,7 @@ class BaseStateStore(ABC):
         values: Storage backend.
         key_prefix: Prefix of the stored keys. Stores of one database with different prefixes are
             independent.
-        clock: Clock for tests; by default, that of the database or machine.
+        clock: Clock for tests. Defaults to that of the database or machine.
 
     Raises:
         ConfigurationError: The prefix is empty.
@@ -100,7 +100,7 @@ class BaseStateStore(ABC):
         return default if text is None else json.loads(text)
 
     async def exists(self, key: str) -> bool:
-        """Return whether a key is set, possibly to ``None``."""
+        """Return True if a key is set, possibly to ``None``."""
         return await self._change(key, lambda text: (_UNCHANGED, text is not None))
 
     async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
@@ -110,8 +110,8 @@ class BaseStateStore(ABC):
             key: The key.
             value: A JSON value: dictionaries with string keys, lists, strings, finite numbers,
                 booleans, or ``None``.
-            ttl: Time to live in seconds; ``None`` for no expiry. With 0 or less, the value expires
-                immediately.
+            ttl: Time to live in seconds. ``None`` means no expiry. With 0 or less, the value
+                expires immediately.
 
         Raises:
             ValidationError: The value is not JSON, or the key or the TTL is invalid.
@@ -175,13 +175,14 @@ class BaseStateStore(ABC):
             ValidationError: The value is not a number, or the sum is not finite.
         """
         if type(by) not in (int, float):
-            raise ValidationError(f"by is {by!r}: expected a number.", fix="Pass a number.")
+            raise ValidationError(f"by is {by!r}: it must be a number.", fix="Pass a number.")
 
         def add(text: str | None) -> tuple[str, int | float]:
             current = 0 if text is None else json.loads(text)
             if type(current) not in (int, float):
                 raise ValidationError(
-                    f"The value of {key!r} has type {type(current).__name__}: expected a number.",
+                    f"The value of {key!r} is of type {type(current).__name__}: it must be a"
+                    " number.",
                     fix="Use a separate key for the number.",
                 )
             total: int | float = current + by
@@ -232,7 +233,7 @@ class BaseStateStore(ABC):
         """Change the text of a value and its expiry."""
         if ttl is not None and (type(ttl) not in (int, float) or not math.isfinite(ttl)):
             raise ValidationError(
-                f"ttl is {ttl!r}: expected a finite number of seconds or None.",
+                f"ttl is {ttl!r}: it must be a finite number of seconds, or None.",
                 fix="Pass seconds, or None for no expiry.",
             )
 
@@ -254,7 +255,8 @@ class BaseStateStore(ABC):
         name = self._prefix + key if isinstance(key, str) else ""
         if not name or "\0" in name or len(name.encode(errors="replace")) > _MAX_KEY_BYTES:
             raise ValidationError(
-                f"Invalid key {key!r:.80}: expected text without NUL of at most {_MAX_KEY_BYTES} bytes.",
+                f"The key {key!r:.80} is invalid: it must be text without NUL of at most"
+                f" {_MAX_KEY_BYTES} bytes.",
                 fix="Use a shorter text without NUL characters.",
             )
         to_json_text(key, "key")
@@ -374,6 +376,7 @@ class StateStoreFactory:
         """
         if backend not in _BACKENDS:
             raise ConfigurationError(
-                f"Unknown state store backend {backend!r}.", fix=f"Use {', '.join(_BACKENDS)}."
+                f"The state store backend {backend!r} is unknown.",
+                fix=f"Use {', '.join(_BACKENDS)}.",
             )
         return _BACKENDS[backend](**kw)

@@ -77,7 +77,7 @@ class ClaimedStep:
     Attributes:
         thread_id: ID of the thread.
         request: Request of the step.
-        timeout_seconds: Remaining time; ``None`` for no limit.
+        timeout_seconds: Remaining time. ``None`` means no limit.
         event_count: Number of events that earlier workers emitted.
     """
 
@@ -132,7 +132,7 @@ class StepResults:
             turn_id: Turn of the request. Steps of earlier turns in the namespace are deleted.
             lease_owner: Lease owner of the thread.
             request: Plain data.
-            timeout_seconds: Time limit; ``None`` for no limit.
+            timeout_seconds: Time limit. ``None`` means no limit.
 
         Raises:
             PersistenceError: Another process holds the thread.
@@ -164,7 +164,7 @@ class StepResults:
             )
 
     async def exists(self, step_id: str) -> bool:
-        """Return whether a step is stored."""
+        """Return True if a step is stored."""
         statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
         return bool((await self._tables.run(statement, (step_id,)))[1])
 
@@ -194,7 +194,7 @@ class StepResults:
         return [(int(seq), self._unpack(data)) for seq, data in found]
 
     async def withdraw(self, step_id: str, lease_owner: str) -> bool:
-        """Delete a step that no worker has started. Return whether it was deleted."""
+        """Delete a step that no worker has started, and return True if it was deleted."""
         count, _ = await self._tables.run(
             "DELETE FROM capgraph_steps WHERE step_id = ? AND token = ? AND begun = 0",
             (step_id, lease_owner),
@@ -202,7 +202,7 @@ class StepResults:
         return bool(count)
 
     async def cancel(self, step_id: str, lease_owner: str) -> None:
-        """Ask the worker of a step to stop, unless another process took over the turn."""
+        """Request that a step's worker stops, unless another process took over the turn."""
         await self._tables.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ? AND NOT EXISTS"
             " (SELECT 1 FROM capgraph_leases l WHERE l.thread_id = capgraph_steps.thread_id"
@@ -228,7 +228,7 @@ class StepResults:
     # --- who works ------------------------------------------------------------------------
 
     async def claim(self, step_id: str) -> ClaimedStep | None:
-        """Claim a step for a worker; return ``None`` if it ended or was cancelled."""
+        """Claim a step for a worker. Return ``None`` if it ended or was canceled."""
         found = await self._run_and_notify(_CLAIM, (step_id,))
         if not found:
             return None
@@ -241,12 +241,12 @@ class StepResults:
         await self._tables.run(statement, (step_id,))
 
     async def has_waiting_turn(self, step_id: str) -> bool:
-        """Return whether a process that holds the thread still waits for the step."""
+        """Return True if a process that holds the thread still waits for the step."""
         _, found = await self._tables.run(_HAS_WAITING_TURN, (step_id,))
         return bool(found)
 
     async def is_cancelled(self, step_id: str) -> bool:
-        """Return whether a step must stop."""
+        """Return True if a step must stop."""
         _, found = await self._tables.run(
             "SELECT 1 FROM capgraph_steps WHERE step_id = ? AND cancelled = 0", (step_id,)
         )

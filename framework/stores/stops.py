@@ -1,4 +1,4 @@
-"""Stop requests for a thread, a user, or all runs, stored beside the checkpoints.
+"""Stop requests for a thread, a user, or all runs, stored next to the checkpoints.
 
 Every process checks them at safe points. A request stays in force until it is cleared, so a stopped
 thread accepts neither messages nor answers.
@@ -79,7 +79,7 @@ class StopRequests:
         await self._refresh()
 
     async def clear(self, kind: StopKind, name: str = "") -> bool:
-        """Delete a stop request and return whether there was one."""
+        """Delete a stop request, and return True if it existed."""
 
         def take(stored: Any, _: float) -> tuple[None, float, bool]:
             return None, 0, stored is not None
@@ -103,7 +103,7 @@ class StopRequests:
     async def raise_if_stopped(
         self, thread_id: str, users: Collection[str], *, force_read: bool
     ) -> None:
-        """Raise if a stop request applies to a run.
+        """Raise an error if a stop request applies to a run.
 
         Args:
             thread_id: Thread of the run.

@@ -237,7 +237,7 @@ async def list_suspended_threads(
 
     Args:
         saver: An open saver.
-        now: Return only threads due at this time; ``None`` for all.
+        now: Return only threads due at this time. ``None`` means all.
 
     >>> import asyncio
     >>> from langgraph.checkpoint.memory import InMemorySaver
@@ -265,7 +265,7 @@ async def prune_threads(
 
     Args:
         saver: An open saver.
-        thread_ids: IDs of the threads; ``None`` for all.
+        thread_ids: IDs of the threads. ``None`` means all.
         policy: ``keep_latest`` deletes the history of each thread. ``keep`` deletes the history
             before the last turns or checkpoints. ``delete`` deletes threads. ``older_than`` deletes
             threads that were not saved for that long; applied to all threads, it also deletes usage
@@ -273,7 +273,7 @@ async def prune_threads(
         older_than: Minimum age, for ``older_than``.
         keep_turns: Number of turns to keep, for ``keep``.
         keep_checkpoints: Number of checkpoints to keep, for ``keep``.
-        limit: Maximum number of threads to examine; ``None`` for all.
+        limit: Maximum number of threads to examine. ``None`` means all.
 
     Returns:
         IDs of the pruned threads.

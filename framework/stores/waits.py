@@ -1,4 +1,4 @@
-"""Suspended threads and the signals sent to them, stored beside the checkpoints.
+"""Suspended threads and the signals sent to them, stored next to the checkpoints.
 
 A signal is a record of its thread, so it is encrypted like checkpoints and deleted with the thread.
 The sender and the receiver write separate records, so neither can overwrite the other: a signal has

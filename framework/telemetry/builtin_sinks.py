@@ -251,7 +251,7 @@ class SqliteEventSink(FileSink):
         Args:
             run_id: Return only events of this run.
             thread_id: Return only events of this thread.
-            limit: Maximum number of events; ``None`` for all.
+            limit: Maximum number of events. ``None`` means all.
 
         Raises:
             ValidationError: ``limit`` is not a nonnegative integer.

@@ -114,10 +114,10 @@ class OpenTelemetrySink(FlushableSink):
     """Event sink that converts a graph's events, and a session's usage, to spans and metrics.
 
     Args:
-        tracer_provider: Provider of spans; by default, the global one.
-        meter_provider: Provider of metrics; by default, the global one.
+        tracer_provider: Provider of spans. Defaults to the global one.
+        meter_provider: Provider of metrics. Defaults to the global one.
         content: True to include objectives and messages, which are user content.
-        prices: Prices of models; by default, the process's table and ``genai-prices``.
+        prices: Prices of models. Defaults to the process's table and ``genai-prices``.
         endpoint: OTLP/HTTP endpoint of a collector, such as ``http://localhost:4318``; replaces
             ``tracer_provider``.
 
