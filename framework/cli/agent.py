@@ -54,8 +54,7 @@ def config_files(config: Path | None) -> list[Path]:
 
     Args:
         config: The file of ``--config``. Without it, the file is the one in ``CAPGRAPH_CONFIG``,
-            else
-            ``capgraph.yml`` in the current folder, else the packaged data agent.
+            else ``capgraph.yml`` in the current folder, else the packaged data agent.
     """
     if config is not None:
         return [config]
@@ -76,8 +75,7 @@ def read_settings(config: Path | None, *, is_shared: bool = False) -> Settings:
     """Read the settings and make modules next to the configuration file importable.
 
     Missing settings get defaults of the command line: the working folder may be read, and the user
-    is
-    the one who is logged in.
+    is the one who is logged in.
 
     Args:
         config: The file of ``--config``, if any.

@@ -192,8 +192,8 @@ def chat_models(configuration: Any) -> dict[str, BaseChatModel]:
 
     Args:
         configuration: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
-            mapping from role (or ``default``) to one of these or to
-            ``{"model": …, "behaviors": […]}``.
+            mapping from role (or ``default``) to one of these or to ``{"model": …, "behaviors":
+            […]}``.
 
     Returns:
         Chat models by role. Roles without a model are omitted.

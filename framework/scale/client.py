@@ -233,10 +233,8 @@ class Client:
         """Stop a thread: cancel its running and queued turns and close its questions and waits.
 
         Returns when the thread has stopped, at most after twice ``scale.lease_seconds``, even if
-        its
-        worker is dead. A step that blocks its worker may still be running then. The next message
-        starts
-        a new turn.
+        its worker is dead. A step that blocks its worker may still be running then. The next
+        message starts a new turn.
 
         Raises:
             PersistenceError: The thread does not exist.

@@ -38,8 +38,7 @@ class Engine(Protocol):
         Args:
             job: The thread and its run.
             is_resubmission: True if the run was submitted before. A thread that still has a job is
-                then
-                left unchanged.
+                then left unchanged.
         """
 
     async def enqueue_step(self, job: StepJob) -> None:

@@ -11,8 +11,7 @@ class TurnJob:
 
     The request of the run and its caller are in the run log
     (:class:`capgraph.stores.run_log.LoggedRun`). A job that is duplicated, late, or for a run that
-    has
-    ended has no effect.
+    has ended has no effect.
 
     Attributes:
         thread: Storage ID of the thread.
@@ -32,8 +31,7 @@ class StepJob:
         queue: Queue whose workers may run it.
         ref: Digest under which its request is stored.
         token: Owner of the thread's lease when the job was submitted. If the lease has changed
-            hands,
-            the step starts no effect.
+            hands, the step starts no effect.
     """
 
     id: str

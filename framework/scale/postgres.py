@@ -37,8 +37,7 @@ class PostgresEngine:
     """Engine that stores jobs with procrastinate.
 
     A thread has at most one waiting and one running job, because a job makes a worker run
-    everything
-    that the thread has to do. Finished jobs are deleted.
+    everything that the thread has to do. Finished jobs are deleted.
 
     Args:
         app: Open procrastinate app.

@@ -134,8 +134,7 @@ class RunExecutor:
         """Execute the open runs of a thread, one after the other.
 
         Abandoned runs come first, then answers and events. A new message waits until the previous
-        turn
-        has ended. Without open runs nothing happens, so jobs may be duplicated or late.
+        turn has ended. Without open runs nothing happens, so jobs may be duplicated or late.
 
         Raises:
             ThreadBusyError: Another process runs the thread.
@@ -212,8 +211,7 @@ class RunExecutor:
             run: The run.
             lease: Lease of its thread, which is released.
             release_first: True to release the lease before the last event is delivered, so that
-                clients
-                can send the next message immediately.
+                clients can send the next message immediately.
 
         Raises:
             PersistenceError: The database is unavailable or the lease was lost.

@@ -1,9 +1,8 @@
 """Engine on Temporal: one workflow for each thread that has something to do.
 
 A turn runs in an activity, outside of what Temporal replays. The lease in the database decides
-which
-worker runs a thread. An activity that Temporal considers lost continues as long as it holds the
-lease; its replacement finds the thread busy and is retried.
+which worker runs a thread. An activity that Temporal considers lost continues as long as it holds
+the lease; its replacement finds the thread busy and is retried.
 """
 
 from __future__ import annotations
@@ -433,8 +432,7 @@ class _JobRunner:
         """Run a job on the worker's event loop and send heartbeats until it ends.
 
         A job that the server considers lost continues, because the lease decides which worker runs
-        a
-        thread. If the server assigns the job to this worker again, the running one is awaited.
+        a thread. If the server assigns the job to this worker again, the running one is awaited.
         """
         info = activity.info()
         assert info.heartbeat_timeout is not None

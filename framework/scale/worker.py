@@ -132,8 +132,7 @@ class Worker:
         Raises:
             ThreadBusyError: Another process runs the thread.
             PersistenceError: The database is unavailable, or this worker is shutting down and
-                another
-                one must continue.
+                another one must continue.
         """
         with self._track_task():
             report = await self._executor.advance(job)

@@ -75,8 +75,7 @@ def create_app(
         graph: Graph made by ``build_graph``, with a checkpointer.
         settings: Settings to use instead of the graph's own.
         auth: Path of a token file, or an :class:`~capgraph.serve.identity.Identity`. Without it,
-            the
-            only user is ``local``, who logs in with a one-time link (``app.state.link``).
+            the only user is ``local``, who logs in with a one-time link (``app.state.link``).
         host: Address that the server listens on; ``None`` behind another server.
         engine: Engine that hands runs to workers, from :func:`capgraph.scale.connect`. Without it,
             runs execute in this process.

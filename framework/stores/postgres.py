@@ -127,8 +127,8 @@ class PostgresTables(SqlTables):
     async def end_stale_connections(self, idle_seconds: float) -> None:
         """Terminate capgraph's connections that left a transaction open.
 
-        This releases their locks. No timeout of older servers ends such a connection in the
-        middle of a pipeline.
+        This releases their locks. No timeout of older servers ends such a connection in the middle
+        of a pipeline.
 
         Args:
             idle_seconds: Minimum age of the transaction.

@@ -35,8 +35,8 @@ class ThreadSummary:
     Attributes:
         thread_id: ID of the thread.
         status: Status of the last turn: ``completed``, ``partial``, ``failed``, ``stopped``, or
-            ``cancelled``; ``waiting`` for a person, an event, or a time; ``unfinished`` if a
-            run continues the turn or the process ended; in a list also ``unreadable``.
+            ``cancelled``; ``waiting`` for a person, an event, or a time; ``unfinished`` if a run
+            continues the turn or the process ended; in a list also ``unreadable``.
         updated_at: Time of the last checkpoint.
         turns: Number of turns.
         messages: Number of messages.

@@ -92,8 +92,7 @@ def node(
     """Create a node that replaces a built-in node, and its test, in this project.
 
     If the project already has a node of its own in that position and --role is omitted, the new
-    node
-    runs after it.
+    node runs after it.
     """
     from capgraph.registry import Registry
 
