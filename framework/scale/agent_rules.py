@@ -20,7 +20,7 @@ from capgraph.pipeline.effect_ledger import compute_digest
 
 
 class AgentRules:
-    """The capabilities of an agent, and the rules that apply to callers.
+    """Capabilities of an agent, and the rules that apply to its callers.
 
     Args:
         services: Services of the agent's graph.
@@ -52,7 +52,7 @@ class AgentRules:
     def find_mismatch(
         self, submitted: Mapping[str, Any], caller: Caller, *, is_decision: bool
     ) -> str | None:
-        """Return why a worker with this agent must not execute a run; ``None`` if it may.
+        """Return the reason why a worker with this agent must not execute a run, or ``None``.
 
         Args:
             submitted: Description of the client's agent, from :meth:`describe`.

@@ -89,13 +89,13 @@ class EventTranslator:
         return self._count_events(events)
 
     def takeover_events(self, recorded: Sequence[Mapping[str, Any]]) -> list[AguiEvent]:
-        """Continue a run that another process left unfinished.
+        """Return the events that continue a run of a process that died.
 
         Args:
             recorded: Events that the run has emitted so far.
 
         Returns:
-            Events that close what the other process left open.
+            Events that close the messages and steps that the other process left open.
         """
         for event in recorded:
             self._restore(event)
@@ -368,7 +368,7 @@ def _is_tool_call(question: Mapping[str, Any]) -> bool:
 
 
 def _tool_call_events(question: Mapping[str, Any]) -> list[AguiEvent]:
-    """Return the events of a tool call that the front end must run. Its ID is the question's."""
+    """Return the events of a tool call that the front end must run, with the question's ID."""
     call = {"toolCallId": question["question_id"]}
     arguments = json.dumps(question["parameters"], ensure_ascii=False)
     return [
@@ -385,7 +385,7 @@ def _is_cancelled(result: Mapping[str, Any]) -> bool:
 
 
 def _run_error(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return message and code of a run that failed; ``None`` if it did not fail."""
+    """Return the error message and code of a run, or ``None`` if it did not fail."""
     error = result.get("error")
     if error is not None:
         fix = f" Fix: {error['fix']}" if error["fix"] else ""
@@ -398,7 +398,7 @@ def _run_error(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:
-    """Return a question as an interrupt of AG-UI.
+    """Return a question to the user as an AG-UI interrupt.
 
     Args:
         question: The question with its ``question_id``.

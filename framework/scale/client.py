@@ -117,7 +117,8 @@ class Client:
         ):
             if not isinstance(value, str):
                 raise ValidationError(
-                    f"Invalid {name} {value!r:.80}: expected a string.", fix="Pass a string."
+                    f"The {name} {value!r:.80} is invalid: it must be a string.",
+                    fix="Pass a string.",
                 )
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Pass a non-empty message.")
@@ -174,7 +175,7 @@ class Client:
             caller: The person who answers.
 
         Returns:
-            True if the answer was accepted; False if the question is not open or already answered.
+            True if the answer was accepted. False if the question is not open or was already answered.
         """
         checkpoint = await self._saver.aget_tuple(thread_config(thread))
         if checkpoint is None or question_id not in open_questions(checkpoint):
@@ -190,7 +191,7 @@ class Client:
     async def signal(
         self, thread: str, key: str, value: Any = None, caller: Caller | str | None = None
     ) -> bool:
-        """Send an event to a thread. Return True if a step waits for it.
+        """Send an event to a thread, and return True if a step waits for it.
 
         An event that arrives early, even before its turn has started, is stored for the step.
 
@@ -210,7 +211,7 @@ class Client:
         return True
 
     async def wake(self, due: SuspendedThread, *, keeps_rules: bool = False) -> None:
-        """Check whether a thread that waits for a time or an event can continue.
+        """Continue a waiting thread if its time or event has come.
 
         Args:
             due: The thread.
@@ -307,7 +308,7 @@ class Client:
         """
         if not isinstance(after, int):
             raise ValidationError(
-                f"Invalid event number {after!r:.80}: expected an integer.",
+                f"The event number {after!r:.80} is invalid: it must be an integer.",
                 fix="Pass the 'seq' of the last event received, or 0.",
             )
         async with aclosing(self.log.follow_thread(thread, after)) as pages:  # type: ignore[type-var]
@@ -332,8 +333,8 @@ async def open_engine(
         url: URL of the threads' database, for every engine.
         graph: Graph made by ``build_graph`` with the same capabilities as the workers' graph. If it
             has no checkpointer, or one on another database, a copy with a saver on ``url`` is used.
-        engine: ``postgres`` or ``temporal``; by default the setting ``scale.engine``.
-        temporal: Address of the Temporal server; by default the setting ``scale.temporal``.
+        engine: ``postgres`` or ``temporal``. Defaults to the setting ``scale.engine``.
+        temporal: Address of the Temporal server. Defaults to the setting ``scale.temporal``.
 
     Raises:
         ConfigurationError: The engine does not support the database.
@@ -343,7 +344,7 @@ async def open_engine(
     services = getattr(graph, "services", None)
     if services is None:
         raise ConfigurationError(
-            "Workers cannot run this graph: it was not made by build_graph.",
+            "Workers cannot run this graph, because build_graph did not create it.",
             fix="Pass a graph of build_graph.",
         )
     settings = services.settings
@@ -367,7 +368,7 @@ async def open_engine(
 
 
 def check_engine(url: str, name: str) -> None:
-    """Check that an engine exists, is installed, and supports the database.
+    """Raise an error unless an engine exists, is installed, and supports the database.
 
     Args:
         url: URL of the threads' database.
@@ -379,7 +380,7 @@ def check_engine(url: str, name: str) -> None:
     """
     if name not in _ENGINES:
         raise ConfigurationError(
-            f"Unknown engine {name!r:.80}.", fix="Use 'postgres' or 'temporal'."
+            f"The engine {name!r:.80} is unknown.", fix="Use 'postgres' or 'temporal'."
         )
     if "://" not in url or parse_url(url).kind != "postgres":
         raise ConfigurationError(
@@ -404,8 +405,8 @@ async def connect(
         url: URL of the threads' database.
         saver: Open saver on that database.
         scale_settings: The settings section ``scale``.
-        engine: Name of the engine; by default the one of the settings.
-        temporal: Address of the Temporal server; by default the one of the settings.
+        engine: Name of the engine. Defaults to the setting ``scale.engine``.
+        temporal: Address of the Temporal server. Defaults to the setting ``scale.temporal``.
 
     Raises:
         ConfigurationError: The engine is unknown or does not support the database.
@@ -442,7 +443,7 @@ async def _database_id(saver: Any) -> str:
 def _as_caller(caller: Caller | str | None) -> Caller:
     if not isinstance(caller, Caller | str | None):
         raise ValidationError(
-            f"Invalid caller {caller!r:.80}: expected a user ID or a Caller.",
+            f"The caller {caller!r:.80} is invalid: it must be a user ID or a Caller.",
             fix="Pass a string or a Caller.",
         )
     return caller if isinstance(caller, Caller) else Caller(caller)

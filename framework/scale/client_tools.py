@@ -26,7 +26,7 @@ _FACTS = {"key": "client_tools"}
 
 
 def client_tool(name: str, description: str, parameters: Any = None) -> type[BaseCapability]:
-    """Create the capability of a client tool.
+    """Create a capability that the front end runs (a client tool).
 
     Args:
         name: Name of the tool.
@@ -66,7 +66,7 @@ class ClientToolGraphs:
         self._extended: BoundedDict[str, Any] = BoundedDict(_MAX_GRAPHS)
 
     async def get(self, tools: Sequence[Mapping[str, Any]] | None) -> Any:
-        """Return the graph with the given tools.
+        """Return the graph with a turn's client tools.
 
         Args:
             tools: Arguments of :func:`client_tool` for each tool.

@@ -16,10 +16,10 @@ class JobHandler(Protocol):
     """Protocol of job handlers. Each method may be called repeatedly for the same job."""
 
     async def run_turn(self, job: TurnJob) -> None:
-        """Run everything that a thread has to do."""
+        """Execute all open runs of a thread."""
 
     async def run_step(self, job: StepJob) -> None:
-        """Run a step unless its result already exists."""
+        """Run a step unless its result is already stored."""
 
     async def start_scheduled(self, schedule: str, moment: float) -> None:
         """Start the turn of a schedule. Each due time starts one turn."""
@@ -33,7 +33,7 @@ class Engine(Protocol):
     """
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Hand a thread to a worker of the queue ``turns``. One worker at a time runs a thread.
+        """Enqueue a job for a thread in the queue ``turns``. One worker at a time runs a thread.
 
         Args:
             job: The thread and its run.
@@ -42,7 +42,7 @@ class Engine(Protocol):
         """
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Hand a step to a worker of its queue. Returns when the job is stored."""
+        """Enqueue a job for a step. The method returns when the job is stored."""
 
     async def serve(
         self,
@@ -69,7 +69,7 @@ class Engine(Protocol):
         """Return the number of waiting jobs, by queue."""
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Start a turn at each due time of a schedule, or at the next one.
+        """Start a turn at each due time of a schedule, or at its next one.
 
         Called again after each due time and periodically, because an engine may have lost the
         schedule.
@@ -81,7 +81,7 @@ class Engine(Protocol):
         """
 
     async def unschedule(self, name: str) -> None:
-        """Delete the due times of a schedule."""
+        """Delete a schedule, so that it starts no more turns."""
 
     async def close(self) -> None:
         """Close all connections."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TurnJob:
-    """Job: start or resume a run of a thread.
+    """Job that starts or resumes a thread's run.
 
     The request of the run and its caller are in the run log
     (:class:`capgraph.stores.run_log.LoggedRun`). A job that is duplicated, late, or for a run that
@@ -24,7 +24,7 @@ class TurnJob:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Job: run one step of a turn on a worker that serves its queue.
+    """Job that runs one step of a turn on a worker of its queue.
 
     Attributes:
         id: ID of the step's attempt, under which its result is stored.

@@ -318,7 +318,7 @@ class _JobRunner:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Raise connection errors as ``PersistenceError``."""
+    """Context manager: convert connection errors to ``PersistenceError``."""
     import psycopg
 
     try:

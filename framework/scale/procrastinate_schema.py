@@ -78,7 +78,7 @@ async def _record_version(conn: Any, last: str) -> None:
 
 
 def _detect_version(files: Mapping[str, str], functions: set[str]) -> str:
-    """Return the first migration after which exactly these functions exist."""
+    """Return the first migration after which the database has exactly these functions."""
     created: set[str] = set()
     for name, text in files.items():
         created = (created - set(_DROPPED_FUNCTION.findall(text))) | set(

@@ -135,7 +135,7 @@ class RemoteSteps:
     async def _has_ended(
         self, pending: _PendingStep, status: StepStatus, *, should_cancel: bool
     ) -> bool:
-        """Return True if the step must not start any more.
+        """Return True if the step must not start anymore.
 
         Raises:
             TimeoutError: The step timed out and no worker is alive to report it.
@@ -182,7 +182,7 @@ class RemoteSteps:
 
     @asynccontextmanager
     async def slot(self, name: str, limit: int) -> AsyncIterator[None]:
-        """Hold one of the slots that a capability has across all processes."""
+        """Context manager: hold one of a capability's slots, which all processes share."""
         lease = await self._acquire_slot(name, limit)
         try:
             yield
@@ -348,7 +348,7 @@ class RemoteSteps:
 
 
 class _PendingStep:
-    """A step that its turn waits for.
+    """Remote step that its turn waits for.
 
     Attributes:
         order: Job of the step.

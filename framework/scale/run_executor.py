@@ -1,4 +1,4 @@
-"""Execution of logged runs, for the server and for workers.
+"""Executor of logged runs, for the server and for workers.
 
 A run is stored in the log with its complete request before it executes. Every operation here can
 therefore be repeated at any point, by any process with the graph and the database.
@@ -79,7 +79,7 @@ async def advance(graph: Any, job: TurnJob, *, log: RunLog | None = None) -> Adv
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
         job: Job that names the thread.
-        log: Log of the runs; by default the one in the graph's database.
+        log: Log of the runs. Defaults to the log in the graph's database.
 
     >>> from capgraph import build_graph
     >>> from capgraph.scale.run_executor import advance
@@ -170,7 +170,7 @@ class RunExecutor:
         return AdvanceResult(job.thread, ended, has_more)
 
     async def _next_run(self, thread: str) -> tuple[LoggedRun | None, bool]:
-        """Return the run to execute next, and whether it is the only one."""
+        """Return the run to execute next, and True if it is the only one."""
         runs = await self._log.open_runs(thread)
         is_alone = len(runs) < 2
         for run in runs:
@@ -203,7 +203,7 @@ class RunExecutor:
     def run(
         self, run: LoggedRun, lease: Lease, *, release_first: bool = True
     ) -> Coroutine[Any, Any, str | None]:
-        """Execute a run and return its outcome; ``None`` if another process must continue it.
+        """Execute a run and return its outcome, or ``None`` if another process must continue it.
 
         The run can be stopped as soon as this method has been called.
 
@@ -264,7 +264,7 @@ class RunExecutor:
         }
 
     async def apply_stop_requests(self) -> None:
-        """Cancel the runs that other processes asked to stop."""
+        """Cancel the runs for which other processes requested a stop."""
         if self._turns:
             for run_id in await self._log.stopping_run_ids():
                 self.stop(run_id)
@@ -399,7 +399,7 @@ class RunExecutor:
         return TurnResult(run.thread_id, outcome=outcome, error=error)
 
     async def _next_input(self, run: LoggedRun, *, is_resumed: bool) -> tuple[Any, bool]:
-        """Return the input of the graph, and whether the run has nothing left to do."""
+        """Return the graph's input, and True if the run has nothing left to do."""
         from langgraph.types import Command
 
         request = run.request
@@ -444,7 +444,7 @@ class RunExecutor:
         return end.status
 
     async def _record_answer_labels(self, run: LoggedRun, answer: str) -> None:
-        """Record the labels of an answer, which clients may send back as history."""
+        """Record the provenance labels of an answer that clients may send back as history."""
         saved = await self._saver.aget_tuple(thread_config(run.thread_id))
         labels = TurnView(plain_values(saved)).thread_labels if saved is not None else {}
         keep_days = self._graph.services.settings.serve.keep_runs_days

@@ -18,7 +18,7 @@ from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A turn that starts repeatedly.
+    """Schedule that starts a turn repeatedly.
 
     Attributes:
         id: ID of the schedule.

@@ -128,7 +128,7 @@ class TemporalEngine:
         """
         if not re.fullmatch(r"\S+:\d{1,5}", address):
             raise ConfigurationError(
-                f"Invalid Temporal address {address!r:.80}: expected HOST:PORT.",
+                f"The Temporal address {address!r:.80} is invalid: it must be HOST:PORT.",
                 fix="Use HOST:PORT, such as localhost:7233.",
             )
         return cls(await _connect(address, RetryConfig()), address, lease_seconds, database)
@@ -194,7 +194,7 @@ class TemporalEngine:
         )
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Hand a step to a worker of its queue unless it is already running.
+        """Enqueue a job for a step unless the step is already running.
 
         Args:
             job: The step.
@@ -582,7 +582,7 @@ def _retry_error(error_name: str, delay: timedelta | None) -> ApplicationError:
 
 
 def _to_temporal_cron(cron: str) -> list[str]:
-    """Return cron expressions that mean the same to Temporal."""
+    """Return the cron expressions in Temporal's syntax."""
     if "#" in cron:
         raise ValidationError(
             f"Invalid cron expression {cron!r:.80}: Temporal treats '#' as a comment.",
@@ -620,7 +620,7 @@ async def _connect(address: str, retry: RetryConfig) -> Client:
 
 @contextmanager
 def _translate_errors(address: str) -> Iterator[None]:
-    """Raise Temporal errors as errors of the project."""
+    """Context manager: convert Temporal errors to capgraph errors."""
     try:
         yield
     except (RPCError, RuntimeError, ValueError) as exc:

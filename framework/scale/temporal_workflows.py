@@ -24,7 +24,7 @@ _MOMENT = SearchAttributeKey.for_datetime("TemporalScheduledStartTime")
 
 @dataclass(frozen=True)
 class ThreadJob:
-    """A job of a thread.
+    """Job for a thread, as Temporal carries it.
 
     Attributes:
         thread: Storage ID of the thread.
@@ -43,7 +43,7 @@ class ThreadJob:
 
 @dataclass(frozen=True)
 class ScheduledStart:
-    """A due schedule.
+    """Schedule whose turn must start.
 
     Attributes:
         schedule: ID of the schedule.

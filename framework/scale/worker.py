@@ -35,7 +35,7 @@ _PRUNE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A live worker.
+    """Description of a live worker.
 
     Attributes:
         id: ID of the worker.
@@ -197,7 +197,7 @@ class Worker:
             await asyncio.sleep(pause)
 
     async def _announce(self, seconds: float) -> None:
-        """Record that this worker is alive for some seconds; 0 removes the record."""
+        """Record for how many seconds this worker counts as alive; 0 removes the record."""
         assert self._tables is not None
         if seconds:
             running, now = len(self._running), time.monotonic()

@@ -87,7 +87,7 @@ TaskEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Raise errors as errors of the protocol."""
+    """Context manager: convert capgraph errors to A2A errors."""
     try:
         yield
     except NotFoundError as exc:
@@ -101,7 +101,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 class TaskHandler(RequestHandler):
-    """Handler of tasks. The ID of a task is the ID of the run that started its turn.
+    """Handler of A2A tasks. A task has the ID of the run that started its turn.
 
     Attributes:
         push: Push notifications; ``None`` if they are not offered.
@@ -130,7 +130,7 @@ class TaskHandler(RequestHandler):
     async def on_message_send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Task | Message:
-        """Start a task or answer its question. Wait for the end unless the client asks not to."""
+        """Start a task or answer its question. Wait for the end if the client requests it."""
         validate_history_length(params.configuration)
         with _translate_errors():
             task_id, run = await self._start_or_answer(params, _caller(context))
@@ -184,7 +184,7 @@ class TaskHandler(RequestHandler):
     async def _answer(self, message: Message, caller: Caller) -> tuple[str, Run | Task]:
         turn = await self._runs.get_turn(caller, message.task_id)
         if message.context_id and message.context_id != turn.run.thread_id:
-            raise InvalidParamsError("The task belongs to another context.")
+            raise InvalidParamsError("The task belongs to another context than the message.")
         question = await self._open_question(caller, turn.run)
         if question is None:
             raise UnsupportedOperationError(
@@ -267,7 +267,7 @@ class TaskHandler(RequestHandler):
         task.artifacts.extend(artifacts)
 
     async def _updates(self, context: ServerCallContext, turn: Turn) -> AsyncGenerator[TaskEvent]:
-        """Yield the updates of the latest run of a task, to the status with which it ends."""
+        """Yield the updates of a task's latest run, up to its final status."""
         task_id, thread_id = turn.turn_id, turn.run.thread_id
         appends = False
         events = self._runs.events(_caller(context), turn.run.run_id)
@@ -337,7 +337,7 @@ class TaskHandler(RequestHandler):
     async def on_list_tasks(
         self, params: ListTasksRequest, context: ServerCallContext
     ) -> ListTasksResponse:
-        """Return the caller's tasks, the last changed one first."""
+        """Return the caller's tasks, latest change first."""
         validate_history_length(params)
         size = params.page_size or _DEFAULT_PAGE_SIZE
         validate_page_size(size)
@@ -367,7 +367,7 @@ class TaskHandler(RequestHandler):
         )
 
     async def _matching_turns(self, params: ListTasksRequest, caller: Caller) -> list[Turn]:
-        """Return the turns that a request selects, the last changed one first."""
+        """Return the turns that a request selects, latest change first."""
         after = params.status_timestamp_after
         earliest = after.ToMilliseconds() if params.HasField("status_timestamp_after") else 0
         turns = [
@@ -464,7 +464,7 @@ class TaskHandler(RequestHandler):
             return await push.get_info_for_dispatch(task_id)
 
     async def on_get_extended_agent_card(self, params: Any, context: Any) -> Any:
-        """Refuse the request: every client gets the same card."""
+        """Refuse the request, because all clients receive the same card."""
         raise ExtendedAgentCardNotConfiguredError
 
 

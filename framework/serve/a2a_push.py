@@ -1,4 +1,4 @@
-"""Push notifications of A2A: the updates of a task are posted to a URL of the client."""
+"""A2A push notifications, which post a task's updates to a URL of the client."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PushNotifications:
     # --- configurations -------------------------------------------------------------------
 
     def check(self, config: TaskPushNotificationConfig) -> None:
-        """Check that notifications may be sent to the URL of a configuration.
+        """Raise an error if notifications must not be sent to a configuration's URL.
 
         Raises:
             InvalidParamsError: The host is not in ``serve.a2a.push_hosts``.
@@ -89,7 +89,9 @@ class PushNotifications:
             return {"caller": asdict(caller), "configs": configs}, self._retention_seconds, True
 
         if not await self._values.achange(_CONFIGS + config.task_id, change, self._clock):
-            raise InvalidParamsError(f"The task has {_MAX_CONFIGS} configurations already.")
+            raise InvalidParamsError(
+                f"The task already has {_MAX_CONFIGS} push notification configurations, the maximum."
+            )
         await self._deliver_all()
         return stored
 
@@ -128,7 +130,7 @@ class PushNotifications:
             yield
 
     async def _deliver_all(self) -> None:
-        """Start to follow each task that no process follows."""
+        """Start a delivery for each task that no process delivers."""
         values, _ = await self._values.aread(_CONFIGS, self._clock)
         for name, value in values.items():
             task_id = name.removeprefix(_CONFIGS)

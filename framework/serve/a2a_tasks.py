@@ -51,7 +51,7 @@ COMPLETED_STATUSES = frozenset({"completed", "partial"})
 async def read_files(
     message: Message, caller: Caller, uploads: Uploads | None
 ) -> Mapping[str, Any] | None:
-    """Store the files of a message and return their context data; ``None`` without files.
+    """Store a message's files and return their context data, or ``None`` without files.
 
     Raises:
         ContentTypeNotSupportedError: The server does not accept a part of the message.
@@ -134,7 +134,7 @@ def _agent_message(turn: Turn, parts: Sequence[Part], message_id: str = "") -> M
 def _question_parts(
     question: Mapping[str, Any], problems: Sequence[Mapping[str, str]] = ()
 ) -> list[Part]:
-    """Return a text, and the data of each step of a question."""
+    """Return a question as a text, and as data for each of its steps."""
     metadata = {"question_id": question["question_id"]}
     if problems:
         metadata["problems"] = [dict(problem) for problem in problems]
@@ -203,7 +203,7 @@ def _answer_artifact(text: str) -> Artifact:
 
 
 def answer_chunk(turn: Turn, text: str, *, append: bool) -> TaskArtifactUpdateEvent:
-    """Return the event for a piece of the answer."""
+    """Return the event for a part of the answer."""
     return TaskArtifactUpdateEvent(
         task_id=turn.turn_id,
         context_id=turn.run.thread_id,

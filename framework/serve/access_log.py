@@ -17,7 +17,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class AccessLogMiddleware:
-    """Outermost ASGI middleware: request metrics and an access log.
+    """Outermost ASGI middleware, which records request metrics and an access log.
 
     Metrics and log lines contain no user, thread, or other client-supplied value.
 
@@ -39,7 +39,7 @@ class AccessLogMiddleware:
         self._streams = Gauge("capgraph_streams_open", "Number of open streams.", registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and record its status and duration."""
+        """Handle a request, and record its status and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,7 +74,7 @@ class AccessLogMiddleware:
 
 
 def _route_path(scope: Scope) -> str:
-    """Return the declared path of the matched route; ``other`` if no route matched."""
+    """Return the matched route's declared path, or ``other`` if no route matched."""
     endpoint = scope.get("endpoint", scope)
     return next(
         (

@@ -29,7 +29,7 @@ Page = tuple[list[dict[str, Any]], str | None]
 
 
 class ActivityReader:
-    """Reader of recorded activity. Users see their own records, admins those of their tenant.
+    """Reader of recorded activity. Users may read their own records, admins their tenant's.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -50,7 +50,7 @@ class ActivityReader:
         self._verification: asyncio.Task[Verification] | None = None
 
     def _visible_prefix(self, caller: Caller) -> str:
-        """Return the prefix of the storage IDs that the caller may see."""
+        """Return the prefix of the storage IDs that the caller may read."""
         return "" if caller.role in self._admin_roles else self._threads.owner_prefix(caller)
 
     def _can_see(self, caller: Caller, storage_id: str) -> bool:
@@ -61,7 +61,7 @@ class ActivityReader:
     async def list_effects(
         self, caller: Caller, *, thread_id: str | None, limit: int, after: str | None
     ) -> Page:
-        """Return one page of effects with their approvers, by thread, the latest thread first.
+        """Return one page of effects with their approvers, latest thread first.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -136,7 +136,7 @@ class ActivityReader:
 
         Args:
             caller: The caller.
-            by: The grouping; ``step`` groups the calls of a thread's last turn.
+            by: Name of the grouping. ``step`` groups the calls of a thread's last turn.
             thread_id: Restrict the result to this thread.
 
         Raises:
@@ -145,7 +145,7 @@ class ActivityReader:
         """
         if by not in ("model", "day", "user", "step") or (by == "step" and thread_id is None):
             raise BadRequestError(
-                f"Invalid grouping by={by[:40]!r}.",
+                f"The grouping by={by[:40]!r} is unknown or incomplete.",
                 fix="Use model, day, or user; or step together with thread_id.",
             )
         filters: dict[str, str | None] = {}
@@ -186,9 +186,9 @@ class ActivityReader:
         return records, None
 
     async def verify_audit(self, caller: Caller) -> dict[str, Any]:
-        """Verify the audit log, once for all callers that request it while it is read.
+        """Verify the audit log. Concurrent requests share one verification.
 
-        Only an admin without a tenant sees the number of records.
+        The result contains the number of records only for an admin without a tenant.
 
         Raises:
             PolicyError: The caller has none of the admin roles.

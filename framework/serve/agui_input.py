@@ -75,7 +75,8 @@ def read_request(
     history = _unknown_messages(messages[: -1 if message is not None else None], known)
     if answers and any(one["role"] == "user" for one in history):
         raise ValidationError(
-            "The request has answers and a new message.", fix="Send the message after the answers."
+            "The request must not contain both answers and a new message.",
+            fix="Send the message after the answers.",
         )
     # A turn has one context: that of its message.
     history[:0] = _context_messages(run_input.context or (), known)
@@ -106,20 +107,20 @@ def _read_options(forwarded_props: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(options, Mapping):
         raise ValidationError(
-            f"Invalid forwardedProps.capgraph {type(options).__name__}: expected an object.",
+            f"forwardedProps.capgraph is of type {type(options).__name__}: it must be an object.",
             fix='Send {"plan": …, "context": …}.',
         )
     for name in options:
         if name not in _OPTIONS:
             raise ValidationError(
-                f"Unknown field forwardedProps.capgraph.{name}.",
+                f"The field forwardedProps.capgraph.{name} is unknown.",
                 fix=suggest_fix(str(name), candidates=_OPTIONS),
             )
     return options
 
 
 def _trailing(messages: Sequence[Any], role: str) -> list[Any]:
-    """Return the last messages, as long as they have a role."""
+    """Return the messages at the end of a list that have a role."""
     count = 0
     while count < len(messages) and messages[-1 - count].role == role:
         count += 1
@@ -219,12 +220,13 @@ def _changed_state(
         return {}
     if not isinstance(state, Mapping):
         raise ValidationError(
-            f"Invalid state {type(state).__name__}: expected an object.", fix="Send an object."
+            f"The state is of type {type(state).__name__}: it must be an object.",
+            fix="Send an object.",
         )
     for name in state:
         if name not in shared_keys:
             raise ValidationError(
-                f"Invalid state key {name!r:.80}: the agent shares no key of this name.",
+                f"The state key {name!r:.80} is invalid: the agent shares no key with this name.",
                 fix=suggest_fix(str(name), candidates=shared_keys)
                 if shared_keys
                 else "Remove it, or declare it in the state class as CallerInput.",
@@ -236,7 +238,7 @@ def _changed_state(
     }
     if changed and is_answer:
         raise ValidationError(
-            f"The state key {min(changed)!r} is changed by an answer.",
+            f"The answer changes the state key {min(changed)!r}, which only a message may do.",
             fix="Send the change with the next message.",
         )
     return changed

@@ -21,8 +21,8 @@ _Phase = Literal["headers", "body", ""]
 class BoundedConnection(H11Protocol):
     """HTTP/1.1 connection that closes if the client is too slow.
 
-    uvicorn itself limits only the time between two requests. If there are more connections than
-    uvicorn's ``limit_concurrency``, a new one closes the one that has been idle longest.
+    uvicorn itself limits only the time between two requests. If uvicorn's ``limit_concurrency`` is reached, a new connection closes the one that
+    has been idle longest.
     """
 
     _phase: _Phase = ""

@@ -1,4 +1,4 @@
-"""Deliveries of a server in the background: one process makes each, and all processes look for them."""
+"""Background deliveries of servers. All processes poll for them, and one makes each delivery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_MEMORY_VALUES = 10_000
 
 
 class DeliveryStore:
-    """Values of deliveries, and claims that keep two processes from making the same delivery.
+    """Store of deliveries, with claims that prevent two processes from making the same one.
 
     Args:
         persistence: Persistence of the graph. Without tables, the values belong to this process.
@@ -52,7 +52,7 @@ class DeliveryStore:
 async def repeat(
     poll: Callable[[], Awaitable[None]], seconds: float, logger_name: str, warning: str
 ) -> None:
-    """Call a function again and again, until canceled. An error is logged and ends nothing.
+    """Call a function repeatedly until canceled. Errors are logged.
 
     Args:
         poll: The function.

@@ -109,7 +109,7 @@ class Uploads:
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def check_isolation(self, data_folders: Sequence[str]) -> None:
-        """Check that users cannot read each other's uploads.
+        """Raise an error if users could read each other's uploads.
 
         Raises:
             ConfigurationError: The uploads are in a data folder that all users may read.
@@ -135,7 +135,7 @@ class Uploads:
         raise _not_found()
 
     async def list_files(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the files of a user, the latest first."""
+        """Return a user's files, latest first."""
         return await asyncio.to_thread(self._list_files, caller)
 
     def _list_files(self, caller: Caller) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ class Uploads:
         suffix = Path(name).suffix.lower()
         if not name.isprintable() or name.startswith(".") or set(name) & set('/\\:"<>|?*'):
             raise ValidationError(
-                f"Invalid file name {name[:80]!r}: it contains forbidden characters.",
+                f"The file name {name[:80]!r} contains forbidden characters.",
                 fix="Use a plain file name without a folder.",
             )
         if len(name.encode()) > _MAX_NAME_BYTES:
@@ -315,7 +315,7 @@ def _store(partial_path: Path, path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file or a table that a step produced.
+    """File or table that a step produced.
 
     Attributes:
         file_id: ID of the artifact, unique in its thread.

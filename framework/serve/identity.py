@@ -65,7 +65,7 @@ class Sessions:
         return session
 
     async def find(self, session: str) -> _Session | None:
-        """Return an active session; ``None`` if it does not exist or has ended."""
+        """Return an active session, or ``None`` if it does not exist or has ended."""
         name = _session_key(session)
         session_found, checked_at = self._cache.get(name, (None, 0.0))
         if not checked_at or time.monotonic() - checked_at > _SESSION_CACHE_SECONDS:
@@ -148,7 +148,7 @@ class Authenticator:
         return None if is_revoked else active_session.caller
 
     async def current(self, caller: Caller) -> Caller:
-        """Return a user with the current role; without a role if the user's token was revoked."""
+        """Return a user with the current role, or without a role if the token was revoked."""
         if self.tokens is None or caller.user_id is None:
             return caller
         return await self.tokens.current(caller)
@@ -166,7 +166,7 @@ class Authenticator:
 
 
 def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
-    """Return the user named by a trusted proxy; ``None`` for requests from elsewhere."""
+    """Return the user that a trusted proxy names, or ``None`` for requests from elsewhere."""
     client = scope.get("client")
     if client is None or not proxy.trusts(client[0]):
         return None

@@ -12,12 +12,12 @@ Schema = dict[str, Any]
 
 
 def object_schema(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """Return the schema of an object with required and optional properties."""
+    """Return the JSON schema of an object with required and optional properties."""
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
 def page_schema(item: Schema) -> Schema:
-    """Return the schema of one page of a list."""
+    """Return the JSON schema of a paginated response, from the schema of its items."""
     return object_schema({"items": {"type": "array", "items": item}, "next": TEXT_OR_NULL})
 
 
@@ -101,7 +101,7 @@ PAGE_QUERY: Mapping[str, Schema] = {"limit": COUNT, "after": NAME}
 
 
 class Operation(Route):
-    """A route with its OpenAPI description.
+    """HTTP route with its OpenAPI description.
 
     Args:
         method: HTTP method.

@@ -25,7 +25,7 @@ _DATABASE_URL = re.compile(r" '\w+://[^']*'")
 
 
 class BadRequestError(ValidationError):
-    """The request is malformed.
+    """Raised if a request is malformed.
 
     Attributes:
         param: Name of the invalid parameter, for clients of OpenAI's API.
@@ -38,13 +38,15 @@ class BadRequestError(ValidationError):
 
 
 class TooLargeError(ValidationError):
-    """The request exceeds a size limit."""
+    """Raised if a request exceeds a size limit."""
 
     code = "CG-TOO-LARGE"
 
 
 class NotFoundError(CapgraphError):
-    """The resource does not exist or belongs to another user. The response does not say which.
+    """Raised if a resource does not exist or belongs to another user.
+
+    The response does not reveal which of the two applies.
 
     >>> NotFoundError("The thread 'a' does not exist.").code
     'CG-NOT-FOUND'
@@ -54,13 +56,13 @@ class NotFoundError(CapgraphError):
 
 
 class ConflictError(CapgraphError):
-    """The request conflicts with the current state, such as a question that is already answered."""
+    """Raised if a request conflicts with the state, such as an answered question."""
 
     code = "CG-CONFLICT"
 
 
 class AnswerRefusedError(ValidationError):
-    """The answer does not match its question, which stays open.
+    """Raised if an answer does not match its question, which stays open.
 
     Args:
         problems: Problems found, each with a dotted ``path`` and a ``message``.

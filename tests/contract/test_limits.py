@@ -479,5 +479,5 @@ async def test_limits_in_a_saver_that_is_no_database_are_refused() -> None:
     tank = Tank(behaviors=[RateLimitBehavior(store="saver")])
     graph = build_graph([tank.capability], checkpointer=InMemorySaver())
     out = await ask(graph, READ, thread_id="1")
-    assert "the run has none" in said(out)
+    assert "the run has no saver" in said(out)
     assert tank.calls == 0

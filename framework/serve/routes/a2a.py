@@ -93,7 +93,7 @@ def endpoint(
 
 
 def _require_json(endpoint: Any) -> Any:
-    """Return the JSON-RPC endpoint with a check of the request's content type."""
+    """Return the JSON-RPC endpoint wrapped in a check of the content type."""
 
     async def check(request: Request) -> Response:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

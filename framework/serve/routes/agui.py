@@ -215,7 +215,7 @@ class _Handler:
 
 
 def _repeats(turn: Turn, request: AguiRequest) -> bool:
-    """Return True if a request reads the thread's last run: it is active, or nothing is new."""
+    """Return True if a request only attaches to the thread's last run."""
     if request.plan is not None:
         return False
     is_same = (request.message_id, request.message) == (turn.message_id, turn.message)
@@ -250,7 +250,7 @@ async def _refusal_events(
     questions: Sequence[Mapping[str, Any]],
     problems: list[dict[str, str]],
 ) -> AsyncIterator[list[tuple[int, str]]]:
-    """Yield the events of a run that ends because of an invalid answer. Questions stay open."""
+    """Yield the events of a run that an invalid answer ends. Its questions stay open."""
     translator = EventTranslator(thread_id, run_id)
     result = {"thread_id": thread_id, "status": "waiting"}
     metadata = {"capgraph": {"problems": problems}}

@@ -37,7 +37,7 @@ THREAD_PATH = "/api/threads/{id:path}"
 
 
 async def read_json_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object in a request body; an empty object for an empty body.
+    """Return the JSON object in a request body. An empty body is an empty object.
 
     Raises:
         BadRequestError: The body is not a JSON object.
@@ -48,7 +48,9 @@ async def read_json_body(request: Request) -> dict[str, Any]:
         # Lone surrogates and infinite numbers cannot be stored or returned.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
-        raise BadRequestError(f"Invalid JSON body: {exc}.", fix="Send a JSON object.") from exc
+        raise BadRequestError(
+            f"The body is not valid JSON: {exc}.", fix="Send a JSON object."
+        ) from exc
     if not isinstance(document, dict):
         raise BadRequestError("The body is not a JSON object.", fix='Send {"…": …}.')
     return document
@@ -65,7 +67,7 @@ def _text_field(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise BadRequestError(
-            f"The field {name!r} is of type {type(value).__name__}: expected text.",
+            f"The field {name!r} is of type {type(value).__name__}: it must be text.",
             fix="Send a string.",
         )
     return value
@@ -80,7 +82,7 @@ def query_int(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name) or str(default)
     if not (value.isascii() and value.isdecimal()) or len(value) > 15:
         raise BadRequestError(
-            f"Invalid query parameter {name}={value[:40]!r}: expected a number.",
+            f"The query parameter {name}={value[:40]!r} is invalid: it must be a number.",
             fix="Send a non-negative integer.",
         )
     return int(value)

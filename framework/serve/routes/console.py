@@ -19,7 +19,7 @@ _MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A static file in memory.
+    """Static file in memory.
 
     Attributes:
         media_type: Media type of the file.

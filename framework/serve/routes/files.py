@@ -49,7 +49,7 @@ def _upload_routes(uploads: Uploads | None) -> list[Operation]:
         content_length = request.headers.get("content-length", "0")
         if not content_length.isdecimal() or len(content_length) > 15:
             raise BadRequestError(
-                f"Invalid Content-Length {content_length[:40]!r}.", fix="Send a number."
+                f"The Content-Length {content_length[:40]!r} is not a number.", fix="Send a number."
             )
         chunks = request.stream()
         try:

@@ -175,7 +175,7 @@ def test_missing_state_keys_are_reported_at_creation() -> None:
 
 @pytest.mark.parametrize(
     ("left", "said"),
-    [({}, "ended without total"), ({"total": "much"}, "not a valid Price: total")],
+    [({}, "ended without the state keys total"), ({"total": "much"}, "not a valid Price: total")],
 )
 async def test_missing_output_key_fails_the_step(left: Any, said: str) -> None:
     inner = StateGraph(State).add_sequence([("node", lambda state: left)])

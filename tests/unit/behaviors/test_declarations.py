@@ -330,7 +330,7 @@ def test_agent_middleware_is_refused_by_name() -> None:
     for wrong, told in [
         (
             TodoListMiddleware(),
-            "TodoListMiddleware in models.planning.behaviors: it needs an agent",
+            "TodoListMiddleware in models.planning.behaviors requires an agent",
         ),
         (blocking, "only the synchronous methods"),
         (Nothing(), "no model call"),

@@ -245,7 +245,7 @@ async def test_cached_results_are_copied() -> None:
 
 @pytest.mark.parametrize("wrong", [{"max_entries": 0}, {"seconds": 0}, {"seconds": float("nan")}])
 def test_cache_limits_are_validated(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="both must be positive"):
         CacheBehavior(**wrong)
 
 
@@ -327,7 +327,7 @@ async def test_a_result_may_be_submitted_for_approval() -> None:
 def test_at_most_one_callback_is_accepted() -> None:
     with pytest.raises(ValueError, match="one of"):
         HumanInLoopBehavior(lambda context, result: True, lambda context, result: "1")
-    with pytest.raises(ValueError, match="Invalid callback 'yes'"):
+    with pytest.raises(ValueError, match="The callback 'yes' is not callable"):
         HumanInLoopBehavior(submit_callback="yes")  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ class Point(BaseModel):
 async def test_answers_come_in_order_and_end_with_a_clear_error() -> None:
     model = ScriptedModel(responses=["one", AIMessage("two"), lambda call: call.prompt.upper()])
     assert [(await model.ainvoke(q)).text for q in ("a", "b", "c")] == ["one", "two", "C"]
-    with pytest.raises(ModelError, match=r"no answer for call 4: it has 3"):
+    with pytest.raises(ModelError, match=r"no answer for call 4: only 3"):
         await model.ainvoke("d")
     assert [call.prompt for call in model.calls] == ["a", "b", "c", "d"]
 

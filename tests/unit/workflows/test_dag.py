@@ -127,9 +127,9 @@ def test_invalid_workflows_are_refused_at_compile():
         flow(a, b, edges=[("a", "b"), ("b", "a")]).compile()
     with pytest.raises(ConfigurationError, match="'nobody'"):
         flow(a, edges=[("a", "nobody")]).compile()
-    with pytest.raises(ConfigurationError, match="does not wait for 'a'"):
+    with pytest.raises(ConfigurationError, match="does not depend on 'a'"):
         flow(a, b, b={"task": "a"}).compile()
-    with pytest.raises(ConfigurationError, match="Duplicate node 'a'"):
+    with pytest.raises(ConfigurationError, match="The node ID 'a' is not unique"):
         flow(a, a)
     with pytest.raises(ConfigurationError, match="no nodes"):
         DAGWorkflow().compile()

@@ -143,7 +143,7 @@ async def test_invalid_events_are_refused():
     found = await flow.run(started())
     assert found.error == "started: a handler returned 'text', which is not a WorkflowEvent"
     flow.on("other", 5)
-    with pytest.raises(ConfigurationError, match="5 cannot work on a task"):
+    with pytest.raises(ConfigurationError, match="5 cannot perform a task"):
         flow.compile()
 
     async def number(event):

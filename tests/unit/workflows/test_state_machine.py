@@ -113,7 +113,7 @@ def test_unknown_target_states_are_refused():
         ConfigurationError, match="The state 'b' is unknown: it is used as the initial state"
     ):
         StateMachineWorkflow({"a": Worker("x")}, {}, "b")
-    with pytest.raises(ConfigurationError, match="max_transitions 0"):
+    with pytest.raises(ConfigurationError, match="max_transitions is 0"):
         StateMachineWorkflow({"a": Worker("x")}, {}, "a", max_transitions=0)
 
 
