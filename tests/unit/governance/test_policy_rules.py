@@ -174,7 +174,7 @@ def test_there_are_nine_actions_and_invalid_rules_are_rejected() -> None:
     for name, condition, actions in ((" ", YES, [NOTIFY]), ("a", YES, []), ("a", 3, [NOTIFY])):
         with pytest.raises(ValueError, match="Fix"):
             PolicyRule(name, condition, actions)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rule names .* are not unique"):
+    with pytest.raises(ValueError, match=r"rule names .* are not unique"):
         PolicyEngine([PolicyRule("a", YES, [NOTIFY]), PolicyRule("a", NO, [NOTIFY])])
     for wrong in ({"elapsed_seconds": -1}, {"total_cost_usd": float("nan")}, {"gate_score": True}):
         with pytest.raises(ValueError, match="number of at least 0"):
