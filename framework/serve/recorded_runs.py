@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from capgraph.base.errors import PersistenceError, ValidationError
 from capgraph.base.ports import Caller
 from capgraph.configs.logger import SecretMasker, mask_data, use_masker
+from capgraph.planning.catalog import TERMINAL_STEPS
 from capgraph.serve.problems import NotFoundError
 from capgraph.serve.threads import Threads, to_json_safe
 
@@ -202,8 +203,14 @@ class RecordedRuns:
                 "capability": step["capability"],
                 "task_objective": step.get("task_objective") or "",
                 **end.results.get(step["context_key"], {}),
+                "failed_elements": [
+                    result.get("error") or ""
+                    for key, result in end.results.items()
+                    if key.startswith(f"{step['context_key']}[") and not result.get("success", True)
+                ],
             }
             for step in end.plan
+            if step["capability"] not in TERMINAL_STEPS
         ]
         shown = self._present(
             {

@@ -140,7 +140,7 @@ def shared(page: Any, served: Served) -> None:
 def visited(page: Any, served: Served) -> None:
     shared(page, served)
     page.goto(page.get_by_test_id("link").input_value())
-    expect(page.get_by_test_id("steps")).to_be_visible()
+    expect(page.get_by_test_id("steps")).to_contain_text("station S007 gives no signal")
 
 
 def logged_out(page: Any, served: Served) -> None:

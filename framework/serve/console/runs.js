@@ -17,7 +17,7 @@ const W = {
   working: "Replaying…", same: "No differences.", changes: (n) => (n === 1 ? "1 difference." : `${n} differences.`),
   unrecorded: "Without a record", ran: "Ran again", outcome: "Outcome", reason: "Reason", steps: "Steps", calls: "Model calls",
   tokens: "Tokens", cost: "Cost", plan: "Plan", figures: "Figures", equal: (n) => `${n} equal values`, answer: "Answer", item: "Item",
-  changed: "differs", notPlanned: "not planned", done: "done", failed: "failed", notRun: "not run", parameters: "parameters",
+  changed: "differs", notPlanned: "not planned", done: "done", failed: "failed", partly: (n) => `partly done, ${n} failed`, notRun: "not run", parameters: "parameters",
   warning: "Anyone with the link can read the request, plan, results, and answer of this run. Names of users and secrets are hidden.",
   lifetime: "Lifetime", days: (n) => (n === 1 ? "1 day" : `${n} days`), create: "Create link", link: "Link", once: "Copy the link now. It is not shown again.",
   links: "Active links", expires: (turn, at) => `Run ${turn}, expires ${at}`, revoke: "Revoke", revokeOf: (turn) => `Revoke the link to run ${turn}`,
@@ -131,7 +131,7 @@ function comparison({ same, differences, unrecorded, ran, recorded: a, replayed:
     [W.calls, (one) => String(one.cost.model_calls)], [W.tokens, (one) => (one.cost.input_tokens + one.cost.output_tokens).toLocaleString("en")],
     [W.cost, (one) => T.money(one.cost.cost_usd)]].map(([name, read]) => [name, read(a), read(b)]);
   const sides = [a, b].map((one) => new Map(planned(one).map((step) => [step.context_key, step])));
-  const plan = [...new Set([...sides[0].keys(), ...sides[1].keys()])].map((key) => [key, ...[a, b].map((one, n) => stepText(sides[n].get(key), one.results[key]))]);
+  const plan = [...new Set([...sides[0].keys(), ...sides[1].keys()])].map((key) => [key, ...[a, b].map((one, n) => stepText(sides[n].get(key), one.results))]);
   const values = [a, b].map((one) => new Map(leaves(Object.fromEntries(Object.entries(one.results).map(([key, result]) => [key, result.gave])))));
   const figures = [...new Set([...values[0].keys(), ...values[1].keys()])].map((path) => [path, values[0].get(path) ?? "", values[1].get(path) ?? ""]);
   const differing = figures.filter(([, x, y]) => x !== y);
@@ -155,9 +155,11 @@ function pairs(title, first, second, rows) {
         h("td", null, visible(String(x).slice(0, MAX_TEXT))), h("td", null, visible(String(y).slice(0, MAX_TEXT)))))))));
 }
 
-function stepText(step, result) {
+function stepText(step, results) {
   if (!step) return W.notPlanned;
-  const state = result?.success === true ? `✓ ${W.done}` : result?.success === false ? `✗ ${W.failed}` : `– ${W.notRun}`;
+  const result = results[step.context_key];
+  const broken = Object.entries(results).filter(([key, one]) => key.startsWith(`${step.context_key}[`) && one.success === false).length;
+  const state = broken ? `! ${W.partly(broken)}` : result?.success === true ? `✓ ${W.done}` : result?.success === false ? `✗ ${W.failed}` : `– ${W.notRun}`;
   const parameters = Object.entries(step.parameters ?? {}).map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ");
   return [`${step.capability} ${state}`, parameters, result?.error].filter(Boolean).join("\n");
 }

@@ -241,7 +241,7 @@ export const T = {
   compare: "Compare selected checkpoints",
   same: "No differences.",
   mark: (n) => `Select checkpoint ${n}`,
-  messages: (n) => `${n} messages`,
+  messages: (n) => (n === 1 ? "1 message" : `${n} messages`),
   next: "next",
 
   // agent

@@ -26,13 +26,13 @@ from capgraph.serve.security import SHARED_PREFIX
 
 _MAX_TEXT = 20_000
 _STYLE = """
-:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif;--line:#d8dce3;--quiet:#566074;--good:#17703f;--bad:#b3261e;--sheet:#fff;--text:#1b2330}
-@media(prefers-color-scheme:dark){:root{--line:#353d4a;--quiet:#a0abbd;--good:#66d29a;--bad:#ff9a91;--sheet:#191d24;--text:#e7eaf0}}
+:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif;--line:#d8dce3;--quiet:#566074;--good:#17703f;--bad:#b3261e;--ask:#8a5200;--sheet:#fff;--text:#1b2330}
+@media(prefers-color-scheme:dark){:root{--line:#353d4a;--quiet:#a0abbd;--good:#66d29a;--bad:#ff9a91;--ask:#f5bd66;--sheet:#191d24;--text:#e7eaf0}}
 body{background:var(--sheet);color:var(--text);margin:0 auto;max-width:56rem;padding:1.5rem 1rem;overflow-wrap:anywhere}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:1.6rem 0 .4rem}p{margin:.3rem 0}
 .quiet{color:var(--quiet);font-size:.9rem}.text{white-space:pre-wrap}
 ol{list-style:none;margin:0;padding:0}li{border:1px solid var(--line);border-radius:.5rem;padding:.5rem .8rem;margin:.5rem 0}
-.done{color:var(--good)}.failed{color:var(--bad)}
+.done{color:var(--good)}.failed{color:var(--bad)}.partly{color:var(--ask)}
 pre{white-space:pre-wrap;margin:.3rem 0;font-size:.85rem;max-height:24rem;overflow:auto}
 summary{cursor:pointer;color:var(--quiet)}
 """
@@ -47,7 +47,7 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">
 <style>{style}</style></head><body><main>{body}</main></body></html>
 """
-_MARKS = {"done": "✓", "failed": "✗", "not run": "–"}
+_MARKS = {"done": "✓", "failed": "✗", "partly done": "!", "not run": "–"}
 
 LINK = object_schema(
     {"link_id": TEXT, "turn": {"type": "integer"}, "expires_at": {"type": "number"}}
@@ -180,11 +180,13 @@ def _render(run: Mapping[str, Any]) -> Iterable[str]:
     yield '<h2>Plan</h2><ol data-testid="steps">'
     for step in run["steps"]:
         status = {True: "done", False: "failed"}.get(step.get("success", ""), "not run")
+        errors = [step["error"]] if step.get("error") else step["failed_elements"]
+        status = "partly done" if step["failed_elements"] else status
         yield f"<li><strong>{_text(step['context_key'])}</strong> {_text(step['capability'])}"
-        yield f' <span class="{status}">{_MARKS[status]} {status}</span>'
+        yield f' <span class="{status.partition(" ")[0]}">{_MARKS[status]} {status}</span>'
         yield f'<p class="quiet">{_text(step["task_objective"])}</p>'
-        if step.get("error"):
-            yield f'<p class="failed text">{_text(step["error"])}</p>'
+        for error in errors:
+            yield f'<p class="failed text">{_text(error)}</p>'
         if step.get("gave"):
             output = json.dumps(step["gave"], indent=2, ensure_ascii=False)
             yield f"<details><summary>Output</summary><pre>{_text(output)}</pre></details>"

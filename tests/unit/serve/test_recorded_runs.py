@@ -130,6 +130,7 @@ async def test_link_shows_the_run_without_identities_secrets_and_controls() -> N
         for tag in ("<script", "<form", "<button", "<input", "<a "):
             assert tag not in text
         assert "read_level" in text
+        assert "respond" not in text
         assert "[user] asks for" in text
         assert "script-src" not in page.headers["content-security-policy"]
         assert page.headers["cache-control"] == "no-store"
