@@ -503,7 +503,8 @@ class ServeSettings(SettingsModel):
     """Settings of ``capgraph serve``.
 
     Attributes:
-        base_url: Public URL of the server, if it differs from the address that it listens on.
+        base_url: Public URL of the server, if it differs from the address that it listens on. Its
+            path is the prefix at which a proxy mounts the server.
         allowed_hosts: Further host names of the server.
         allowed_origins: Further origins whose pages may call the server.
         max_body_bytes: Maximum size of a request body.
