@@ -39,6 +39,15 @@ def run_command(
     )
 
 
+def _install(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return run_command(*command, timeout_seconds=INSTALL_SECONDS, cwd=cwd)
+    except subprocess.TimeoutExpired as exc:
+        raise UnavailableError(
+            f"{command[0]} has not installed the packages after {INSTALL_SECONDS:.0f} seconds."
+        ) from exc
+
+
 def install_npm_packages(name: str, *packages: str) -> Path:
     """Install npm packages into a folder of their own and return the folder.
 
@@ -58,7 +67,7 @@ def install_npm_packages(name: str, *packages: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     install = ("install", "--silent", "--no-audit", "--no-fund", "--prefix", folder)
-    installed = run_command(npm, *install, *packages, timeout_seconds=INSTALL_SECONDS, cwd=folder)
+    installed = _install(npm, *install, *packages, cwd=folder)
     if installed.returncode:
         reason = (installed.stderr or installed.stdout).strip().splitlines()[-1:]
         raise UnavailableError(f"npm cannot install {' '.join(packages)}: {' '.join(reason)}")
@@ -92,7 +101,7 @@ def install_python_packages(name: str, *packages: str) -> Path:
         return python
     run_command(sys.executable, "-m", "venv", "--clear", folder, timeout_seconds=INSTALL_SECONDS)
     install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    installed = run_command(python, *install, *packages, timeout_seconds=INSTALL_SECONDS)
+    installed = _install(python, *install, *packages)
     if installed.returncode:
         reason = installed.stderr.strip().splitlines()[-1:]
         raise UnavailableError(f"pip cannot install {' '.join(packages)}: {' '.join(reason)}")
