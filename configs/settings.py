@@ -316,11 +316,13 @@ class McpServeSettings(SettingsModel):
         tools: Names of capabilities that MCP clients may call in addition to ``ask``.
         task_after_seconds: Seconds after which a call becomes a task.
         task_tools: Tools that run only as tasks. Calls by clients without the extension are refused.
+        resources: Paths of files that all users may read as resources, by URI.
     """
 
     tools: list[str] = Field(default_factory=list)
     task_after_seconds: float = Field(5, ge=0)
     task_tools: list[str] = Field(default_factory=list)
+    resources: dict[str, str] = Field(default_factory=dict)
 
 
 class StreamServeSettings(SettingsModel):

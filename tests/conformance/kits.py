@@ -66,10 +66,10 @@ def install_npm_packages(name: str, *packages: str) -> Path:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    install = ("install", "--silent", "--no-audit", "--no-fund", "--prefix", folder)
-    installed = _install(npm, *install, *packages, cwd=folder)
+    install = ("install", "--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=1")
+    installed = _install(npm, *install, "--prefix", folder, *packages, cwd=folder)
     if installed.returncode:
-        reason = (installed.stderr or installed.stdout).strip().splitlines()[-1:]
+        reason = (installed.stderr or installed.stdout).strip().splitlines()[:1]
         raise UnavailableError(f"npm cannot install {' '.join(packages)}: {' '.join(reason)}")
     stamp.write_text(" ".join(packages))
     return folder

@@ -252,6 +252,18 @@ async def test_input_required_result_multi_round() -> str:
 
 
 @capability_node
+async def test_tool_with_logging() -> str:
+    """Return a text. The steps of the run are log messages."""
+    return "Logged."
+
+
+@capability_node
+async def test_logging_tool() -> str:
+    """Return a text. The steps of the run are log messages."""
+    return "Logged."
+
+
+@capability_node
 async def greet(name: str) -> str:
     """Greet."""
     return f"Hello, {name}!"
@@ -339,6 +351,8 @@ _TASK_TOOLS: list[Any] = [
 _RECIPE_STEPS: list[Any] = [first_input, second_input, join_inputs]
 CAPABILITIES: list[Any] = [
     test_simple_text,
+    test_tool_with_logging,
+    test_logging_tool,
     test_error_handling,
     Progress,
     test_elicitation,
@@ -369,6 +383,9 @@ def make_app(folder: Path) -> Any:
     Args:
         folder: Folder for files that tools write.
     """
+    files = {"test://static-text": "static.txt", "test://static-binary": "static.png"}
+    (folder / "static.txt").write_text("This is the content of the static text resource.")
+    (folder / "static.png").write_bytes(_PICTURE)
     capabilities = [*CAPABILITIES, *_TASK_TOOLS, *_make_file_capabilities(folder)]
     names = [capability.capability_spec.name for capability in capabilities]
     registry = Registry()
@@ -378,6 +395,7 @@ def make_app(folder: Path) -> Any:
         "tools": [*names, "multi_input"],
         "task_after_seconds": _TASK_SECONDS,
         "task_tools": ["failing_job"],
+        "resources": {uri: str(folder / name) for uri, name in files.items()},
     }
     serve = {"mcp": mcp, "downloads": [str(folder)], "max_active_runs_per_user": 100}
     graph = build_graph(registry, checkpointer=InMemorySaver(), settings=Settings(serve=serve))

@@ -17,11 +17,10 @@ VERSION = "0.2.0-alpha.12"
 REVISIONS = ("2025-11-25", "2026-07-28")
 _SUITE_SECONDS = 300.0
 _PROMPTS = "Prompts are requests of users, which are texts."
-_FIXED_URIS = (
-    "Resources are threads and files under capgraph:// URIs. The suite reads its own URIs."
+_FIXED_TEMPLATES = (
+    "Resource templates have capgraph:// URIs. The suite reads a template of its own."
 )
 _NO_SAMPLING = "Tools do not use the client's model or file system roots."
-_NO_LOGGING = "Tools do not send log messages, which the revision 2026-07-28 deprecates."
 _NO_SUBSCRIPTIONS = "Clients cannot subscribe to changes of resources."
 _NOT_OFFERED: dict[str, str] = {
     "input-required-result-basic-list-roots": _NO_SAMPLING,
@@ -29,21 +28,16 @@ _NOT_OFFERED: dict[str, str] = {
     "input-required-result-capability-check": _NO_SAMPLING,
     "input-required-result-multiple-input-requests": _NO_SAMPLING,
     "input-required-result-non-tool-request": _PROMPTS,
-    "logging-set-level": _NO_LOGGING,
     "prompts-get-embedded-resource": _PROMPTS,
     "prompts-get-with-image": _PROMPTS,
-    "resources-read-binary": _FIXED_URIS,
-    "resources-read-text": _FIXED_URIS,
     "resources-subscribe": _NO_SUBSCRIPTIONS,
-    "resources-templates-read": _FIXED_URIS,
+    "resources-templates-read": _FIXED_TEMPLATES,
     "resources-unsubscribe": _NO_SUBSCRIPTIONS,
     "server-sse-polling": "A response stream stays open until its result.",
     "server-stateless:sep-2575-http-server-no-independent-requests-on-stream": _NO_SAMPLING,
     "server-stateless:sep-2575-missing-capability-http-400": _NO_SAMPLING,
-    "server-stateless:sep-2575-server-no-log-without-loglevel": _NO_LOGGING,
     "server-stateless:sep-2575-server-rejects-undeclared-capability": _NO_SAMPLING,
     "tools-call-sampling": _NO_SAMPLING,
-    "tools-call-with-logging": _NO_LOGGING,
 }
 """Reason by scenario, or by scenario and check (``scenario:check``)."""
 _FAILURES: dict[str, str] = {}

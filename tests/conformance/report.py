@@ -88,7 +88,8 @@ def _render_page(results: Sequence[Result]) -> str:
     for title, attribute in (("Failures", "failures"), ("Features not offered", "not_offered")):
         reasons: dict[tuple[str, str], list[str]] = {}
         for result in results:
-            for check, reason in getattr(result, attribute).items():
+            # Sorted as in the stored results, so that a run without kits leaves the page unchanged.
+            for check, reason in sorted(getattr(result, attribute).items()):
                 group = reasons.setdefault((result.suite, reason or "Unexplained."), [])
                 group += [check] if check not in group else []
         text += f"\n## {title}\n\n" + ("" if reasons else "None.\n")

@@ -21,8 +21,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     INVALID_PARAMS,
     ElicitResult,
+    EmptyResult,
     PromptReference,
     ResourceTemplateReference,
+    SetLevelRequest,
+    SetLevelRequestParams,
 )
 from pydantic import Field
 
@@ -164,6 +167,49 @@ async def test_capabilities_are_tools_where_the_operator_names_them(mode: str) -
     with pytest.raises(ConfigurationError, match="nothing_such"):
         async with listening(mcp={"tools": ["nothing_such"]}):
             pass
+
+
+@MODES
+async def test_steps_are_log_messages_for_clients_that_set_a_level(mode: str) -> None:
+    messages: list[Any] = []
+
+    async def log(params: Any) -> None:
+        messages.append(params)
+
+    async with listening(**TOOLS) as url, client(url, mode=mode, logging_callback=log) as mcp:
+        await mcp.call_tool("read_level", {})
+        assert messages == []
+        meta = {"io.modelcontextprotocol/logLevel": "debug"} if mode == "auto" else None
+        if mode == "legacy":
+            request = SetLevelRequest(params=SetLevelRequestParams(level="debug"))
+            await mcp.session.send_request(request, EmptyResult)
+        await mcp.call_tool("read_level", {}, meta=meta)
+        while len(messages) < 3:
+            await asyncio.sleep(0.01)
+    assert [one.data for one in messages] == ["Plan with 2 steps", "call started", "call finished"]
+    assert {one.level for one in messages} == {"info"}
+
+
+async def test_files_of_the_operator_are_resources(tmp_path: Path) -> None:
+    (tmp_path / "manual.txt").write_text("Close the valve first.")
+    (tmp_path / "plan.png").write_bytes(b"picture")
+    files = {f"docs://{name}": str(tmp_path / name) for name in ("manual.txt", "plan.png")}
+    async with listening(mcp={"resources": files}) as url, client(url, "eve") as mcp:
+        listed = {str(one.uri): one for one in (await mcp.list_resources()).resources}
+        assert [*listed] == [*files]
+        (manual,) = (await mcp.read_resource("docs://manual.txt")).contents
+        assert manual.text == "Close the valve first."
+        assert manual.mime_type.startswith("text/plain")
+        (picture,) = (await mcp.read_resource("docs://plan.png")).contents
+        assert picture.mime_type == "image/png"
+        (tmp_path / "manual.txt").unlink()
+        with pytest.raises(MCPError) as missing:
+            await mcp.read_resource("docs://manual.txt")
+        assert missing.value.error.code == INVALID_PARAMS
+    for uri, path in (("docs://x", "missing.txt"), ("capgraph://threads/x", __file__)):
+        with pytest.raises(ConfigurationError):
+            async with listening(mcp={"resources": {uri: path}}):
+                pass
 
 
 async def test_a_session_is_its_users() -> None:

@@ -16,6 +16,7 @@ from mcp import MCPError
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.connection import allowed_log_levels
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context
@@ -24,10 +25,12 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
     INVALID_PARAMS,
+    LOG_LEVEL_META_KEY,
     CallToolRequestParams,
     CompleteRequestParams,
     CompleteResult,
     Completion,
+    EmptyResult,
     GetPromptRequestParams,
     GetPromptResult,
     InputRequiredResult,
@@ -35,12 +38,17 @@ from mcp_types import (
     ListResourcesResult,
     ListResourceTemplatesResult,
     ListToolsResult,
+    LoggingLevel,
+    LoggingMessageNotification,
+    LoggingMessageNotificationParams,
     PaginatedRequestParams,
     PromptReference,
     ReadResourceRequestParams,
     ReadResourceResult,
+    SetLevelRequestParams,
     Tool,
 )
+from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,6 +64,7 @@ from capgraph.base.errors import (
     ValidationError,
 )
 from capgraph.base.ports import Caller
+from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.configs.settings import ServeSettings
 from capgraph.configs.suggestions import suggest_fix
 from capgraph.engine.services import Services
@@ -80,6 +89,8 @@ _SESSION_IDLE_SECONDS = 30 * 60.0
 """Seconds after the last request after which a session of an earlier protocol version ends."""
 _MAX_SESSIONS_PER_USER = 50
 """Maximum number of sessions per user; a further one ends the one that was unused longest."""
+_MAX_SESSIONS = 10_000
+"""Maximum number of sessions whose log level is stored."""
 _MAX_COMPLETIONS = 100
 """Maximum number of values in a completion, as in the protocol."""
 _Call = ServerRequestContext[Any, Any]
@@ -104,8 +115,8 @@ def endpoint(
         artifacts: Artifacts that steps produced.
 
     Raises:
-        ConfigurationError: ``mcp.tools`` contains an unknown capability, or ``mcp.task_tools`` an
-            unknown tool.
+        ConfigurationError: ``mcp.tools`` contains an unknown capability, ``mcp.task_tools`` an
+            unknown tool, or ``mcp.resources`` a file that does not exist.
     """
     known, tools = services.registry.capabilities, settings.mcp.tools
     if unknown := sorted({*tools} - {*known} | {ASK_TOOL} & {*tools}):
@@ -118,7 +129,7 @@ def endpoint(
             f"serve.mcp.task_tools contains {unknown}, which serve.mcp.tools does not contain.",
             fix=suggest_fix(*unknown, candidates=[*tools, ASK_TOOL]),
         )
-    resources = McpResources(threads, uploads, artifacts)
+    resources = McpResources(threads, uploads, artifacts, settings.mcp.resources)
     served = _McpEndpoint(runs, threads, services, settings, resources)
     return [Route("/mcp", served, methods=["GET", "POST", "DELETE"])], served.run
 
@@ -151,6 +162,8 @@ class _McpEndpoint:
             on_get_prompt=self._get_prompt,
             on_completion=self._complete,
         )
+        self._log_levels: BoundedDict[str, LoggingLevel] = BoundedDict(_MAX_SESSIONS)
+        self._server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
         self._tasks.register(self._server)
         # A call can return a task, which is not in the SDK's type of a tool handler's result.
         self._server.add_request_handler("tools/call", CallToolRequestParams, self._call_tool)
@@ -234,6 +247,11 @@ class _McpEndpoint:
             return
 
         await app({**scope, "method": "DELETE", "headers": headers}, receive_nothing, ignore)
+
+    async def _set_level(self, call: _Call, params: SetLevelRequestParams) -> EmptyResult:
+        """Set the level of log messages of a session, which is specific to earlier versions."""
+        self._log_levels[_session_of(call)] = params.level
+        return EmptyResult()
 
     # --- resources and prompts ------------------------------------------------------------
 
@@ -357,7 +375,8 @@ class _McpEndpoint:
         After ``seconds``, return a task.
         """
         answers = dict(context.input_responses or {})
-        progress = _ProgressReporter(context)
+        call = context.request_context
+        progress = _ProgressReporter(context, self._log_levels.get(_session_of(call)))
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while run.run_id:
             last_event: dict[str, Any] = {}
@@ -437,11 +456,26 @@ def _caller(call: _Call) -> Caller:
     return caller_of(call.request)
 
 
-class _ProgressReporter:
-    """Reporter that sends the progress of a run to the client."""
+def _session_of(call: _Call) -> str:
+    assert call.request is not None
+    return str(call.request.headers.get(MCP_SESSION_ID_HEADER, ""))
 
-    def __init__(self, context: Context[Any, Any]) -> None:
+
+class _ProgressReporter:
+    """Reporter that sends the progress of a run to the client, also as log messages.
+
+    Args:
+        context: Context of the call.
+        level: Lowest level of log messages for a client of an earlier protocol version; ``None`` for
+            no messages. Others set it in each request.
+    """
+
+    def __init__(self, context: Context[Any, Any], level: LoggingLevel | None) -> None:
         self._context = context
+        call = context.request_context
+        is_modern = call.protocol_version in MODERN_PROTOCOL_VERSIONS
+        meta = call.meta if is_modern else {LOG_LEVEL_META_KEY: level}
+        self._levels = allowed_log_levels(LATEST_MODERN_VERSION, meta)
         self._steps = self._done = 0
         self._reported = 0.0
 
@@ -466,3 +500,9 @@ class _ProgressReporter:
         self._reported = max(self._done + fraction, self._reported + 1e-6)
         total = float(max(self._steps, self._reported)) if self._steps else None
         await self._context.report_progress(self._reported, total, message)
+        if "info" in self._levels:
+            params = LoggingMessageNotificationParams(level="info", data=message, logger="capgraph")
+            call = self._context.request_context
+            await call.session.send_notification(
+                LoggingMessageNotification(params=params), call.request_id
+            )

@@ -1,4 +1,4 @@
-"""Resources of the MCP server: the caller's threads, uploaded files, and artifacts of steps."""
+"""Resources of the MCP server: threads, uploads, artifacts of steps, and files of the operator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote
 
@@ -26,11 +28,13 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Caller
 from capgraph.serve.files import Artifact, Artifacts, Uploads, media_type
 from capgraph.serve.problems import NotFoundError
 from capgraph.serve.threads import Threads, to_json_safe
 
+_SCHEME = "capgraph:"
 _THREAD_URI = "capgraph://threads/{thread}"
 _ARTIFACT_URI = "capgraph://threads/{thread}/files/{file}"
 _UPLOAD_URI = "capgraph://files/{file}"
@@ -51,15 +55,38 @@ class McpResources:
         threads: The users' threads.
         uploads: The users' uploads; ``None`` if uploads are disabled.
         artifacts: Artifacts that steps produced.
+        files: Paths of the operator's files by their URIs.
+
+    Raises:
+        ConfigurationError: A file does not exist, or a URI is reserved.
     """
 
-    def __init__(self, threads: Threads, uploads: Uploads | None, artifacts: Artifacts) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        uploads: Uploads | None,
+        artifacts: Artifacts,
+        files: Mapping[str, str],
+    ) -> None:
         self._threads, self._uploads, self._artifacts = threads, uploads, artifacts
+        self._files = {uri: Path(path) for uri, path in files.items()}
+        for uri, path in self._files.items():
+            if not path.is_file() or uri.startswith(_SCHEME) or ":" not in uri:
+                raise ConfigurationError(
+                    f"serve.mcp.resources contains {uri!r}: {str(path)!r}, but a resource must have a"
+                    f" URI that does not start with {_SCHEME}, and an existing file.",
+                    fix="Correct the URI or the path.",
+                )
 
     async def list_resources(self, caller: Caller, cursor: str | None) -> ListResourcesResult:
-        """Return a page of the caller's threads. The first page contains the uploaded files, too."""
+        """Return a page of the caller's threads. The first page contains all files, too."""
         threads, next_cursor = await self._threads.list_page(caller, after=cursor)
         resources = [_thread_resource(thread["thread_id"], thread["title"]) for thread in threads]
+        if cursor is None:
+            resources += [
+                Resource(uri=uri, name=path.name, mime_type=media_type(path.name))
+                for uri, path in self._files.items()
+            ]
         if self._uploads is not None and cursor is None:
             for file in await self._uploads.list_files(caller):
                 uri = _UPLOAD_URI.format(file=quote(file["file_id"], safe=""))
@@ -101,6 +128,10 @@ class McpResources:
             if value
         }
         try:
+            if (path := self._files.get(uri)) is not None:
+                size = (await asyncio.to_thread(path.stat)).st_size
+                data = await _read_file(await asyncio.to_thread(path.open, "rb"), size)
+                return _file_result(uri, media_type(path.name), data)
             if "artifact" in values:
                 artifact = await self._artifacts.get(caller, values["thread"], values["artifact"])
                 data = await _read_file(*await asyncio.to_thread(artifact.open))
@@ -112,6 +143,8 @@ class McpResources:
                 return _file_result(uri, media_type(name), await _read_file(file, size))
         except (NotFoundError, _TooLargeError) as exc:
             raise MCPError(INVALID_PARAMS, exc.message, {"uri": uri}) from exc
+        except OSError as exc:  # the file was removed after the start
+            raise MCPError(INVALID_PARAMS, "The file cannot be read.", {"uri": uri}) from exc
         raise MCPError(INVALID_PARAMS, "The resource does not exist.", {"uri": uri})
 
     async def _read_thread(self, caller: Caller, uri: str, thread_id: str) -> ReadResourceResult:
