@@ -33,6 +33,8 @@ _OUTCOME_TEXTS = {
     "waiting": "waiting for a person",
     "cancelled": "interrupted",
 }
+_WIDE_COLUMNS = 100
+_MAX_NOTE = 160
 STATE_SIGNS = {
     "pending": ("·", "dim"),
     "running": ("▶", "yellow"),
@@ -328,20 +330,26 @@ class LiveView(PlainView):
             ]
         else:
             caption = None
-        table = Table.grid("", "", "", "", "", "", padding=(0, 2))
+        is_wide = self._console.width >= _WIDE_COLUMNS
+        table = Table.grid(padding=(0, 2))
         table.title, table.title_justify, table.caption = self._title, "left", caption
-        for column in table.columns:
-            column.no_wrap = True
+        table.add_column(width=1)
+        table.add_column(no_wrap=True, max_width=30)
+        if is_wide:  # a narrow terminal has no room for capability and inputs
+            table.add_column(no_wrap=True)
+            table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, min_width=8, justify="right")
+        table.add_column(overflow="fold")
         for key, row in shown:
             sign, style = STATE_SIGNS[row.state]
             seconds = row.seconds
             if row.state == "running" and row.started is not None:
                 seconds = time.time() - row.started
             duration = "" if seconds is None else f"{seconds:.2f} s"
-            cells = (key, row.capability, row.inputs, duration, row.note)
-            table.add_row(
-                Text(sign, style=style), *(Text(one_line(cell, 60)) for cell in cells), style=style
-            )
+            details = (row.capability, row.inputs) if is_wide else ()
+            cells = [Text(one_line(cell, 60)) for cell in (key, *details, duration)]
+            note = Text(one_line(row.note, _MAX_NOTE))
+            table.add_row(Text(sign, style=style), *cells, note, style=style)
         return table
 
 

@@ -4,7 +4,9 @@ import io
 import json
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from capgraph.base import CapabilityError
 from capgraph.cli.views import AnswerView, JsonView, LiveView, PlainView
@@ -99,6 +101,33 @@ def test_untrusted_text_cannot_control_the_terminal(show):
     assert "\x1b[2J" not in shown
     assert "\u202e" not in shown
     assert "\\x1b[2J[bold]x[/bold] :smile:" in shown
+
+
+def test_live_table_at_80_columns_shows_names_durations_and_whole_notes():
+    steps = [
+        {"context_key": f"station_{n}_of_the_network", "capability": "read_station", "inputs": []}
+        for n in range(4)
+    ]
+    out = io.StringIO()
+    view = LiveView(Console(file=out, force_terminal=True, width=80, height=24))
+    view.start_turn("Read", "t1", {})
+    view.show_event(PlanMade(plan={"steps": steps}))
+    words = "the antenna of the station does not answer since yesterday evening at nine o'clock"
+    for step in steps:
+        known = {"context_key": step["context_key"], "capability": "read_station"}
+        view.show_event(StepStarted(**known))
+        view.show_event(StepProgress(**known, message=words, progress=0.5))
+        view.show_event(StepFinished(**known, duration=1.25))
+    view.show_event(StepStarted(**known, attempt=2))
+    view.show_event(StepProgress(**known, message=words, progress=0.5))
+    view.close()
+    lines = Text.from_ansi(out.getvalue()).plain.splitlines()
+    assert all(cell_len(line) <= 80 for line in lines)
+    shown = " ".join(" ".join(lines).split())
+    assert "station_3_of_the_network" in shown
+    assert "1.25 s" in shown
+    for word in words.split():
+        assert word in shown
 
 
 def test_piped_output_has_a_line_per_event():
