@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -118,6 +119,7 @@ def _create_turn(turn_id: str, number: int) -> dict[str, Any]:
     turn: dict[str, Any] = {"id": turn_id or str(number), "number": number}
     caller = asdict(billing_subject())
     turn["caller"] = {name: value for name, value in caller.items() if value}
+    turn["approval_scope"] = uuid.uuid4().hex
     if trace := current_event_ids().get("turn_trace"):
         turn["trace"] = str(trace)
     if dropped := find_dropped_questions():

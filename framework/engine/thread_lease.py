@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -18,8 +19,10 @@ from langgraph.types import Command
 
 from capgraph.base.errors import CapgraphError, ValidationError
 from capgraph.configs.run_context import override_run_context, run_context
-from capgraph.langgraph_compat import is_task, open_interrupts, outer_checkpoint
+from capgraph.langgraph_compat import is_task, open_interrupts, outer_checkpoint, plain_values
+from capgraph.pipeline.run_config import caller_from_configurable
 from capgraph.planning.waits import is_wait_interrupt
+from capgraph.stores.history import assigned_turn
 from capgraph.stores.leases import Lease
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import RUN_END, thread_config, write_record
@@ -37,7 +40,7 @@ async def run_with_lease(
     persistence: Persistence,
     config: Mapping[str, Any],
     inputs: Any,
-    run: Callable[[], AsyncIterator[Any]],
+    run: Callable[[Any], AsyncIterator[Any]],
     retention: Retention | None = None,
 ) -> AsyncIterator[Any]:
     """Run a graph while it holds the thread's lease (exclusive right to run it).
@@ -46,7 +49,7 @@ async def run_with_lease(
         persistence: Storage of the thread.
         config: Configuration of the run, merged with that of the graph and of any outer graph.
         inputs: Input of the graph.
-        run: Function that starts the graph and yields its stream.
+        run: Function that starts the graph with an input and yields its stream.
         retention: Retention rules, which are notified when a turn has ended.
 
     Raises:
@@ -58,10 +61,12 @@ async def run_with_lease(
         is_outermost = not is_task(config)
         if is_outermost and isinstance(inputs, Command) and inputs.resume is not None:
             await _check_open_question(saver, config["configurable"])
+        if is_outermost:
+            inputs = await _assign_replay(saver, config["configurable"], inputs)
         # The caller's context must not contain the lease.
         lease_context = override_run_context(leases=(*run_context().leases, lease))
         try:
-            async with aclosing(run()) as stream:  # type: ignore[type-var]
+            async with aclosing(run(inputs)) as stream:  # type: ignore[type-var]
                 while True:
                     try:
                         with lease_context:
@@ -112,6 +117,29 @@ async def _check_open_question(
             fix="check the thread ID and whether the question was already answered. Resume a step"
             " that waits for an event with a signal.",
         )
+
+
+async def _assign_replay(
+    saver: BaseCheckpointSaver[Any], configurable: Mapping[str, Any], inputs: Any
+) -> Any:
+    """Return the input of a run, which makes a replay a turn of the person who starts it.
+
+    A run from an earlier checkpoint is a replay. Like a fork, a replay has no approvals.
+    """
+    checkpoint_id = configurable.get("checkpoint_id")
+    is_resumed = inputs is None or isinstance(inputs, Command)
+    if not checkpoint_id or configurable.get("checkpoint_ns") or not is_resumed:
+        return inputs
+    thread = str(configurable["thread_id"])
+    latest = await saver.aget_tuple(thread_config(thread))
+    if latest is None or latest.checkpoint["id"] == checkpoint_id:
+        return inputs
+    saved = await saver.aget_tuple(thread_config(thread, checkpoint_id=str(checkpoint_id)))
+    values = {} if saved is None else plain_values(saved)
+    if not values.get("control_turn"):
+        return inputs
+    caller = run_context().caller or caller_from_configurable(configurable)
+    return replace(inputs or Command(), update=assigned_turn(values, caller))
 
 
 async def _record_end(

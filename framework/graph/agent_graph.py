@@ -169,10 +169,10 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
                 with inside:
                     refuse_message(asked)
 
-        def run() -> AsyncIterator[Any]:
-            return super(AgentGraph, self).astream(inputs, *others, **kwargs)
+        def run(graph_input: Any) -> AsyncIterator[Any]:
+            return super(AgentGraph, self).astream(graph_input, *others, **kwargs)
 
-        stream = run()
+        stream = run(inputs)
         if persistence is not None and "thread_id" in config.get("configurable", {}):
             if persistence is not self._persistence:
                 self._register_persistence(persistence)  # of an outer graph or a server

@@ -51,6 +51,7 @@ class ApprovalRecords:
         plan_id: ID of the current plan.
         owner_of: Function that returns the owner of an approval for a step's context key.
         turn_caller: Caller of the turn, or ``None`` in a custom graph, which has no turns.
+        approval_scope: ID to which the turn's approvals belong. A replay of the turn has another ID.
         permits: Predicate whether a person's current role permits a capability, or ``None`` without
             permissions.
         lock: Lock that serializes the answers to parallel steps.
@@ -64,6 +65,7 @@ class ApprovalRecords:
         owner_of: Callable[[str], str],
         *,
         turn_caller: Caller | None = None,
+        approval_scope: str = "",
         permits: Permits | None = None,
         lock: asyncio.Lock,
     ) -> None:
@@ -75,8 +77,10 @@ class ApprovalRecords:
         self._turn_caller, self._permits = turn_caller, permits
         self._lock = lock
         self._rows: dict[str, dict[str, Any]] = {}
-        # A copy of the thread has copies of the records, which are no approvals there.
-        self._scope = thread_scope(journal.thread_id)
+        # A copy of the thread and a replay of the turn read the same records, which are no approvals
+        # there.
+        text = "\0".join(filter(None, (journal.thread_id, approval_scope)))
+        self.scope: str = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     async def record_requester(self, caller: Caller, run_id: str = "") -> None:
         """Record the user who started the turn, unless it is already recorded.
@@ -133,7 +137,7 @@ class ApprovalRecords:
         Returns:
             The reason why the answer is not accepted, or an empty string if it is accepted.
         """
-        name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
+        name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
             entry = self._find_step_entry(record, owner)
@@ -224,7 +228,7 @@ class ApprovalRecords:
             renew_expired: True to renew an expired request immediately. Pass False if an answer may be in
                 transit, which :meth:`record_approval` then renews.
         """
-        name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
+        name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
         async with self._lock:
             record = before = await self._read(name)
             # A request outside the plan is new each time.
@@ -269,7 +273,7 @@ class ApprovalRecords:
 
     async def mark_used(self, digest: str, key: str) -> None:
         """Record that the approved step has finished, so that no other step uses the approval."""
-        name, owner = f"agreed/{self._scope}.{digest}", self._owner(key)
+        name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
             if owner in record and record[owner].get("used") != self._plan:
@@ -293,11 +297,6 @@ class ApprovalRecords:
     async def _write(self, name: str, record: dict[str, Any]) -> None:
         self._rows[name] = record
         await self._journal.write(f"{self._turn}/{name}", record)
-
-
-def thread_scope(thread_id: str | None) -> str:
-    """Compute a record name prefix that is unique to a thread, so that decisions apply only there."""
-    return sha256((thread_id or "").encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _normalize_user_ids(user_ids: Collection[str | None]) -> set[str]:

@@ -34,7 +34,7 @@ from capgraph.base.ports import ApprovalRequest, Attempt
 from capgraph.base.spec import CapabilitySpec
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.data_size import exceeds_bytes
-from capgraph.pipeline.approval_records import ApprovalRecords, Permits, thread_scope
+from capgraph.pipeline.approval_records import ApprovalRecords, Permits
 from capgraph.pipeline.journal import Journal
 from capgraph.state.turn_view import TurnView
 from capgraph.telemetry.audit import record_now, record_soon
@@ -165,6 +165,7 @@ class EffectLedger:
             visit_id or view.plan_id,
             self._find_step_owner,
             turn_caller=view.owner if view.has_turn else None,
+            approval_scope=view.approval_scope,
             permits=permits,
             lock=self._lock,
         )
@@ -482,7 +483,7 @@ class EffectLedger:
         return await self._read(self._create_decision_name(effect, run))
 
     def _create_decision_name(self, effect: str, run: int) -> str:
-        return f"{effect}/decided/{thread_scope(self.journal.thread_id)}.{run}"
+        return f"{effect}/decided/{self.approvals.scope}.{run}"
 
     # --- waits ----------------------------------------------------------------------------
 

@@ -133,6 +133,11 @@ class TurnView:
         return _mapping(self.state.get("control_turn"))
 
     @property
+    def approval_scope(self) -> str:
+        """ID to which the turn's approvals belong. A replay of the turn has another one."""
+        return str(self.turn.get("approval_scope") or "")
+
+    @property
     def messages(self) -> Sequence[AnyMessage]:
         """The conversation."""
         return self.state.get("messages") or []

@@ -7,6 +7,7 @@ checkpoints. Before those are deleted, the first remaining checkpoint must be ma
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -319,10 +320,7 @@ class History:
             return
         checkpoint, next_version = found.checkpoint, self._saver.get_next_version
         values = checkpoint["channel_values"]
-        named = {name: value for name, value in asdict(caller).items() if value}
-        changed: dict[str, Any] = {_TURN_KEY: {**values[_TURN_KEY], "caller": named}}
-        if pending := values.get(_PENDING_KEY):
-            changed[_PENDING_KEY] = {key: _remove_approvals(one) for key, one in pending.items()}
+        changed = assigned_turn(values, caller)
         old_versions = checkpoint["channel_versions"]
         versions: Any = {name: next_version(old_versions[name], None) for name in changed}
         own: Any = {
@@ -471,6 +469,20 @@ class History:
             (self._thread, number - 1),
         )
         return str(found[0][0]) if found else ""
+
+
+def assigned_turn(values: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+    """Return the state update that makes a user the caller of a turn and drops its approvals.
+
+    Args:
+        values: State of the turn.
+        caller: The new caller.
+    """
+    named = {name: value for name, value in asdict(caller).items() if value}
+    turn = {**values[_TURN_KEY], "caller": named, "approval_scope": uuid.uuid4().hex}
+    pending = values.get(_PENDING_KEY) or {}
+    shown = {key: _remove_approvals(request) for key, request in pending.items()}
+    return {_TURN_KEY: turn, **({_PENDING_KEY: shown} if shown else {})}
 
 
 def _remove_approvals(request: Any) -> Any:
