@@ -238,11 +238,14 @@ class PermissionSettings(SettingsModel):
         roles: Permissions of each role.
         tool_requirements: Minimum mode by capability name, if it is stricter than the capability's declaration.
         cedar: Cedar policies as text, instead of roles (requires the extra ``cedar``).
+        overseer_roles: Roles whose users approve each step of a turn without a known user. Without
+            such a role, these steps are denied.
     """
 
     roles: list[RoleSettings] = Field(default_factory=list)
     tool_requirements: dict[str, str] = Field(default_factory=dict)
     cedar: str | None = None
+    overseer_roles: list[str] = Field(default_factory=list)
 
 
 class OidcSettings(SettingsModel):
@@ -256,6 +259,8 @@ class OidcSettings(SettingsModel):
         user_claim: Claim with the user ID.
         role_claim: Claim with the role. None means that users have no role.
         tenant_claim: Claim with the tenant.
+        fold_case: Whether spellings of a user ID such as ``USER1`` and ``user1`` are one user. Set it
+            if ``user_claim`` names a claim without case, such as an email address.
     """
 
     issuer: str
@@ -265,6 +270,7 @@ class OidcSettings(SettingsModel):
     user_claim: str = "sub"
     role_claim: str | None = None
     tenant_claim: str | None = None
+    fold_case: bool = False
 
 
 class ProxySettings(SettingsModel):

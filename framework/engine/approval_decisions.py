@@ -128,7 +128,8 @@ async def record_answer(
     spec = services.registry.capabilities.get(question["capability"])
     digest = question.get("digest", "")
     required = spec.requires_approval if spec is not None and kind != RESULT else False
-    policy, now = ApprovalPolicy.from_declaration(required), services.clock.now()
+    policy = ledger.approvals.policy_for(ApprovalPolicy.from_declaration(required))
+    now = services.clock.now()
     if kind == UNKNOWN_OUTCOME and answer.decision in {"rerun", "skip", "done"}:
         refusal = await _decide_outcome(key, question, answer, ledger, policy, approver, now)
     elif kind == STEP and answer.decision == "edit" and spec is not None:

@@ -381,17 +381,34 @@ class Services:
             lock = self._locks.get(lock_key)
             if lock is None:
                 lock = self._locks[lock_key] = asyncio.Lock()
-        permits = self._is_approver_permitted if self.permissions is not None else None
-        return EffectLedger(journal, view, lock, visit_id=visit_id, permits=permits)
+        if (permissions := self.permissions) is None:
+            return EffectLedger(journal, view, lock, visit_id=visit_id)
+        needs_overseer = permissions.needs_overseer(*view.callers)
+        return EffectLedger(
+            journal,
+            view,
+            lock,
+            visit_id=visit_id,
+            permits=partial(self._is_approver_permitted, needs_overseer=needs_overseer),
+            needs_overseer=needs_overseer,
+        )
 
-    async def _is_approver_permitted(self, capability: str, person: Caller) -> bool:
-        """Return True if both the earlier and the current role of an approver permit a capability."""
+    async def _is_approver_permitted(
+        self, capability: str, person: Caller, *, needs_overseer: bool
+    ) -> bool:
+        """Return True if both the earlier and the current role of an approver permit a capability.
+
+        In a turn without a known user, the approver must be an overseer, too.
+        """
         assert self.permissions is not None
-        if capability not in self.registry.capabilities:
+        is_known = capability in self.registry.capabilities
+        if not (is_known or needs_overseer):
             return True
         persistence = self.journal().persistence
         current = person if persistence is None else await persistence.roles.find(person)
-        return self.permissions.outcome(capability, person, current).allowed
+        if needs_overseer and not all(map(self.permissions.is_overseer, (person, current))):
+            return False
+        return not is_known or self.permissions.outcome(capability, person, current).allowed
 
     def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
         """Create the graph node of a capability for a custom graph.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from capgraph.base.approval_policy import ApprovalPolicy
@@ -70,6 +71,7 @@ class CallerPermissions:
     def __init__(self, registry: Registry, permissions: Permissions) -> None:
         self._registry = registry
         self._permissions = permissions
+        self._overseer_roles: Collection[str] = getattr(permissions, "overseer_roles", ())
         self._restricted: BoundedDict[frozenset[str], Registry] = BoundedDict(_MAX_CACHED)
 
     def unknown_name_warnings(self) -> list[str]:
@@ -120,6 +122,25 @@ class CallerPermissions:
                 f"the permissions for {name!r} could not be evaluated ({type(exc).__name__}: {exc})",
             )
 
+    def needs_overseer(self, *callers: Caller) -> bool:
+        """Return whether an overseer must approve the steps of these callers, who are unknown."""
+        return bool(self._overseer_roles) and not any(one.user_id or one.role for one in callers)
+
+    def is_overseer(self, person: Caller) -> bool:
+        """Return whether a person may approve the steps of a turn without a known user."""
+        return bool(person.user_id) and person.role in self._overseer_roles
+
+    def plan_outcome(self, name: str, *callers: Caller) -> PermissionOutcome:
+        """Return whether callers may plan a capability, which an overseer may have to approve."""
+        outcome = self.outcome(name, *callers)
+        if outcome.allowed or not self.needs_overseer(*callers):
+            return outcome
+        tenant = callers[0].tenant
+        roles = sorted(self._overseer_roles)
+        outcomes = [self.outcome(name, Caller(None, role, tenant)) for role in roles]
+        reason = f"the turn has no known user, and no overseer role may use {name!r}"
+        return next((one for one in outcomes if one.allowed), replace(outcome, reason=reason))
+
     def roles_allowed(self, names: Collection[str], tenant: str | None = None) -> list[str]:
         """Return a tenant's configured roles that may use all of these capabilities."""
         return [
@@ -146,7 +167,7 @@ class CallerPermissions:
     def visible_registry(self, *callers: Caller) -> Registry:
         """Return the part of the registry that all callers may use. Planners receive nothing else."""
         names = self._registry.capabilities
-        found_denied = {name for name in names if not self.outcome(name, *callers).allowed}
+        found_denied = {name for name in names if not self.plan_outcome(name, *callers).allowed}
         for name in names:
             # A recipe is denied if any of its steps is denied.
             if found_denied.intersection(underlying_capabilities(name, self._registry)):
@@ -173,7 +194,7 @@ class CallerPermissions:
             if isinstance(name, str) and name in self._registry.capabilities:
                 record = view.results.get(str(step.get("context_key"))) or {}
                 done = record.get("success") and record.get("capability") == name
-                outcome = self.outcome(name, *view.callers)
+                outcome = self.plan_outcome(name, *view.callers)
                 if not (outcome.allowed or done):
                     denied[name] = outcome
         if denied:
@@ -186,10 +207,14 @@ class CallerPermissions:
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
         """Allow a step if the current caller may use its capability.
 
+        A step of an unknown caller needs an overseer's approval.
+
         Raises:
             PermissionDeniedError: The caller may not use the capability.
         """
-        outcome = self.outcome(step["capability"], *view.callers)
-        if not outcome.allowed:
+        name = step["capability"]
+        if not (outcome := self.plan_outcome(name, *view.callers)).allowed:
             raise PermissionDeniedError(outcome)
-        return Verdict("allow")
+        if self.outcome(name, *view.callers).allowed:
+            return Verdict("allow")
+        return Verdict("ask", ["The turn has no known user, so an overseer must approve the step."])

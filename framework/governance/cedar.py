@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from capgraph.base.errors import ConfigurationError, require_extra
@@ -24,6 +24,7 @@ class CedarPermissions:
         policies: Cedar policies as text.
         entities: Additional entities, in Cedar's JSON format.
         schema: Cedar schema to validate the policies with.
+        overseer_roles: Roles whose users approve the steps of turns without a known user.
 
     Raises:
         ConfigurationError: The policies cannot be parsed, or do not match the schema.
@@ -42,7 +43,9 @@ class CedarPermissions:
         *,
         entities: Sequence[Mapping[str, Any]] = (),
         schema: str | Mapping[str, Any] | None = None,
+        overseer_roles: Collection[str] = (),
     ) -> None:
+        self.overseer_roles: frozenset[str] = frozenset(overseer_roles)
         self._cedar: Any = require_extra("cedarpy", "cedar")
         try:
             self._policies = self._cedar.PolicySet.from_str(policies)

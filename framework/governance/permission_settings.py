@@ -27,7 +27,7 @@ def permissions_from_settings(
     if settings is None:
         return None
     if settings.cedar is not None:
-        return CedarPermissions(settings.cedar)
+        return CedarPermissions(settings.cedar, overseer_roles=settings.overseer_roles)
     allowed = {name for role in settings.roles for name in role.allowed_tools or ()}
     denied = {name for role in settings.roles for name in role.denied_tools}
     named = sorted({*settings.tool_requirements, *allowed, *denied})
@@ -40,6 +40,7 @@ def permissions_from_settings(
         return PermissionPolicy(
             [RolePermissionConfig(**role.model_dump()) for role in settings.roles],
             settings.tool_requirements,  # type: ignore[arg-type]
+            overseer_roles=settings.overseer_roles,
         )
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(

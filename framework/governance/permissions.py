@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -164,14 +164,16 @@ class PermissionPolicy:
         role_configs: Entries of the roles, as a list or a dictionary by role.
         tool_requirements: Minimum mode by capability, in addition to what capabilities declare.
         default_allow_unknown_roles: True if callers without a configured role may use everything.
+        overseer_roles: Roles whose users approve each step of a turn without a known user. Without
+            such a role, these steps are denied.
 
     Attributes:
         capability_names: Capability names in all lists, as written.
         allowed_names: Capability names in allow lists.
 
     Raises:
-        ValueError: Two entries have the same role and tenant, or a key differs from its entry's
-            role.
+        ValueError: Two entries have the same role and tenant, a key differs from its entry's role,
+            or an overseer role has no entry.
         TypeError: An entry is not a ``RolePermissionConfig``.
 
     >>> policy = PermissionPolicy(
@@ -192,6 +194,7 @@ class PermissionPolicy:
         tool_requirements: Mapping[str, PermissionMode] | None = None,
         *,
         default_allow_unknown_roles: bool = False,
+        overseer_roles: Collection[str] = (),
     ) -> None:
         entries = (
             list(role_configs.items())
@@ -219,6 +222,12 @@ class PermissionPolicy:
             self._required[normalize_name(tool)] = max(current, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
         self.roles: tuple[tuple[str, str | None], ...] = tuple(self._roles)
+        self.overseer_roles: frozenset[str] = frozenset(overseer_roles)
+        if unknown := sorted(self.overseer_roles - {role for role, _ in self._roles}):
+            raise ValueError(
+                f"The overseer role {unknown[0]!r} has no permissions. Fix: configure the role, or"
+                " remove it from overseer_roles."
+            )
         self.allowed_names: frozenset[str] = frozenset(
             name for _, config in entries for name in config.allowed_tools or ()
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ class ApprovalRecords:
         approval_scope: ID to which the turn's approvals belong. A replay of the turn has another ID.
         permits: Predicate whether a person's current role permits a capability, or ``None`` without
             permissions.
+        needs_overseer: True if the turn has no known user, so that ``permits`` accepts overseers only.
         lock: Lock that serializes the answers to parallel steps.
     """
 
@@ -67,6 +69,7 @@ class ApprovalRecords:
         turn_caller: Caller | None = None,
         approval_scope: str = "",
         permits: Permits | None = None,
+        needs_overseer: bool = False,
         lock: asyncio.Lock,
     ) -> None:
         self._journal = journal
@@ -75,6 +78,7 @@ class ApprovalRecords:
         self._requester = "requester"
         self._owner = owner_of
         self._turn_caller, self._permits = turn_caller, permits
+        self._needs_overseer = needs_overseer
         self._lock = lock
         self._rows: dict[str, dict[str, Any]] = {}
         # A copy of the thread and a replay of the turn read the same records, which are no approvals
@@ -93,6 +97,10 @@ class ApprovalRecords:
         async with self._lock:
             if not await self._read(self._requester):
                 await self._write(self._requester, {"user_id": caller.user_id})
+
+    def policy_for(self, policy: ApprovalPolicy) -> ApprovalPolicy:
+        """Return the policy that applies in this turn; without a known user, it names approvers."""
+        return replace(policy, not_requester=True) if self._needs_overseer else policy
 
     async def approve(
         self, digest: str, key: str, approver: Caller | None = None, now: float = 0
@@ -137,6 +145,7 @@ class ApprovalRecords:
         Returns:
             The reason why the answer is not accepted, or an empty string if it is accepted.
         """
+        policy = self.policy_for(policy)
         name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
@@ -193,13 +202,17 @@ class ApprovalRecords:
                     " must."
                 )
         if not await self._is_permitted(capability, approver):
-            return f"The role of {approver.user_id!r} does not permit {capability!r}."
+            subject = repr(capability or "plan")
+            reason = f"does not permit {subject}"
+            if self._needs_overseer:
+                reason = f"may not approve {subject} in a turn without a known user"
+            return f"The role of {approver.user_id!r} {reason}."
         if person in _normalize_user_ids([vote["by"] for vote in votes]):
             return f"{approver.user_id!r} has already approved; another user must approve too."
         return ""
 
     async def _is_permitted(self, capability: str, person: Caller) -> bool:
-        return not capability or self._permits is None or await self._permits(capability, person)
+        return self._permits is None or await self._permits(capability, person)
 
     async def status(
         self,
@@ -228,6 +241,7 @@ class ApprovalRecords:
             renew_expired: True to renew an expired request immediately. Pass False if an answer may be in
                 transit, which :meth:`record_approval` then renews.
         """
+        policy = self.policy_for(policy)
         name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
         async with self._lock:
             record = before = await self._read(name)

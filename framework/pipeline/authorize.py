@@ -216,9 +216,9 @@ async def pending_approval(
         attempt: Attempt that requires approval.
         question: Approval request.
     """
-    policy = ApprovalPolicy.from_declaration(execution.spec.requires_approval)
-    plan_keys, now = list(execution.context.plan_keys), execution.config.clock.now()
     approvals = execution.context.ledger.approvals
+    policy = approvals.policy_for(ApprovalPolicy.from_declaration(execution.spec.requires_approval))
+    plan_keys, now = list(execution.context.plan_keys), execution.config.clock.now()
     # A standalone node checks again after the answer. The router has already processed it.
     renew = execution.context.control.can_wait
     status = await approvals.status(

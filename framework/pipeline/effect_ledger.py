@@ -146,6 +146,7 @@ class EffectLedger:
         visit_id: str = "",
         existing_claim: Claim | None = None,
         permits: Permits | None = None,
+        needs_overseer: bool = False,
     ) -> None:
         self.journal = journal
         self._view = view
@@ -167,6 +168,7 @@ class EffectLedger:
             turn_caller=view.owner if view.has_turn else None,
             approval_scope=view.approval_scope,
             permits=permits,
+            needs_overseer=needs_overseer,
             lock=self._lock,
         )
 

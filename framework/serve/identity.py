@@ -175,8 +175,22 @@ def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySetting
     if any(len(values) > 1 for values in header_values):
         return None  # a repeated header may come from the client instead of the proxy
     user, role, tenant = (values[0].strip() if values else "" for values in header_values)
-    user = normalize_user_id(user) if proxy.fold_case else user
-    return Caller(user, role or None, tenant or None, authenticated=True) if user else None
+    name = stored_user_id(user, fold_case=proxy.fold_case)
+    return None if name is None else Caller(name, role or None, tenant or None, authenticated=True)
+
+
+def stored_user_id(name: str, *, fold_case: bool) -> str | None:
+    """Return the ID under which a user of a proxy or provider is stored; ``None`` if it is invalid.
+
+    Args:
+        name: User ID that the proxy or provider sent.
+        fold_case: True if spellings of an ID are one user.
+
+    >>> stored_user_id(" USER1 ", fold_case=True), stored_user_id(" USER1 ", fold_case=False)
+    ('user1', 'USER1')
+    """
+    stripped = normalize_user_id(name) if fold_case else name.strip()
+    return stripped if stripped and stripped.isprintable() else None
 
 
 def client_address(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings | None) -> str:

@@ -307,3 +307,44 @@ async def test_the_audit_names_who_answered_and_for_whom_a_step_ran(tmp_path: Pa
         if one["kind"] == "effect" and one["data"]["status"] == "begun"
     ]
     assert (begun["by"]["user_id"], begun["for"]["user_id"]) == ("bob", "ann")
+
+
+def overseen(*overseers: str) -> Settings:
+    """Return permissions of directors and visitors, with overseers for unknown users."""
+    settings = permissions("direct_alone")
+    assert settings.permissions is not None
+    settings.permissions.overseer_roles = list(overseers)
+    return settings
+
+
+UNKNOWN: Any = {"configurable": {"thread_id": "1"}}
+
+
+async def test_only_an_overseer_approves_for_an_unknown_user() -> None:
+    graph = build_graph([direct_alone], checkpointer=InMemorySaver(), settings=overseen("director"))
+    out = await graph.ainvoke({"planning_execution_plan": plan("direct_alone")}, UNKNOWN)
+    for answerer in (UNKNOWN, config("bob", role="visitor"), config("bob")):
+        assert "__interrupt__" in out
+        out = await graph.ainvoke(Command(resume="approve"), answerer)
+        assert not succeeded(out, "direct_alone")
+    out = await graph.ainvoke(Command(resume="approve"), config("carol", role="director"))
+    assert succeeded(out, "direct_alone")
+
+
+@pytest.mark.parametrize("overseers", [[], ["visitor"]])
+async def test_a_turn_of_an_unknown_user_is_denied_without_an_overseer(
+    overseers: list[str],
+) -> None:
+    graph = build_graph([direct_alone], checkpointer=InMemorySaver(), settings=overseen(*overseers))
+    out = await graph.ainvoke({"planning_execution_plan": plan("direct_alone")}, UNKNOWN)
+    assert "__interrupt__" not in out
+    assert out["execution_outcome"]["status"] == "failed"
+
+
+async def test_an_overseer_is_not_asked_for_a_user_without_permission() -> None:
+    """A variant: a known visitor, whose step no approval makes permitted."""
+    graph = build_graph([direct_alone], checkpointer=InMemorySaver(), settings=overseen("director"))
+    brought = {"planning_execution_plan": plan("direct_alone")}
+    out = await graph.ainvoke(brought, config("ann", role="visitor"))
+    assert "__interrupt__" not in out
+    assert not succeeded(out, "direct_alone")

@@ -16,7 +16,7 @@ from capgraph.base.ports import Caller
 from capgraph.configs.errors import CapgraphError
 from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import OidcSettings, ServeSettings
-from capgraph.serve.identity import Authenticator
+from capgraph.serve.identity import Authenticator, stored_user_id
 from capgraph.serve.links import server_url
 from capgraph.serve.routes.login import login_page, start_session
 
@@ -155,10 +155,11 @@ async def _claims(client: Any, request: Request, settings: OidcSettings) -> Mapp
 
 
 def _caller(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
-    name = claims.get(settings.user_claim)
-    if not isinstance(name, str) or not name:
+    claim = claims.get(settings.user_claim)
+    name = stored_user_id(claim, fold_case=settings.fold_case) if isinstance(claim, str) else None
+    if name is None:
         raise LoginFailedError(
-            f"The claim {settings.user_claim!r} of the provider is missing.",
+            f"The claim {settings.user_claim!r} of the provider is missing or invalid.",
             fix="Set serve.oidc.user_claim.",
         )
 

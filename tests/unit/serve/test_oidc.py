@@ -101,8 +101,12 @@ async def provider() -> AsyncIterator[FakeProvider]:
 SECRET = "signs cookies of logins, 32 bytes"
 
 
-def served(provider: FakeProvider, secret: str = SECRET, **more: Any) -> Any:
-    own = OidcSettings(issuer=provider.issuer, client_id="capgraph", role_claim="groups")
+def served(
+    provider: FakeProvider, secret: str = SECRET, *, fold_case: bool = False, **more: Any
+) -> Any:
+    own = OidcSettings(
+        issuer=provider.issuer, client_id="capgraph", role_claim="groups", fold_case=fold_case
+    )
     settings = ServeSettings(oidc=own, base_url=HOST, session_secret=SecretStr(secret), **more)
     logins = Authenticator(settings)
     paths = [Route("/api/who", who), Route("/healthz", health)]
@@ -146,6 +150,8 @@ async def test_login_with_a_valid_id_token(provider: FakeProvider) -> None:
         {"nonce": "old"},
         {"sub": None},
         {"sub": ["ada"]},
+        {"sub": "\u00ad"},
+        {"sub": "a\u200bda"},
     ],
 )
 async def test_invalid_id_tokens_are_rejected(
@@ -155,6 +161,16 @@ async def test_invalid_id_tokens_are_rejected(
     async with client(served(provider)) as asking:
         assert (await come_back(asking, provider)).status_code == 401
         assert (await asking.get("/api/who")).status_code == 401
+
+
+@pytest.mark.parametrize(("fold_case", "stored"), [(True, "ada"), (False, "ADA")])
+async def test_user_ids_are_stored_in_one_spelling(
+    provider: FakeProvider, fold_case: bool, stored: str
+) -> None:
+    provider.change = {"sub": " \uff21DA" if fold_case else " ADA"}
+    async with client(served(provider, fold_case=fold_case)) as asking:
+        assert (await come_back(asking, provider)).status_code == 303
+        assert (await asking.get("/api/who")).json()["user"] == stored
 
 
 async def test_unpublished_key_is_rejected(
