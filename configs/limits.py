@@ -26,6 +26,8 @@ class Limits(SettingsModel):
         max_message_chars: Maximum length of a message.
         max_result_bytes: Maximum size of one step's result, approximately. A step with a larger
             result fails.
+        max_reply_bytes: Maximum size of a chat model's reply, approximately. A larger reply is
+            discarded, and the call fails.
         max_model_calls: Maximum number of chat model calls in one turn.
         max_turn_attempts: Maximum number of step attempts in one turn. None means the number that
             the plan may need.
@@ -44,5 +46,6 @@ class Limits(SettingsModel):
     max_wait_seconds: float = Field(30 * 86_400.0, gt=0)
     max_message_chars: int = Field(200_000, ge=1)
     max_result_bytes: int = Field(16 * 1024 * 1024, ge=1)
+    max_reply_bytes: int = Field(4 * 1024 * 1024, ge=1)
     max_model_calls: int = Field(100, ge=1)
     max_turn_attempts: int | None = Field(None, ge=1)

@@ -53,6 +53,7 @@ class TurnResult:
         model_calls: Number of chat model calls.
         input_tokens: Number of tokens sent to chat models.
         output_tokens: Number of tokens received from chat models.
+        labels: Labels of all data that steps of the thread produced, with their sources.
     """
 
     thread_id: str
@@ -67,6 +68,7 @@ class TurnResult:
     model_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, which commands print as the last line of JSON output."""
@@ -259,6 +261,7 @@ class TurnRunner:
 
         asked = [item for item in interrupts if not is_wait_interrupt(item.value)]
         end.questions = {item.id: item.value for item in asked}
+        end.labels = dict(values.get("control_labels") or {})
         end.outcome = dict(values.get("execution_outcome") or {})
         services = getattr(self.graph, "services", None)
         if services is not None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -34,9 +34,12 @@ from capgraph.base.ports import (
     RetryRule,
     TimeLimit,
 )
+from capgraph.configs.limits import Limits
 from capgraph.configs.logger import escape_control_characters, mask_secrets
+from capgraph.configs.run_context import run_context
 from capgraph.configs.settings import StructuredMethod
 from capgraph.helpers.clock import use_clock
+from capgraph.helpers.data_size import exceeds_bytes
 from capgraph.helpers.plain_data import json_values, validation_messages
 from capgraph.langgraph_compat import write_message
 from capgraph.models.prompt_echo import EchoFilter, remove_echo
@@ -64,6 +67,8 @@ _REFUSAL_REASONS = frozenset(
     ["content_filter", "refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii"]
 )
 REWORD_HINT = "Please rephrase your request."
+_PARSED_SHARE = 50
+"""A streamed reply is parsed again when its text has grown by this fraction."""
 _PROVIDERS_WITH_STOP_REASON = frozenset({"anthropic", "google_genai"})
 _FIX_BY_CATEGORY = {
     "rate_limit": "Wait, or ask the provider for a higher rate limit.",
@@ -107,7 +112,11 @@ async def call_model(
         attempt_role = replace(role, model=attempt.inputs["model"], timeout_seconds=seconds)
         async with _translate_errors(attempt_role):
             with emit_progress(attempt_role):
-                return await send(attempt)
+                result = await send(attempt)
+                raw = result["raw"] if isinstance(result, Mapping) else result
+                if exceeds_bytes(raw, _get_max_reply_bytes()):
+                    raise _create_large_reply_error(attempt_role)
+                return result
 
     async def call_once(attempt: Attempt) -> Any:
         async with _translate_errors(replace(role, timeout_seconds=None)):  # of middleware
@@ -264,7 +273,8 @@ async def generate_structured(
             runnable = model.with_structured_output(json_schema, **options)
             if isinstance(runnable, RunnableSequence):
                 # The first element is the bound model, and the rest is the parser.
-                return {"raw": await _stream_partials(runnable.first, prompt, config, on_partial)}
+                chunks = _bounded_stream(role, runnable.first.astream(prompt, config))
+                return {"raw": await _join_partials(chunks, on_partial)}
         if isinstance(schema, dict) and options.get("method") == "json_schema":
             schema_sent, options = _build_response_format(model, json_schema, is_strict, options)
         else:
@@ -362,20 +372,37 @@ def _is_truncated_json(message: Any) -> bool:
     return False
 
 
-async def _stream_partials(
-    model: Any, messages: Any, config: Any, on_partial: Callable[[dict[str, Any]], None]
+async def _bounded_stream(role: RoleModel, chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yield the chunks of a reply.
+
+    Raises:
+        ModelError: The reply is larger than ``limits.max_reply_bytes``.
+    """
+    remaining = _get_max_reply_bytes()
+    async with aclosing(chunks):  # type: ignore[type-var]
+        async for chunk in chunks:
+            remaining -= len(_get_content_text(chunk))
+            if remaining < 0:
+                raise _create_large_reply_error(role)
+            yield chunk
+
+
+async def _join_partials(
+    chunks: AsyncIterator[Any], on_partial: Callable[[dict[str, Any]], None]
 ) -> AIMessageChunk:
     """Stream a reply, pass each partial object to ``on_partial``, and return the message."""
     message = AIMessageChunk(content="")
     emitted: Any = None
-    async for chunk in model.astream(messages, config):
+    parsed_length = 0
+    async for chunk in chunks:
         message += chunk
+        text = _get_content_text(message)
+        # Parsing a long text for each of its chunks would take quadratic time.
+        if len(text) < parsed_length + parsed_length // _PARSED_SHARE:
+            continue
+        parsed_length = len(text)
         with suppress(ValueError):
-            partial_data = (
-                parse_partial_json(_get_content_text(message))
-                if _get_content_text(message)
-                else None
-            )
+            partial_data = parse_partial_json(text) if text else None
             if isinstance(partial_data, dict) and partial_data and partial_data != emitted:
                 on_partial(partial_data)
                 emitted = partial_data
@@ -403,7 +430,8 @@ async def stream_text(
         message: AIMessageChunk | None = None
         echo = None if keep_prompt_tags else EchoFilter()
         try:
-            async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
+            stream = attempt.inputs["model"].astream(attempt.inputs["messages"], config)
+            async for chunk in _bounded_stream(role, stream):
                 message = chunk if message is None else message + chunk
                 text = str(chunk.text)
                 _emit_token(chunk, text if echo is None else echo.feed(text))
@@ -556,6 +584,22 @@ def _create_truncation_error(role: RoleModel) -> ModelError:
         ErrorSeverity.CRITICAL,
         TruncatedAnswerError,
         person_message="The model's reply was too long and was cut off. Please ask for less.",
+    )
+
+
+def _get_max_reply_bytes() -> int:
+    services = run_context().services
+    limits: Limits = services[-1].limits if services else Limits()
+    return limits.max_reply_bytes
+
+
+def _create_large_reply_error(role: RoleModel) -> ModelError:
+    return role.error(
+        "sent a reply that is larger than the limit.",
+        "Set max_tokens in the model's options, or raise limits.max_reply_bytes.",
+        ErrorSeverity.CRITICAL,
+        TruncatedAnswerError,
+        person_message="The model's reply was too long. Please ask for less.",
     )
 
 

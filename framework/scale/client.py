@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from capgraph.base.errors import (
@@ -31,6 +31,7 @@ from capgraph.scale.agent_rules import AgentRules
 from capgraph.scale.engine import Engine
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import RunExecutor, graph_input, mark_stopped
+from capgraph.scale.schedules import Schedule, Schedules
 from capgraph.stores.database import open_saver, parse_url
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
@@ -87,6 +88,7 @@ class Client:
         caller: Caller | str | None = None,
         context: Mapping[str, Any] | None = None,
         run_id: str | None = None,
+        rules: Mapping[str, Any] | None = None,
     ) -> str:
         """Submit a turn and return its ID once it is stored.
 
@@ -99,6 +101,8 @@ class Client:
             caller: The user; a string is the user's ID.
             context: Context data, by type and key.
             run_id: ID of the turn. Submitting the same ID again has no effect.
+            rules: Rules that a worker must have to run the turn, from a schedule; by default those of
+                this client's graph.
 
         Returns:
             The ID of the turn.
@@ -134,9 +138,21 @@ class Client:
         validate_input(
             graph_input(request), thread_config(thread), self.graph.services, has_saver=True
         )
+        if rules is not None:
+            request["agent"] = rules
         run_id = run_id or str(uuid.uuid4())
         await self._enqueue(thread, run_id, request, _as_caller(caller))
         return run_id
+
+    async def schedule(self, schedule: Schedule) -> None:
+        """Store a schedule, whose turns follow the rules of this client's graph.
+
+        Raises:
+            ValidationError: The cron expression is invalid or the message is empty.
+            PersistenceError: The database or the engine is unavailable.
+        """
+        rules = self._rules.describe(schedule.caller)
+        await Schedules(self._saver).add(replace(schedule, rules=rules), self.engine)
 
     async def _enqueue(
         self, thread: str, run_id: str, request: Mapping[str, Any], caller: Caller

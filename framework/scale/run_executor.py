@@ -31,7 +31,6 @@ from capgraph.graph.turn_runner import (
     step_states,
 )
 from capgraph.helpers.plain_data import to_plain
-from capgraph.langgraph_compat import plain_values
 from capgraph.pipeline.run_config import configurable_for
 from capgraph.scale.agent_rules import AgentRules
 from capgraph.scale.agui_events import EventTranslator
@@ -369,7 +368,8 @@ class RunExecutor:
             self._log.append_events(run.run_id, events, translator.shorten)
 
         record_values = record_state if self.shared_keys else None
-        opener = TurnView(values).owner if values else None
+        # A turn may start long after it was submitted or scheduled.
+        opener = TurnView(values).owner if values else Caller(**run.request["caller"])
         current = None if opener is None else await self._persistence.roles.find(opener)
         with override_run_context(current_roles=current):
             end = await (turn.read() if is_over else turn.run(run_input, record, record_values))
@@ -430,8 +430,16 @@ class RunExecutor:
         questions = [
             identify_question(run.thread_id, key, value) for key, value in end.questions.items()
         ]
-        if end.answer and self._graph.services.flow is not None:
-            await self._record_answer_labels(run, end.answer)
+        services = self._graph.services
+        if end.answer and services.flow is not None:
+            # Clients may send the answer back as history.
+            await self._persistence.answer_labels.record(
+                run.owner,
+                end.answer,
+                end.labels,
+                services.settings.serve.keep_runs_days * 86_400,
+                services.clock,
+            )
         result = {**end.to_dict(), "thread_id": translator.thread_id}
         result.pop("questions", None)
         # Clients must not see paths on the server.
@@ -442,13 +450,6 @@ class RunExecutor:
         await self._log.finish(run.run_id, end.status)
         self.ended_counts[end.status] += 1
         return end.status
-
-    async def _record_answer_labels(self, run: LoggedRun, answer: str) -> None:
-        """Record the provenance labels of an answer that clients may send back as history."""
-        saved = await self._saver.aget_tuple(thread_config(run.thread_id))
-        labels = TurnView(plain_values(saved)).thread_labels if saved is not None else {}
-        keep_days = self._graph.services.settings.serve.keep_runs_days
-        await self._persistence.answer_labels.record(run.owner, answer, labels, keep_days * 86_400)
 
 
 async def mark_stopped(graph: Any, thread: str) -> TurnResult:

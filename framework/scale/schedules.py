@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +26,9 @@ class Schedule:
         message: Message of each turn.
         thread: ID of the thread; empty for a new thread each time.
         caller: Person who created the schedule. Each turn acts as this caller.
+        rules: Rules of the creator's agent, from :meth:`~capgraph.scale.agent_rules.AgentRules.describe`.
+            A worker with weaker rules leaves the turns to other workers. None means the rules of the
+            worker that starts the turn.
         unreadable: Reason why the request cannot be decrypted; empty if it can.
     """
 
@@ -34,6 +37,7 @@ class Schedule:
     message: str
     thread: str = ""
     caller: Caller = field(default_factory=Caller)
+    rules: Mapping[str, Any] | None = None
     unreadable: str = ""
 
 
@@ -72,7 +76,8 @@ class Schedules:
                 fix="Use five fields, in UTC: '0 7 * * *' is every day at 7:00.",
             )
         request = serialize_to_text(
-            self._serde, [schedule.message, schedule.thread, asdict(schedule.caller)]
+            self._serde,
+            [schedule.message, schedule.thread, asdict(schedule.caller), schedule.rules],
         )
         await self._run(
             "INSERT INTO capgraph_schedules (id, cron, request) VALUES (?, ?, ?)",
@@ -100,12 +105,13 @@ class Schedules:
 
     def _read(self, name: str, cron: str, request: str) -> Schedule:
         try:
-            message, thread, caller = deserialize_text(self._serde, request, "of the schedules")
+            stored = deserialize_text(self._serde, request, "of the schedules")
         except PersistenceError as exc:
             return Schedule(
                 name, cron, "", unreadable=str(exc)
             )  # one unreadable row must not hide the others
-        return Schedule(name, cron, message, thread, Caller(**caller))
+        message, thread, caller, *rules = stored
+        return Schedule(name, cron, message, thread, Caller(**caller), *rules)
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
         """Delete a schedule. Return False if it did not exist."""

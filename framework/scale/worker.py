@@ -177,7 +177,9 @@ class Worker:
                 "Schedule %s is unreadable: %s", record.id, record.unreadable
             )
         else:
-            await self._client.submit(thread, record.message, run_id=run_id, caller=record.caller)
+            await self._client.submit(
+                thread, record.message, run_id=run_id, caller=record.caller, rules=record.rules
+            )
         await self._client.engine.schedule(record.id, record.cron, after=moment)
 
     # --- maintenance ----------------------------------------------------------------------

@@ -311,7 +311,7 @@ class Runs:
             labels: Mapping[str, str] | None = {}
             if message.get("role") not in _OWN_ROLES:
                 labels = await self._persistence.answer_labels.find(
-                    owner, str(message.get("content"))
+                    owner, str(message.get("content")), self._graph.services.clock
                 )
             if labels is None:
                 labels = {UNTRUSTED: "a message of the request that this server did not write"}

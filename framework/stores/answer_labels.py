@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import sha256
 
-from capgraph.helpers.clock import SystemClock
+from capgraph.helpers.clock import Clock
 from capgraph.stores.atomic_values import AtomicValueStore
 
 _PREFIX = "answer/"
@@ -26,7 +26,7 @@ class AnswerLabels:
         self._values = values
 
     async def record(
-        self, owner: str, text: str, labels: Mapping[str, str], seconds: float
+        self, owner: str, text: str, labels: Mapping[str, str], seconds: float, clock: Clock
     ) -> None:
         """Record the labels of an answer.
 
@@ -35,18 +35,19 @@ class AnswerLabels:
             text: Text of the answer.
             labels: Labels with their sources; empty for an answer without labels.
             seconds: Lifetime of the record.
+            clock: Clock of the graph.
         """
         # Equal answers of several turns have the labels of all of them.
         await self._values.achange(
             _name(owner, text),
             lambda stored, _: ({**(stored or {}), **labels}, seconds, None),
-            SystemClock(),
+            clock,
         )
 
-    async def find(self, owner: str, text: str) -> Mapping[str, str] | None:
+    async def find(self, owner: str, text: str, clock: Clock) -> Mapping[str, str] | None:
         """Return the labels of an answer; ``None`` if the server did not send it to this user."""
         name = _name(owner, text)
-        cells, _now = await self._values.aread(name, SystemClock())
+        cells, _now = await self._values.aread(name, clock)
         labels: Mapping[str, str] | None = cells.get(name)
         return labels
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from capgraph.stores.cross_loop import CrossLoopLock
 from capgraph.stores.state_store import BaseStateStore
 
 _INDEX_KEY = "__keys__"
-_locks: WeakKeyDictionary[BaseStateStore, CrossLoopLock] = WeakKeyDictionary()
 
 
 class ListableStore:
@@ -25,8 +23,8 @@ class ListableStore:
 
     def __init__(self, store: BaseStateStore) -> None:
         self._store = store
-        # All users of a store share the lock of its list of keys.
-        self._lock = _locks.setdefault(store, CrossLoopLock())
+        # All users of a store share the lock. A subclass need not call the base class's __init__.
+        self._lock: CrossLoopLock = vars(store).setdefault("_key_list_lock", CrossLoopLock())
 
     async def get(self, key: str) -> Any:
         """Return a value, or None if the key is not set or has expired."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 from capgraph.base.ports import Caller, normalize_user_id
 from capgraph.helpers.clock import SystemClock
 from capgraph.stores.atomic_values import FOREVER, AtomicValueStore
 
 _PREFIX = "role/"
+_CLOCK = SystemClock()
+"""Clock of the store; roles do not expire, so they do not depend on it."""
 
 
 class CurrentRoles:
@@ -28,22 +29,24 @@ class CurrentRoles:
         self._values = values
 
     async def record(self, caller: Caller) -> None:
-        """Record the current role of an authenticated user."""
-        if caller.authenticated and caller.user_id is not None:
-            await self._values.achange(
-                _name(caller), lambda *_: ([caller.role], FOREVER, None), SystemClock()
-            )
+        """Record the current role of an authenticated user, unless it is already recorded."""
+        if not caller.authenticated or caller.user_id is None:
+            return
+        name, role = _name(caller), [caller.role]
+        if await self._read(name) != role:
+            await self._values.achange(name, lambda *_: (role, FOREVER, None), _CLOCK)
 
     async def find(self, caller: Caller) -> Caller:
         """Return a user with the current role; unchanged if no server has authenticated the user."""
         if not caller.authenticated or caller.user_id is None:
             return caller
-
-        def read(stored: Any, _now: float) -> tuple[Any, float, Any]:
-            return stored, FOREVER, stored
-
-        stored = await self._values.achange(_name(caller), read, SystemClock())
+        stored = await self._read(_name(caller))
         return caller if stored is None else replace(caller, role=stored[0])
+
+    async def _read(self, name: str) -> list[str | None] | None:
+        values, _now = await self._values.aread(name, _CLOCK)
+        stored: list[str | None] | None = values.get(name)
+        return stored
 
 
 def _name(caller: Caller) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
@@ -142,3 +145,37 @@ def test_an_event_of_any_shape_is_shortened(kind: str) -> None:
     assert len(json.dumps(shortened)) < 1_000_000
     assert (shortened["type"], shortened["name"]) == (event["type"], event["name"])
     assert shortened["metadata"]["capgraph"]["cut"]["parts"]
+
+
+class EndlessModel(BaseChatModel):
+    """Model whose replies do not end, or are larger than the limit."""
+
+    sent: int = 0
+    text: str = "word " * 200
+    parts: int = 10_000
+
+    @property
+    def _llm_type(self) -> str:
+        return "endless"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.text * self.parts))])
+
+    async def _astream(self, *_: Any, **__: Any) -> Any:
+        for _part in range(self.parts):
+            self.sent += 1
+            yield ChatGenerationChunk(message=AIMessageChunk(content=self.text))
+
+
+@pytest.mark.parametrize("text", ["word " * 200, '{"a": "' + "x" * 1000, "[" * 1000])
+@pytest.mark.parametrize("parts", [10_000, 60])
+@pytest.mark.parametrize("role", ["default", "answer"])
+async def test_a_large_reply_of_a_model_is_refused(role: str, parts: int, text: str) -> None:
+    model = EndlessModel(text=text, parts=parts)
+    settings = Settings.model_validate({"limits": {"max_reply_bytes": LIMIT}})
+    graph = build_graph([report], model={role: model}, settings=settings)
+    out = await graph.ainvoke({"messages": [("user", "Report")]})
+    status = out["execution_outcome"]["status"]
+    assert len(out["messages"][-1].text) < LIMIT
+    assert model.sent * len(text) < 4 * LIMIT
+    assert status == "failed" or role == "answer" or parts < 100

@@ -16,9 +16,10 @@ from capgraph import BaseCapability, build_graph, capability_node
 from capgraph.base import PersistenceError
 from capgraph.base.ports import Caller
 from capgraph.configs.settings import Settings
-from capgraph.scale import Client
+from capgraph.scale import Client, Schedule
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import RunExecutor
+from capgraph.scale.worker import Worker
 from capgraph.stores import list_suspended_threads, open_saver
 
 ANN = Caller("ann", role="viewer")
@@ -88,6 +89,9 @@ class KeptJobs:
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
         """Keep nothing: the run is in the log."""
+
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Keep nothing: the test starts the turns of the schedule."""
 
 
 class Place:
@@ -187,3 +191,24 @@ async def test_a_turn_that_was_stopped_ends_on_any_worker(place: Place) -> None:
     await client.submit("t", plan=READ, caller=ANN)
     await client.log.request_stop("t")
     assert list((await place.work(place.graph())).values()) == ["stopped"]
+
+
+@pytest.mark.parametrize("kind", sorted(WEAKER))
+async def test_a_schedule_has_the_rules_of_its_creator(place: Place, kind: str) -> None:
+    strict, weak = place.graph(STRICT), place.graph(WEAKER[kind])
+    await place.client(strict).schedule(Schedule("s", "0 7 * * *", "Level?", "t", ANN))
+    await Worker(place.client(weak), ["turns"]).start_scheduled("s", time.time())
+    async with refused():
+        await place.work(weak)
+    assert list((await place.work(strict)).values()) == ["completed"]
+
+
+async def test_a_scheduled_turn_has_the_current_role_of_its_creator(place: Place) -> None:
+    """A variant: the creator lost the role after the schedule was made."""
+    roles = [{"role": "director", "mode": "full_access"}]
+    roles += [{"role": "visitor", "mode": "full_access", "denied_tools": ["read_level"]}]
+    graph = place.graph({"permissions": {"roles": roles}})
+    creator = Caller("ann", "director", authenticated=True)
+    await place.client(graph).submit("t", plan=READ, caller=creator)
+    await graph.persistence.roles.record(Caller("ann", "visitor", authenticated=True))
+    assert list((await place.work(graph)).values()) == ["failed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Annotated
 
@@ -28,12 +29,17 @@ def add(
 ) -> None:
     """Ask a question at scheduled times; prints the schedule's ID."""
     from capgraph.pipeline.run_config import configured_caller
-    from capgraph.scale.schedules import Schedule, Schedules
+    from capgraph.scale.schedules import Schedule
 
     thread_id = check_thread_id(thread) if thread else ""
-    caller = configured_caller(shared.settings())
-    schedule = Schedule(new_thread_id(), cron, question, thread_id, caller)
-    shared.run_with_engine(lambda opened, saver: Schedules(saver).add(schedule, opened))
+    settings = shared.settings()
+    schedule = Schedule(new_thread_id(), cron, question, thread_id, configured_caller(settings))
+
+    async def run() -> None:
+        async with shared.open_client(settings) as (_, client):
+            await client.schedule(schedule)
+
+    asyncio.run(run())
     typer.echo(schedule.id)
 
 
