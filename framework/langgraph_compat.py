@@ -17,7 +17,14 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
@@ -483,6 +490,7 @@ _MESSAGES = {
     (cls.__module__, cls.__name__): (cls, set(cls.model_fields))
     for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
 }
+_CONTAINERS = {dict, list}
 # Setters of pydantic's slots, looked up once because a thread has hundreds of messages.
 _set_fields, _set_names, _set_more, _set_private = (
     vars(BaseModel)[slot].__set__
@@ -493,6 +501,34 @@ _set_fields, _set_names, _set_more, _set_private = (
         "__pydantic_private__",
     )
 )
+
+
+def _create_message(cls: type[BaseMessage], fields: dict[str, Any], names: set[str]) -> BaseMessage:
+    message = object.__new__(cls)
+    _set_fields(message, fields)
+    _set_names(message, names)  # complete, so an assignment never adds to it
+    _set_more(message, {})
+    _set_private(message, None)
+    return message
+
+
+def copy_message_fields(message: Any) -> dict[str, Any] | None:
+    """Return a copy of a message's fields; ``None`` if its class is not one of LangChain's."""
+    cls = type(message)
+    known = _MESSAGES.get((cls.__module__, cls.__name__))
+    fields = getattr(message, "__dict__", {})
+    if known is None or known[0] is not cls or fields.keys() != known[1]:
+        return None
+    return {
+        name: value.copy() if type(value) in _CONTAINERS else value
+        for name, value in fields.items()
+    }
+
+
+def restore_message(message: BaseMessage, fields: dict[str, Any]) -> BaseMessage:
+    """Return a message of the same class with the fields of :func:`copy_message_fields`."""
+    own = {n: value.copy() if type(value) in _CONTAINERS else value for n, value in fields.items()}
+    return _create_message(type(message), own, set(fields))
 
 
 def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
@@ -513,12 +549,7 @@ def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
             module, name, fields, _ = unpackb(inner, ext_hook=create, option=OPT_NON_STR_KEYS)
             known = _MESSAGES.get((module, name))
             if known is not None and fields.keys() == known[1]:
-                message = object.__new__(known[0])
-                _set_fields(message, fields)
-                _set_names(message, known[1].copy())
-                _set_more(message, {})
-                _set_private(message, None)
-                return message
+                return _create_message(known[0], fields, known[1])
         return rebuild(code, inner)
 
     return unpackb(data, ext_hook=create, option=OPT_NON_STR_KEYS)

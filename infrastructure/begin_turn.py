@@ -55,7 +55,8 @@ class BeginTurnNode(BaseInfrastructureNode):
         fingerprint = _compute_turn_fingerprint(message)
         earlier_turns = state.get("control_begun") or []
         opened_by = plan_id or (str(message.id or "") if message is not None else "")
-        if not plan_id and any(known.startswith(f"{_hash(opened_by)}.") for known in earlier_turns):
+        prefix = f"{_hash(opened_by)}."
+        if not plan_id and any(known.startswith(prefix) for known in earlier_turns):
             opened_by = (
                 f"{opened_by}.{fingerprint}"  # the message replaces an earlier one with its ID
             )

@@ -8,6 +8,7 @@ nested graph on the same thread shares the outer lease.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -139,7 +140,9 @@ async def _assign_replay(
     if not values.get("control_turn"):
         return inputs
     caller = run_context().caller or caller_from_configurable(configurable)
-    return replace(inputs or Command(), update=assigned_turn(values, caller))
+    update = assigned_turn(values, caller)
+    update["control_turn"]["approval_scope"] = uuid.uuid4().hex
+    return replace(inputs or Command(), update=update)
 
 
 async def _record_end(

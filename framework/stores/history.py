@@ -7,7 +7,6 @@ checkpoints. Before those are deleted, the first remaining checkpoint must be ma
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -30,7 +29,7 @@ from capgraph.langgraph_compat import (
     replay_channel,
 )
 from capgraph.state import AgentState, StateSchema
-from capgraph.stores.history_cache import EMPTY_HISTORY, CachedHistory
+from capgraph.stores.history_cache import EMPTY_HISTORY
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import RECORD_PREFIX, RUN_END, thread_config
 
@@ -154,7 +153,7 @@ async def load_deltas_since_snapshot(
     writes = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds = _read_seeds(found, depths, reach, read)
     for name in near:
-        seeds.setdefault(back, {})[name] = read(cached.values[name])
+        seeds.setdefault(back, {})[name] = cached.read(name, persistence.saver.serde)
     result: dict[str, DeltaChannelHistory] = {}
     for name in channels:
         far = min(reach[name], max(seeds))
@@ -187,11 +186,8 @@ async def load_deltas_since_snapshot(
         for name, history in result.items()
         if (channel := known[name]) is not None
     }
-    cache[thread] = CachedHistory(
-        latest,
-        {name: counters[name] for name in values},
-        {name: persistence.saver.serde.dumps_typed(value) for name, value in values.items()},
-    )
+    own_counters = {name: counters[name] for name in values}
+    cache[thread] = cached.advance(latest, own_counters, values, persistence.saver.serde)
     return {name: {"seed": value, "writes": []} for name, value in values.items()}
 
 
@@ -472,14 +468,14 @@ class History:
 
 
 def assigned_turn(values: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Return the state update that makes a user the caller of a turn and drops its approvals.
+    """Return the state update that makes a user the caller of a turn and shows no approvals.
 
     Args:
         values: State of the turn.
         caller: The new caller.
     """
     named = {name: value for name, value in asdict(caller).items() if value}
-    turn = {**values[_TURN_KEY], "caller": named, "approval_scope": uuid.uuid4().hex}
+    turn = {**values[_TURN_KEY], "caller": named}
     pending = values.get(_PENDING_KEY) or {}
     shown = {key: _remove_approvals(request) for key, request in pending.items()}
     return {_TURN_KEY: turn, **({_PENDING_KEY: shown} if shown else {})}

@@ -3,10 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from capgraph.langgraph_compat import copy_message_fields, restore_message
 
 MAX_BYTES = 32 * 2**20
 """Maximum bytes cached per saver; the oldest entry is evicted first."""
+_MESSAGE_BYTES = 2_000
+"""Approximate size of a message without its content."""
+
+
+class CachedMessages:
+    """Messages of a thread, which are not serialized because that takes longer than a turn.
+
+    Callers receive the cached messages. A message that a caller changed is restored from a copy of
+    its fields before the next caller receives it.
+
+    Args:
+        entries: Each message with a copy of its fields.
+    """
+
+    def __init__(self, entries: list[tuple[BaseMessage, dict[str, Any]]]) -> None:
+        self._entries = entries
+
+    @classmethod
+    def of(cls, value: Any, earlier: object = None) -> CachedMessages | None:
+        """Return the messages of a channel.
+
+        Args:
+            value: Value of the channel.
+            earlier: Cached value of an earlier checkpoint, whose copies are reused.
+
+        Returns:
+            ``None`` if the value is not a list of messages of LangChain's classes.
+        """
+        if not isinstance(value, list):
+            return None
+        known = earlier._entries if isinstance(earlier, CachedMessages) else []
+        entries: list[tuple[BaseMessage, dict[str, Any]]] = []
+        for position, message in enumerate(value):
+            if position < len(known) and known[position][0] is message:
+                fields: dict[str, Any] | None = known[position][1]
+            else:
+                fields = copy_message_fields(message)
+            if fields is None:
+                return None
+            entries.append((message, fields))
+        return cls(entries)
+
+    def read(self) -> list[BaseMessage]:
+        """Return the messages as they were cached."""
+        for position, (message, fields) in enumerate(self._entries):
+            if vars(message) != fields:
+                self._entries[position] = restore_message(message, fields), fields
+        return [message for message, _ in self._entries]
+
+    @property
+    def size(self) -> int:
+        """Approximate size in bytes."""
+        return sum(_MESSAGE_BYTES + len(str(fields["content"])) for _, fields in self._entries)
 
 
 class CachedHistory(NamedTuple):
@@ -15,20 +73,50 @@ class CachedHistory(NamedTuple):
     Attributes:
         checkpoint_id: ID of the checkpoint.
         counters: By channel: number of updates and of checkpoints since its last snapshot.
-        values: By channel: the serialized value. It is copied on read, since callers may mutate it.
+        values: By channel: the serialized value, or messages. Callers may change the values that they
+            read.
+        size: Approximate size of the values in bytes.
     """
 
     checkpoint_id: str
     counters: Mapping[str, Sequence[int]]
-    values: Mapping[str, tuple[str, bytes]]
+    values: Mapping[str, tuple[str, bytes] | CachedMessages]
+    size: int
 
-    @property
-    def size(self) -> int:
-        """Total size of the values in bytes."""
-        return sum(len(data) for _, data in self.values.values())
+    def advance(
+        self,
+        checkpoint_id: str,
+        counters: Mapping[str, Sequence[int]],
+        values: Mapping[str, Any],
+        serde: SerializerProtocol,
+    ) -> CachedHistory:
+        """Return the history at a later checkpoint.
+
+        Args:
+            checkpoint_id: ID of the checkpoint.
+            counters: Counters of the channels.
+            values: Values of the channels.
+            serde: Serializer of the saver.
+        """
+        cached: dict[str, tuple[str, bytes] | CachedMessages] = {}
+        size = 0
+        for name, value in values.items():
+            messages = CachedMessages.of(value, self.values.get(name))
+            if messages is None:
+                cached[name] = serialized = serde.dumps_typed(value)
+                size += len(serialized[1])
+            else:
+                cached[name] = messages
+                size += messages.size
+        return CachedHistory(checkpoint_id, counters, cached, size)
+
+    def read(self, name: str, serde: SerializerProtocol) -> Any:
+        """Return a channel's value."""
+        value = self.values[name]
+        return value.read() if isinstance(value, CachedMessages) else serde.loads_typed(value)
 
 
-EMPTY_HISTORY = CachedHistory("", {}, {})
+EMPTY_HISTORY = CachedHistory("", {}, {}, 0)
 """Entry for a thread that is not cached."""
 
 
