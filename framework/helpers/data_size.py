@@ -1,4 +1,4 @@
-"""Function that compares the size of data with a limit."""
+"""Functions that compare the size and the depth of data with a limit."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ def exceeds_bytes(value: Any, max_bytes: int) -> bool:
         if remaining < 0:
             return True
     return False
+
+
+def exceeds_depth(value: Any, max_depth: int) -> bool:
+    """Return True if containers in plain data are nested more than ``max_depth`` levels.
+
+    >>> exceeds_depth([[1]], 2), exceeds_depth({"a": [[1]]}, 2)
+    (False, True)
+    """
+    level = [value]
+    for _ in range(max_depth + 1):
+        level = [part for item in level for part in _list_parts(item) or ()]
+        if not level:
+            return False
+    return True
 
 
 def _list_parts(item: Any) -> list[Any] | None:

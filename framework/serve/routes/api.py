@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from capgraph.base.ports import Caller
 from capgraph.configs.suggestions import suggest_fix
+from capgraph.helpers.data_size import exceeds_depth
 from capgraph.serve.files import Uploads
 from capgraph.serve.identity import caller_of
 from capgraph.serve.openapi import (
@@ -32,6 +33,8 @@ from capgraph.serve.runs import Runs
 from capgraph.serve.sse import event_stream, parse_last_event_id
 from capgraph.serve.threads import Threads
 
+_MAX_DEPTH = 100
+"""Maximum nesting of a JSON body. Deeper data cannot be stored."""
 THREAD_PATH = "/api/threads/{id:path}"
 """Path of a thread. Thread IDs may contain slashes, so its subpaths are routed first."""
 
@@ -47,6 +50,8 @@ async def read_json_body(request: Request) -> dict[str, Any]:
         document = json.loads(raw, parse_int=_parse_int) if raw.strip() else {}
         # Lone surrogates and infinite numbers cannot be stored or returned.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+        if exceeds_depth(document, _MAX_DEPTH):
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
     except (ValueError, RecursionError) as exc:
         raise BadRequestError(
             f"The body is not valid JSON: {exc}.", fix="Send a JSON object."
