@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
+
 from capgraph.base.errors import InfrastructureError, PersistenceError, ThreadBusyError
 from capgraph.base.ports import Caller
 from capgraph.configs.logger import get_logger
@@ -216,7 +218,7 @@ class RunExecutor:
             PersistenceError: The database is unavailable or the lease was lost.
         """
         caller = Caller(**run.request["caller"])
-        config: dict[str, Any] = {
+        config: RunnableConfig = {
             "metadata": {"run_id": run.run_id},
             "configurable": {"thread_id": run.thread_id, **configurable_for(caller)},
         }
