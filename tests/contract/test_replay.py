@@ -303,7 +303,7 @@ async def test_with_a_model_the_difference_is_shown(saver: Any) -> None:
     assert found.replayed.cost.model_calls > 0
     more = await replay(recording, registry(measure, add), model=scripted(READ, ADD))
     assert RAN == []
-    assert "There is no record of the step 'b' (add)" in more.replayed.answer
+    assert "The recording has no record of the step 'b' (add)" in more.replayed.answer
     assert more.unrecorded == ("the step 'b' (add) with these values",)
     assert more.replayed.status != "completed"
 
