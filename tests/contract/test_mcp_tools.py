@@ -175,7 +175,7 @@ async def test_tools_are_declared_all_at_once_or_one_by_one(log: Path) -> None:
         "queue": "mcp",
         "labels": {"weather": ["forecast"]},
         "max_attempts": {"weather": 7},
-        "timeout_seconds": 5.0,
+        "timeout_seconds": 90.0,
     }
     async with await mcp_capabilities(stdio("plain", log), **declared) as tools:
         made = {tool.capability_spec.name: tool for tool in tools}

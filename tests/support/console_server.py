@@ -162,7 +162,7 @@ class Served:
     def logged_in(self, context: Any) -> Any:
         """Log a browser in; the one-time link works once, and its cookie is handed on."""
         if self.link:
-            found = httpx.get(self.link)
+            found = httpx.get(self.link, timeout=60)
             self.cookie, self.link = next(iter(found.cookies.items())), ""
         name, value = self.cookie
         context.add_cookies([{"name": name, "value": value, "url": self.url}])
@@ -171,7 +171,7 @@ class Served:
     def call(self, path: str, body: Any = None) -> Any:
         """Ask the API as the same user."""
         method = "GET" if body is None else "POST"
-        answer = httpx.request(method, self.url + path, json=body, cookies=dict([self.cookie]))
+        answer = httpx.request(method, self.url + path, json=body, cookies=dict([self.cookie]), timeout=60)
         answer.raise_for_status()
         return answer.json()
 

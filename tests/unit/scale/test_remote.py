@@ -423,11 +423,15 @@ async def test_turn_only_state_is_refused_by_name(one: Place) -> None:
 
 async def test_limits_apply_across_workers(shared: Place) -> None:
     at_once = most = 0
+    two_at_once = asyncio.Event()
 
     async def work(_: Any) -> None:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
+        if at_once == 2:
+            two_at_once.set()
+        await asyncio.wait_for(two_at_once.wait(), 60)
         await asyncio.sleep(0.05)
         at_once -= 1
 
