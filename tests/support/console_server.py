@@ -171,7 +171,9 @@ class Served:
     def call(self, path: str, body: Any = None) -> Any:
         """Ask the API as the same user."""
         method = "GET" if body is None else "POST"
-        answer = httpx.request(method, self.url + path, json=body, cookies=dict([self.cookie]), timeout=60)
+        answer = httpx.request(
+            method, self.url + path, json=body, cookies=dict([self.cookie]), timeout=60
+        )
         answer.raise_for_status()
         return answer.json()
 
