@@ -43,7 +43,7 @@ class HandoffRequest(GraphBubbleUp):
     """
 
     def __init__(self, to: str, task: str, labels: Mapping[str, str]) -> None:
-        super().__init__(to, task)
+        super().__init__(to, task, labels)
         self.to = to
         self.task = task
         self.labels = labels

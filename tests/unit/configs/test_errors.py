@@ -21,6 +21,7 @@ from capgraph.capabilities.data.question_parser import UnparsedWordsError
 from capgraph.capabilities.python import CodeFailedError
 from capgraph.compat.worker import AgentStatus, InvalidTransitionError
 from capgraph.configs.errors import CapgraphError
+from capgraph.engine.dialogues import HandoffRequest
 from capgraph.governance import PermissionDeniedError
 from capgraph.governance.permissions import PermissionOutcome
 from capgraph.infrastructure.router import RouterNode
@@ -48,6 +49,7 @@ EXAMPLES: dict[type[BaseException], Callable[[], BaseException]] = {
         violations=[GuardrailViolation("names", "It names a person.", stage="post")],
         severity=ErrorSeverity.REPLANNING,
     ),
+    HandoffRequest: lambda: HandoffRequest("lodging", "Find a room.", {}),
     InvalidTransitionError: lambda: InvalidTransitionError(AgentStatus.IDLE, AgentStatus.RUNNING),
     PendingApproval: lambda: PendingApproval("a-1", "read", {"value": 1}),
     PermissionDeniedError: lambda: PermissionDeniedError(
