@@ -14,6 +14,7 @@ from capgraph.configs.logger import (
     get_logger,
     mask_secrets,
 )
+from capgraph.helpers.argument_validation import validate_arguments
 
 _STARTED_AT = "audit_began"
 
@@ -35,6 +36,7 @@ class AuditBehavior(BaseBehavior):
     >>> AuditBehavior(preview=0).before_execute(BehaviorContext("read", "read the level"))
     """
 
+    @validate_arguments
     def __init__(
         self,
         logger: Any = None,

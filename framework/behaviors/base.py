@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from capgraph.base.ports import BehaviorContext
+from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS
 
 __all__ = ["BaseBehavior", "BehaviorContext"]
 
@@ -24,6 +26,9 @@ class BaseBehavior:
     >>> Shout().after_execute(BehaviorContext("greet", "say hello"), "hello")
     'HELLO'
     """
+
+    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
+    """Constructor arguments of other frameworks, each with the fix that its error names."""
 
     def before_execute(self, context: BehaviorContext) -> Any:
         """Called before a step. An exception here fails the step.

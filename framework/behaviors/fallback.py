@@ -12,6 +12,7 @@ from capgraph.base.error_classification import diagnose
 from capgraph.base.errors import ConfigurationError, ModelError
 from capgraph.base.ports import Attempt, CallNext
 from capgraph.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.async_calls import maybe_await
 
 _UNSET: Any = object()
@@ -45,6 +46,7 @@ class FallbackBehavior(BaseBehavior):
     FallbackBehavior(default)
     """
 
+    @validate_arguments
     def __init__(
         self,
         *,

@@ -15,6 +15,7 @@ from capgraph.base.ports import Attempt, BehaviorContext, CallNext, Failure, Ste
 from capgraph.behaviors.base import BaseBehavior
 from capgraph.behaviors.guardrails import REWRITE_OR_ASK, GuardrailViolationError, Guards
 from capgraph.behaviors.text_guardrails import GuardrailRule, iter_texts
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.plain_data import to_plain
 from capgraph.langgraph_compat import suppress_message_stream
 from capgraph.pipeline.effect_ledger import serialize_inputs
@@ -50,6 +51,7 @@ class GuardrailBehavior(BaseBehavior):
     GuardrailBehavior(polite)
     """
 
+    @validate_arguments
     def __init__(self, rules: Sequence[GuardrailRule] = (), guardrails: Sequence[Any] = ()) -> None:
         self._guardrails = [*rules, *guardrails]
         self.guards: Guards = Guards(self._guardrails)

@@ -9,6 +9,7 @@ from capgraph.base.errors import ErrorSeverity, PolicyError
 from capgraph.base.plan import PlannedStep
 from capgraph.base.ports import TurnSnapshot, Verdict
 from capgraph.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.async_calls import maybe_await
 
 
@@ -69,6 +70,7 @@ class HumanInLoopBehavior(BaseBehavior):
 
     applies_to: ClassVar[tuple[str, ...]] = ("step", "effect")
 
+    @validate_arguments
     def __init__(
         self,
         review_callback: Callable[[BehaviorContext, Any], Any] | None = None,
@@ -78,12 +80,6 @@ class HumanInLoopBehavior(BaseBehavior):
             raise ValueError(
                 "HumanInLoopBehavior has both review_callback and submit_callback. Fix: pass at"
                 " most one of them; without a callback, the graph interrupts before the step."
-            )
-        callback = review_callback or submit_callback
-        if callback is not None and not callable(callback):
-            raise ValueError(
-                f"The callback {callback!r} is not callable. Fix: pass a function (context,"
-                " result)."
             )
         self._review = review_callback
         self._submit = submit_callback

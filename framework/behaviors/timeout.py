@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
+from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
 from capgraph.helpers.number_validation import check_number
 
 
@@ -22,6 +26,9 @@ class TimeoutBehavior:
 
     stage = "timeout"
 
+    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
+
+    @validate_arguments
     def __init__(self, seconds: float) -> None:
         check_number("seconds", seconds, above=0)
         self.time_limit: float = float(seconds)

@@ -34,6 +34,7 @@ from capgraph.behaviors import (
     HumanApprovalRequired,
     HumanInLoopBehavior,
     PendingApproval,
+    RateLimitBehavior,
     RetryBehavior,
 )
 from capgraph.configs.errors import UnknownOptionError
@@ -210,6 +211,7 @@ async def test_audit_passes_values_to_a_logger_with_keyword_arguments() -> None:
         (SwarmOrchestrator, "coordinator_gateway"),
         *((kind, "logger") for kind in (DAGWorkflow, CircuitBreakerBehavior, RetryBehavior)),
         *((LLMRouter, name) for name in ("llm_gateway", "tracer")),
+        *((kind, "tracer") for kind in (AuditBehavior, HumanInLoopBehavior, RateLimitBehavior)),
     ],
 )
 def test_replaced_argument_names_its_replacement(agent_type: Any, argument: str) -> None:
