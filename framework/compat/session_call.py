@@ -94,10 +94,10 @@ class PrepareCall:
 class TurnRateLimit(RateLimitBehavior):
     """Rate limit of the turns of a session, including their tokens."""
 
-    def _estimated_tokens(self, attempt: Attempt) -> dict[str, int] | None:
+    def _get_estimate(self, attempt: Attempt) -> dict[str, int] | None:
         return _count_tokens(requested_work().usage)
 
-    def _used_tokens(self, result: Any) -> dict[str, int] | None:
+    def _get_usage(self, result: Any) -> dict[str, int] | None:
         return _count_tokens(requested_work().usage)
 
 
