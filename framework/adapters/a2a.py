@@ -178,7 +178,7 @@ class A2AAgent:
                     continue
                 state_name = State.Name(state).removeprefix("TASK_STATE_").lower()
                 raise create_remote_failure(
-                    f"{self._subject} ended the task with state {state_name}", reason
+                    f"{self._subject}, whose task is {state_name},", reason
                 )
             return dict(sent["output"])
 

@@ -569,7 +569,7 @@ def raise_if_incomplete(role: RoleModel, message: Any) -> None:
 
 def _create_refusal_error(role: RoleModel, reason: str) -> ModelError:
     return role.error(
-        f"refused to answer: {_shorten(reason)}.",
+        f"refused to answer: {_shorten(reason).rstrip('.')}.",
         "Rephrase the request, or use another model.",
         ErrorSeverity.CRITICAL,
         ModelRefusedError,

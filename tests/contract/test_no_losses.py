@@ -305,7 +305,15 @@ def test_the_order_in_which_parallel_steps_end_changes_nothing(
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        times = {"timestamp", "execution_time", "at", "id", "plan_stamp", "seconds_used"}
+        times = {
+            "approval_scope",
+            "timestamp",
+            "execution_time",
+            "at",
+            "id",
+            "plan_stamp",
+            "seconds_used",
+        }
         return {
             key: without_times(item)
             for key, item in value.items()

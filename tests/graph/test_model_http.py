@@ -480,7 +480,7 @@ async def test_a_refusal_is_an_error_at_once(
     state = await asked.ask("What does the sensor say?")
     assert len(server.asked()) == calls
     assert asked.nodes[-1] == "error"
-    assert "refused: I will not help with that." in state["execution_outcome"]["reason"]
+    assert "refused to answer: I will not help with that." in state["execution_outcome"]["reason"]
     assert state["execution_outcome"]["status"] == "failed"
 
 

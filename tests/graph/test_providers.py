@@ -156,7 +156,9 @@ async def test_a_prompt_that_is_blocked_is_a_refusal() -> None:
     blocked = AIMessage("", response_metadata={"prompt_feedback": {"block_reason": "SAFETY"}})
     model = ScriptedModel(responses=[blocked])
     out = await build_graph(sensor_registry(), model=model).ainvoke({"messages": [("user", "Hi")]})
-    assert "refused: the prompt was blocked (SAFETY)" in out["execution_outcome"]["reason"]
+    assert (
+        "refused to answer: the prompt was blocked (SAFETY)" in out["execution_outcome"]["reason"]
+    )
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, "authentication_error"), (404, "not_found")])

@@ -94,7 +94,13 @@ def test_what_survives_is_what_the_design_says() -> None:
     kept = StateSchema.from_class(AgentState).thread_keys
     assert {"messages", "capability_context_data"} <= kept
     for key in kept - {"messages", "capability_context_data"}:
-        known = {"agent_control", "control_begun", "control_turn", "runtime_info"}
+        known = {
+            "agent_control",
+            "control_begun",
+            "control_dialogue",
+            "control_turn",
+            "runtime_info",
+        }
         labels = {"capability_context_labels", "control_labels"}  # of what the thread keeps
         assert key in known | labels, "another surviving key needs a reason"
     assert set(AgentState.__annotations__) >= kept
