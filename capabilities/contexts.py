@@ -74,19 +74,19 @@ class TimeRange(CapabilityContext):
 
     @property
     def is_unrestricted(self) -> bool:
-        """True if the question contains no time expression."""
+        """True if the time range places no limit on the data, so that all rows match."""
         limits = (self.periods, self.months, self.days, self.weekdays, self.hours, self.window)
         return not any(limits)
 
     @property
     def start(self) -> datetime | None:
-        """Start of the earliest period, or ``None`` if a period has no start."""
+        """Earliest start of all periods, or ``None`` if any period has an open start."""
         starts = [period.start for period in self.periods]
         return min((s for s in starts if s), default=None) if None not in starts else None
 
     @property
     def end(self) -> datetime | None:
-        """Exclusive end of the latest period, or ``None`` if a period has no end."""
+        """Latest exclusive end of all periods, or ``None`` if any period has an open end."""
         ends = [period.end for period in self.periods]
         return max((e for e in ends if e), default=None) if None not in ends else None
 
@@ -96,7 +96,7 @@ class TimeRange(CapabilityContext):
 
 
 class ResultRow(_StrictModel):
-    """One row of an answer.
+    """Result row of a query answer.
 
     Attributes:
         value: Computed value.
@@ -120,7 +120,7 @@ class ResultRow(_StrictModel):
 
 
 class QueryAnswer(_StrictModel):
-    """Answer to one query.
+    """Answer to one query, as result rows and as a sentence.
 
     Attributes:
         query: Query that was computed.
@@ -140,7 +140,10 @@ class QueryAnswer(_StrictModel):
 
 
 def _excluded_columns(row: ResultRow) -> set[str]:
-    """Return the row fields that a table omits because other columns contain them."""
+    """Return the field names to exclude when a result row is converted to a table row.
+
+    The values of these fields already appear in other columns of the table.
+    """
     return {"group", "shown", *(["time"] if row.group else [])}
 
 
@@ -168,7 +171,7 @@ class QueryResult(CapabilityContext):
         return " ".join([*(answer.text for answer in self.answers), *notes])
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return a table for each answer that has more than one row."""
+        """Return a table of the result rows for each answer that has more than one row."""
         return {
             f"answer {number}": [
                 dict(zip(answer.query.group_by, row.group, strict=False))
@@ -202,5 +205,8 @@ class Plot(CapabilityContext):
     height: int
 
     def get_summary(self) -> str:
-        """Return the file name. The path is omitted because it exists on one machine only."""
+        """Return a summary with the file name of the plot.
+
+        The full path is omitted because it is valid only on the machine that wrote the file.
+        """
         return f"Plot: {Path(self.path).name}"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 
 def number_text(value: float, decimals: int) -> str:
-    """Return a number with fixed decimals, and with thousands separators from 10,000 on.
+    """Format a number with fixed decimals, and with thousands separators from 10,000 on.
 
     >>> number_text(35, 1), number_text(7601.0, 0), number_text(135450.25, 1)
     ('35.0', '7601', '135,450.2')
@@ -19,7 +19,7 @@ def number_text(value: float, decimals: int) -> str:
 
 
 def value_text(value: float, decimals: int, unit: str | None = None) -> str:
-    """Return a number as text with its unit.
+    """Format a number with its unit.
 
     >>> value_text(35, 1, "°C"), value_text(12, 0, "%")
     ('35.0 °C', '12%')
@@ -31,7 +31,7 @@ def value_text(value: float, decimals: int, unit: str | None = None) -> str:
 
 
 def signed_value_text(value: float, decimals: int, unit: str | None = None) -> str:
-    """Return a difference with its sign and unit.
+    """Format a difference between two values with a sign and a unit.
 
     >>> signed_value_text(2.5, 1, "°C")
     '+2.5 °C'
@@ -40,7 +40,7 @@ def signed_value_text(value: float, decimals: int, unit: str | None = None) -> s
 
 
 def date_text(moment: datetime, frequency: str | None = "day") -> str:
-    """Return a date or time as text, as precise as the data's row frequency.
+    """Format a date or time with the precision of the data's sampling interval.
 
     >>> date_text(datetime(2015, 7, 19)), date_text(datetime(2008, 3, 1), "month")
     ('19 July 2015', 'March 2008')
@@ -60,7 +60,7 @@ def date_text(moment: datetime, frequency: str | None = "day") -> str:
 
 
 def date_range_text(first: datetime, last: datetime, frequency: str | None = "day") -> str:
-    """Return the range between two dates as text.
+    """Format the range between two dates.
 
     >>> date_range_text(datetime(2001, 1, 1), datetime(2017, 1, 1), "year")
     '2001 to 2017'
@@ -76,7 +76,7 @@ def date_range_text(first: datetime, last: datetime, frequency: str | None = "da
 
 
 def bucket_text(key: object, unit: str) -> str:
-    """Return the name of a time group, such as a month, a weekday, or an hour of the day.
+    """Format the label of a time group, such as a month, a weekday, or an hour of the day.
 
     >>> bucket_text(3, "month_of_year"), bucket_text(0, "weekday"), bucket_text(15, "hour_of_day")
     ('March', 'Monday', '15:00')
@@ -99,7 +99,7 @@ def bucket_text(key: object, unit: str) -> str:
 
 
 def count_text(number: int, noun: str) -> str:
-    """Return a count with its noun in the singular or plural.
+    """Format a count with its noun in the singular or plural.
 
     >>> count_text(1, "day"), count_text(1461, "day"), count_text(2, "entry")
     ('1 day', '1461 days', '2 entries')
@@ -111,7 +111,7 @@ def count_text(number: int, noun: str) -> str:
 
 
 def join_list(items: list[str], conjunction: str = "and") -> str:
-    """Join items with commas and a conjunction, as in a sentence.
+    """Join strings with commas and a final conjunction, as in a sentence.
 
     >>> join_list(["a", "b", "c"])
     'a, b and c'
@@ -122,5 +122,8 @@ def join_list(items: list[str], conjunction: str = "and") -> str:
 
 
 def last_day_before(end: datetime) -> datetime:
-    """Return the moment one microsecond before an exclusive end."""
+    """Return the last moment before the exclusive end of a time period.
+
+    The result is one microsecond earlier than ``end``.
+    """
     return end - timedelta(microseconds=1)

@@ -75,7 +75,7 @@ class Memory(CapabilityContext):
     thread_only: bool = False
 
     def get_summary(self) -> str:
-        """Return the facts as a sentence to the user."""
+        """Return a sentence that tells the user which facts were stored, recalled, or deleted."""
         texts = "; ".join(fact.text for fact in self.facts)
         texts += f"; and {self.more:,} more" if self.more else ""
         scope = " in this conversation" if self.thread_only else ""
@@ -106,7 +106,7 @@ class MemoryParameters(BaseModel):
 
 @capability_node
 class MemoryCapability(GuidedCapability):
-    """Capability that stores each user's facts in a namespace of the LangGraph store."""
+    """Capability that stores facts about each user in the LangGraph store."""
 
     name = "memory"
     description = "Remember facts that the user states about themselves, and recall them later"
@@ -115,7 +115,7 @@ class MemoryCapability(GuidedCapability):
     Parameters: ClassVar[type[BaseModel] | None] = MemoryParameters
 
     async def execute(self) -> Memory:
-        """Store, recall, or delete facts, according to the parameters or the task.
+        """Store, recall, or delete facts, as requested by the parameters or the task.
 
         Raises:
             ValidationError: The graph has no store, or the run has neither a user ID nor a thread
@@ -127,7 +127,7 @@ class MemoryCapability(GuidedCapability):
                 "The graph has no store, which memory needs to keep facts across threads.",
                 fix="Pass a LangGraph store, such as build_graph(..., store=InMemoryStore()).",
             )
-        namespace, thread_only = _memory_namespace()
+        namespace, thread_only = _get_memory_namespace()
         action, text = parse_request(self.task, self.parameters)
         if action == "remember":
             fact = Fact(text=text, at=utc_now_text())
@@ -151,7 +151,7 @@ class MemoryCapability(GuidedCapability):
 def parse_request(
     task: str, parameters: MemoryParameters
 ) -> tuple[Literal["remember", "recall", "forget"], str]:
-    """Return the action that a task requests, and the fact or query that it applies to.
+    """Return the memory action that a task requests, and the fact or query that it applies to.
 
     >>> parse_request("Remember that I live in Oslo.", MemoryParameters())
     ('remember', 'I live in Oslo')
@@ -169,7 +169,7 @@ def parse_request(
 
 
 def match_facts(query: str, facts: dict[str, Fact]) -> dict[str, Fact]:
-    """Return the facts that share words with a query, best match first.
+    """Find the facts that share words with a query, best match first.
 
     A query that asks for everything matches all facts.
 
@@ -192,18 +192,18 @@ def _words(text: str) -> set[str]:
 
 
 async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str, Fact]:
-    """Load all facts of a namespace, page by page."""
+    """Load all facts from a namespace of the store, one page at a time."""
     facts: dict[str, Fact] = {}
     while items := await store.asearch(namespace, limit=_PAGE_SIZE, offset=len(facts)):
         facts |= {item.key: Fact.model_validate(item.value) for item in items}
     return facts
 
 
-def _memory_namespace() -> tuple[tuple[str, ...], bool]:
-    """Return the store namespace of the run's memory, and True if it belongs to the thread.
+def _get_memory_namespace() -> tuple[tuple[str, ...], bool]:
+    """Return the store namespace for remembered facts, and whether it belongs to the thread.
 
-    The namespace belongs to the user if one is known, and to the thread otherwise. An authenticated
-    user takes precedence over the ``user_id`` that a client sends.
+    The namespace belongs to the user if the user is known, and to the thread otherwise. An
+    authenticated user takes precedence over a ``user_id`` that a client sends.
     """
     caller = current_caller()
     if user := caller.user_id:
@@ -228,7 +228,7 @@ def _memory_namespace() -> tuple[tuple[str, ...], bool]:
 
 
 def _escape_label(text: str) -> str:
-    """Return a name without dots, which the store forbids in namespace labels.
+    """Escape dots in a name, because the store forbids dots in namespace labels.
 
     >>> _escape_label("ada@example.org")
     'ada@example%2Eorg'

@@ -30,10 +30,10 @@ _CHART_PHRASE = re.compile(
 
 @capability_node
 class Plotting(GuidedCapability):
-    """Capability that draws a query answer as a PNG or SVG chart and marks its extreme values.
+    """Capability that draws a query result as a PNG or SVG chart with its extremes marked.
 
-    Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``, and
-    ``width`` and ``height`` in inches. Each chart is a new file.
+    Settings are ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``,
+    and ``width`` and ``height`` in inches. Each chart is written to a new file.
     """
 
     name = "plotting"
@@ -52,14 +52,14 @@ class Plotting(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-        """Return the severity of an error in a data capability."""
+        """Classify an error from a data operation by severity."""
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = PlottingParameters
 
     async def execute(self) -> Plot:
-        """Draw the chart and write it to a file."""
+        """Draw the chart of a query result and write the chart to a file."""
         result: QueryResult = self.inputs["QUERY_RESULT"]
         parameters: PlottingParameters = self.parameters.model_copy()
         if parameters.kind is None and _BARS_PHRASE.search(self.task):
@@ -73,5 +73,5 @@ class Plotting(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Return True if the task asks for a chart."""
+        """Return True if the task asks for a chart, or ``None`` otherwise."""
         return True if _CHART_PHRASE.search(task) else None

@@ -9,7 +9,10 @@ from capgraph.prompts import DATA_RULE, PromptBuilder, as_data, as_request
 
 
 class MemoryExtractionPrompt(PromptBuilder):
-    """Prompt builder for the extraction of facts to remember. Its context is ``conversation``."""
+    """Prompt builder for extracting facts to remember from a conversation.
+
+    The prompt context is ``conversation``.
+    """
 
     role = "You find what a person wants an agent to remember about them."
     instructions = (
@@ -22,14 +25,14 @@ class MemoryExtractionPrompt(PromptBuilder):
     )
 
     def get_dynamic_context(self, *, conversation: str = "", **_: Any) -> str:
-        """Return the conversation for the prompt, marked as data."""
+        """Return the conversation for the prompt, delimited as data rather than instructions."""
         return as_data("conversation", conversation)
 
 
 class TimeRangeParsingPrompt(PromptBuilder):
-    """Prompt builder for the parsing of time ranges.
+    """Prompt builder for parsing time ranges with a language model.
 
-    Its context is ``text``, ``now`` (ISO 8601), and ``timezone``.
+    The prompt context is ``text``, ``now`` (ISO 8601), and ``timezone``.
     """
 
     role = "You turn the times that a text speaks of into a start and an end."
@@ -44,17 +47,17 @@ class TimeRangeParsingPrompt(PromptBuilder):
     def get_dynamic_context(
         self, *, text: str = "", now: str = "", timezone: str = "", **_: Any
     ) -> str:
-        """Return the current time and the text for the prompt, marked as data."""
+        """Return the current time and the text for the prompt, with the text delimited as data."""
         zone = f" ({timezone})" if timezone else ""
         present = f"The present is {now}{zone}.\n\n" if now else ""
         return present + as_data("text", text)
 
 
 class PythonPrompt(PromptBuilder):
-    """Prompt builder for Python analysis code.
+    """Prompt builder for generating Python analysis code.
 
-    Its context is ``task``, ``inputs`` (descriptions of the available data), ``failure`` (error
-    text of the last run), and ``previous`` (the code that failed).
+    The prompt context is ``task``, ``inputs`` (descriptions of the available data), ``failure``
+    (error message of the previous run), and ``previous`` (the code that failed).
     """
 
     role = "You write Python that answers a question about data at hand."
@@ -82,7 +85,7 @@ class PythonPrompt(PromptBuilder):
         previous: str = "",
         **_: Any,
     ) -> str:
-        """Return the task, the inputs, and the last failure for the prompt."""
+        """Return the task, the input descriptions, and the previous failure for the prompt."""
         parts = [as_request(task)]
         if inputs:
             parts.append("Inputs:\n" + as_data("inputs", "\n".join(inputs)))

@@ -54,7 +54,7 @@ class Code(CapabilityContext):
     purpose: str = ""
 
     def get_summary(self) -> str:
-        """Return the complete code, because a person approves it on the basis of this text."""
+        """Return the complete code, because a person approves the code based on this summary."""
         lines = self.code.splitlines()
         shown = "\n".join(f"    {line}".rstrip() for line in lines)
         count = f"{len(lines)} line" + ("" if len(lines) == 1 else "s")
@@ -101,7 +101,7 @@ class CodeResult(CapabilityContext):
     isolation: str
 
     def get_summary(self) -> str:
-        """Return the result, the standard output, and the names of the figures as text."""
+        """Return the result, the standard output, and the figure names as a text summary."""
         parts = []
         if self.result is not None:
             parts.append(
@@ -118,14 +118,14 @@ class CodeResult(CapabilityContext):
         return [figure.path for figure in self.figures]
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the result as a table if it is a list of records."""
+        """Return the result as a table if it is a list of dictionaries, or no tables otherwise."""
         rows = self.result if isinstance(self.result, list) else []
         is_table = rows and all(isinstance(row, dict) for row in rows)
         return {"result": cast("list[dict[str, Any]]", rows)} if is_table else {}
 
 
 class PythonSettings(SandboxSettings):
-    """Settings of the ``python`` capability: those of the sandbox and the folder for figures.
+    """Settings of the ``python`` capability, including the sandbox and the output folder.
 
     >>> PythonSettings().allow_weak_isolation
     False
@@ -153,7 +153,7 @@ class PythonParameters(BaseModel):
 
 
 class CodeFailedError(CapabilityError):
-    """Raised if the code fails with an exception, crashes, or returns an invalid result.
+    """Raised if analysis code raises an exception, crashes, or returns an invalid result.
 
     Attributes:
         line: Line number in the code, if known.
@@ -165,10 +165,10 @@ class CodeFailedError(CapabilityError):
 
 
 def python_settings(config: Mapping[str, Any]) -> PythonSettings:
-    """Validate the settings of the ``python`` capability.
+    """Validate the settings of the ``python`` capability and return them as a typed model.
 
     Raises:
-        ConfigurationError: Settings are invalid. The message lists each of them.
+        ConfigurationError: Settings are invalid. The message lists each invalid setting.
 
     >>> python_settings({"limits": {"wall_seconds": 5}}).limits.wall_seconds
     5.0
@@ -184,17 +184,19 @@ def python_settings(config: Mapping[str, Any]) -> PythonSettings:
 
 
 async def isolation_report(config: Mapping[str, Any] | None = None) -> IsolationReport:
-    """Return the isolation that this host provides. Call it at startup to find missing protections.
+    """Report which isolation the host provides for sandboxed code.
+
+    Call this function at startup to find missing protections.
 
     Args:
-        config: Settings of the ``python`` capability. Defaults apply if it is None.
+        config: Settings of the ``python`` capability. If omitted, defaults apply.
     """
     return await sandbox_for(python_settings(config or {})).report()
 
 
 @capability_node
 class RunPython(GuidedCapability):
-    """Capability that runs analysis code of a user or a model after a person has approved it."""
+    """Capability that runs Python analysis code in a sandbox after a person has approved it."""
 
     name = "python"
     description = (
@@ -212,7 +214,7 @@ class RunPython(GuidedCapability):
     Parameters: ClassVar[type[BaseModel] | None] = PythonParameters
 
     async def execute(self) -> CodeResult:
-        """Run the code and return its validated result and figures.
+        """Run the analysis code in a sandbox and return its validated result and figures.
 
         Raises:
             CapabilityError: The host lacks isolation, or the run reached a limit.
@@ -226,7 +228,8 @@ class RunPython(GuidedCapability):
         report = await sandbox.report()
         if report.level is None or not (report.is_strong or settings.allow_weak_isolation):
             raise CapabilityError(
-                f"The code was not run: this host does not isolate it. {report.summary()}",
+                "The code was not run because this host cannot isolate it sufficiently. "
+                f"{report.summary()}",
                 fix="Install bubblewrap, allow user namespaces on this host, or accept the risk "
                 "with capabilities.python.allow_weak_isolation: true.",
             )
@@ -234,7 +237,7 @@ class RunPython(GuidedCapability):
             self.logger.warning("The settings allow weak isolation. %s", report.summary())
         self.progress(f"running {len(code.splitlines())} lines of code ({report.level})")
         try:
-            outcome = await sandbox.run(code, inputs, self._step_limits(settings.limits))
+            outcome = await sandbox.run(code, inputs, self._resolve_step_limits(settings.limits))
         except InputTooLargeError as error:
             raise ValidationError(
                 f"The code and its inputs are too large: {error}.",
@@ -248,14 +251,14 @@ class RunPython(GuidedCapability):
         return CodeResult(**fields, figures=figures, code=code, isolation=str(outcome.level))
 
     def _resolve_code(self) -> str:
-        """Return the code in the step's parameters, or else in its ``CODE`` input."""
+        """Return the code to run, from the step's parameters or else from its ``CODE`` input."""
         if self.parameters.code:
             return str(self.parameters.code)
         code_context = self.inputs.get("CODE")
         if code_context is not None:
             return str(code_context.code)
         raise ValidationError(
-            "The step 'python' has no code.",
+            "The step 'python' has no code to run.",
             fix=(
                 "Put the code into the step's parameters.code, or add a step 'write_python' (needs"
                 " a chat model) before it and connect its CODE."
@@ -263,8 +266,11 @@ class RunPython(GuidedCapability):
             severity=ErrorSeverity.REPLANNING,
         )
 
-    def _step_limits(self, max_limits: SandboxLimits) -> SandboxLimits:
-        """Return the limits in the settings, lowered by the step's parameters."""
+    def _resolve_step_limits(self, max_limits: SandboxLimits) -> SandboxLimits:
+        """Return the sandbox limits of a step.
+
+        Parameters of the step can lower the limits in the settings but cannot raise them.
+        """
         tighter: dict[str, Any] = {}
         if self.parameters.timeout_seconds is not None:
             tighter["wall_seconds"] = min(self.parameters.timeout_seconds, max_limits.wall_seconds)
@@ -274,7 +280,10 @@ class RunPython(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Classify an error, and add the failing line and traceback for the planner."""
+        """Classify an error, and add the failing line and traceback of analysis code.
+
+        The added details are for the planner.
+        """
         classification = BaseCapability.classify_error(exc, context)
         if classification is not None and isinstance(exc, CodeFailedError):
             classification.metadata = {
@@ -286,7 +295,7 @@ class RunPython(GuidedCapability):
 
 
 def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the step's inputs as plain data for the code's variable ``inputs``.
+    """Convert a step's inputs to plain data for the ``inputs`` variable of the analysis code.
 
     >>> collect_inputs({"CODE": Code(code="1"), "TIME_RANGE": None})
     {}
@@ -302,7 +311,7 @@ def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _raise_for_outcome(outcome: SandboxOutcome) -> None:
-    """Raise the error that describes a failed sandbox run."""
+    """Raise the appropriate error if a sandbox run failed."""
     if outcome.sandbox_error is not None:
         raise CapabilityError(
             f"The code was not run, because the sandbox failed: {outcome.sandbox_error}",
@@ -310,8 +319,8 @@ def _raise_for_outcome(outcome: SandboxOutcome) -> None:
         )
     if outcome.limit is not None:
         raise CapabilityError(
-            f"The code was stopped after {outcome.seconds:.1f} s: it reached its limit of"
-            f" {outcome.limit}.",
+            f"The code was stopped after {outcome.seconds:.1f} s because it reached its limit of "
+            f"{outcome.limit}.",
             fix="Reduce the code's work, or raise the limit in capabilities.python.limits.",
         )
     if outcome.error is None:
@@ -329,7 +338,11 @@ def _raise_for_outcome(outcome: SandboxOutcome) -> None:
 
 
 def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
-    """Write a figure to a file whose name contains its hash, so that no file is overwritten."""
+    """Write a figure to a PNG file and return its description.
+
+    The file name contains a hash of the content, so that different figures never overwrite each
+    other.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(figure.data).hexdigest()[:12]
     path = folder / f"{figure.name.removesuffix('.png')}-{digest}.png"
@@ -338,5 +351,5 @@ def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
 
 
 def _truncate(text: str, max_chars: int = _SHOWN_RESULT) -> str:
-    """Return the text, shortened to a maximum length with a note."""
+    """Shorten a text to a maximum length, with a note about the original length."""
     return text if len(text) <= max_chars else f"{text[:max_chars]} … ({len(text)} characters)"

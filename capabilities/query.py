@@ -116,7 +116,7 @@ class Query(BaseModel):
     def _drop_timezones(
         cls, value: list[tuple[datetime | None, datetime | None]]
     ) -> list[tuple[datetime | None, datetime | None]]:
-        """Remove time zones, since times of the data are local."""
+        """Remove time zones from the bounds of periods, because the times in the data are local."""
         return [
             (a.replace(tzinfo=None) if a else None, b.replace(tzinfo=None) if b else None)
             for a, b in value
@@ -154,6 +154,9 @@ class Query(BaseModel):
         return self
 
     def column_names(self) -> list[str]:
-        """Return all names in the query that may be columns, to find the table that contains them."""
+        """Return all names in the query that may be columns.
+
+        The names are used to find the table that contains these columns.
+        """
         found = [self.value, self.by, self.time, *self.group_by, *self.show]
         return [name for name in [*found, *(f.column for f in self.where)] if name]

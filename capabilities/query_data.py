@@ -45,17 +45,18 @@ class QueryDataParameters(Query):
 
     @property
     def query(self) -> Query | None:
-        """Query in the parameters, or ``None`` if all fields are empty."""
+        """Query in the step's parameters, or ``None`` if all query fields are empty."""
         fields = self.model_dump(exclude_defaults=True)
         return Query.model_validate(fields) if fields else None
 
 
 @capability_node
 class QueryData(GuidedCapability):
-    """Capability that computes a typed query over tabular data files with DuckDB.
+    """Capability that runs typed queries over tabular data files with DuckDB.
 
-    Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the limits ``max_seconds``,
-    ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, and ``memory_limit``.
+    Settings are ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the limits
+    ``max_seconds``, ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, and
+    ``memory_limit``.
     """
 
     name = "query_data"
@@ -73,14 +74,14 @@ class QueryData(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-        """Return the severity of an error in a data capability."""
+        """Classify an error from a data operation by severity."""
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = QueryDataParameters
 
     async def execute(self) -> QueryResult:
-        """Compute the query in the parameters, or else the query parsed from the task."""
+        """Run the query in the step's parameters, or else the query parsed from the task."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
         if not _is_from_current_plan(self.state, self.step, "TIME_RANGE"):
@@ -93,17 +94,20 @@ class QueryData(GuidedCapability):
             )
         return await self.thread_pool.run(
             self.config, answer_question, source.files, self.task, times,
-            _previous_queries(self.state, source.files), self.config,
+            _load_previous_queries(self.state, source.files), self.config,
         )  # fmt: skip
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Return True if the task asks for a value in the data, or continues such a question."""
+        """Return True if the task asks for a value in the data or follows up on such a question.
+
+        Returns ``None`` otherwise.
+        """
         return True if _QUESTION_PHRASE.search(task) else None
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Return a description of the available tables for the planner's prompt."""
+        """Describe the tables in the available data files for the planner's prompt."""
         stored = (state.get("capability_context_data") or {}).get("DATA_SOURCE") or {}
         parts = []
         for key, data in list(stored.items())[-3:]:
@@ -119,8 +123,11 @@ class QueryData(GuidedCapability):
         return "\n".join(parts)
 
 
-def _previous_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:
-    """Return the queries of the thread's last result, if it is about the same files."""
+def _load_previous_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:
+    """Return the queries of the thread's latest result over the same files.
+
+    Follow-up questions build on these queries.
+    """
     stored = (state.get("capability_context_data") or {}).get("QUERY_RESULT") or {}
     for data in reversed(list(stored.values())):
         try:
@@ -135,10 +142,11 @@ def _previous_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]
 def _is_from_current_plan(
     state: Mapping[str, Any], step: Mapping[str, Any], context_type: str
 ) -> bool:
-    """Return True if a step's input comes from another step of the same plan.
+    """Return True if a step's input was produced by a different step of the current plan.
 
-    Contexts outlive a turn, but the time range of an earlier question does not apply to this one.
-    Without a plan, as when a step runs by itself, every input counts.
+    Contexts (typed step results) outlive a turn, but the time range of an earlier question does
+    not apply to a new question. Without a plan, as when a step runs on its own, every input
+    counts.
     """
     plan = state.get("planning_execution_plan") or {}
     keys = {planned.get("context_key") for planned in plan.get("steps") or []}

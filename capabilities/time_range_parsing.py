@@ -16,7 +16,7 @@ from capgraph.capabilities.periods.options import MAX_TEXT_CHARS, parse_times
 
 
 def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
-    """Return the time range that a question refers to.
+    """Parse the time range that a question refers to.
 
     >>> time_range_of("the first half of 2009", {}).label
     'the first half of 2009'
@@ -43,11 +43,11 @@ class TimeRangeParameters(BaseModel):
 
 @capability_node
 class TimeRangeParsing(GuidedCapability):
-    """Capability that parses dates, months, quarters, seasons, and relative times in the task.
+    """Capability that parses dates, seasons, and relative time expressions in the task.
 
-    Settings: ``now`` (ISO time that relative expressions start from), ``timezone``, ``day_first``
-    (True if 03/04/2015 is in April), and ``hemisphere`` (``north`` or ``south``, for seasons). A
-    task without any time expression yields a range that covers all data.
+    Settings are ``now`` (ISO 8601 reference time for relative expressions), ``timezone``,
+    ``day_first`` (True if 03/04/2015 is in April), and ``hemisphere`` (``north`` or ``south``,
+    for seasons). A task without a time expression yields a range that covers all data.
     """
 
     name = "time_range_parsing"
@@ -60,7 +60,7 @@ class TimeRangeParsing(GuidedCapability):
     Parameters: ClassVar[type[BaseModel] | None] = TimeRangeParameters
 
     async def execute(self) -> TimeRange:
-        """Return the time range that the parameters or the task describe."""
+        """Parse the time range that the parameters or the task describe."""
         text = self.parameters.time_expression or self.task
         result = await asyncio.to_thread(time_range_of, text, dict(self.config))
         self.progress(result.label, 1.0)
@@ -68,7 +68,7 @@ class TimeRangeParsing(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Return True if the task contains a time expression, even an impossible one."""
+        """Return True if the task contains a time expression, including dates that do not exist."""
         try:
             return not time_range_of(task, {}).is_unrestricted
         except ValidationError:

@@ -26,7 +26,7 @@ _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 @capability_node
 class WritePython(GuidedCapability):
-    """Capability that lets the chat model write analysis code, which a later step runs."""
+    """Capability that uses the chat model to write analysis code for a later step to run."""
 
     name = "write_python"
     description = "Write Python analysis code for a task that no other capability can do"
@@ -37,7 +37,7 @@ class WritePython(GuidedCapability):
     effect: Effect = "none"
 
     async def execute(self) -> Code:
-        """Return Python code that the chat model writes for the task and its data.
+        """Ask the chat model to write Python code for the task and its data.
 
         Raises:
             ValidationError: No chat model is configured.
@@ -61,7 +61,9 @@ class WritePython(GuidedCapability):
 
 
 def extract_code(answer: str) -> str:
-    r"""Return the longest fenced block in a model's answer, or the whole answer if it is code.
+    r"""Extract Python code from a model's answer.
+
+    The longest fenced code block is used, or the whole answer if it has no fenced block.
 
     Raises:
         ModelError: The answer contains no code, or the code is not valid Python.
@@ -84,24 +86,24 @@ def extract_code(answer: str) -> str:
 
 
 def describe_inputs(inputs: dict[str, Any]) -> str:
-    """Return the structure of a step's inputs as JSON, with long lists and texts shortened.
+    """Describe the structure of a step's inputs as JSON, with long lists and strings shortened.
 
     >>> describe_inputs({"QUERY_RESULT": {"rows": [1, 2, 3, 4, 5]}})
     '{"QUERY_RESULT": {"rows": [1, 2, 3, "... 5 items in all"]}}'
     """
-    return json.dumps(_sample(inputs, _SAMPLE_DEPTH), ensure_ascii=False)
+    return json.dumps(_shorten_value(inputs, _SAMPLE_DEPTH), ensure_ascii=False)
 
 
-def _sample(value: Any, depth: int) -> Any:
-    """Return a value with long texts, long lists, and deep nesting shortened."""
+def _shorten_value(value: Any, depth: int) -> Any:
+    """Return a copy of a value with long strings, long lists, and deep nesting shortened."""
     if isinstance(value, str):
         return value if len(value) <= _SAMPLE_TEXT else f"{value[:_SAMPLE_TEXT]}..."
     if isinstance(value, (dict, list)) and depth == 0:
         return "..."
     if isinstance(value, dict):
-        return {key: _sample(item, depth - 1) for key, item in value.items()}
+        return {key: _shorten_value(item, depth - 1) for key, item in value.items()}
     if isinstance(value, list):
-        shown = [_sample(item, depth - 1) for item in value[:_SAMPLE_ITEMS]]
+        shown = [_shorten_value(item, depth - 1) for item in value[:_SAMPLE_ITEMS]]
         more = [f"... {len(value)} items in all"] if len(value) > _SAMPLE_ITEMS else []
         return shown + more
     return value

@@ -11,7 +11,7 @@ V = TypeVar("V")
 class BoundedDict(dict[K, V]):
     """Dictionary that evicts its oldest entry when it exceeds ``max_entries``.
 
-    Setting an existing key again makes it the newest entry.
+    Setting an existing key again makes that key the newest entry.
 
     >>> recent: BoundedDict[str, int] = BoundedDict(2)
     >>> for name in "abac":
@@ -25,7 +25,7 @@ class BoundedDict(dict[K, V]):
         self.max_entries = max_entries
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Set an entry, mark it as the newest, and evict the oldest one if the dictionary is full."""
+        """Set an entry as the newest one, and evict the oldest entry if the dictionary is full."""
         self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self.max_entries:

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class set_context_variable(Generic[T]):  # noqa: N801 - used like a function
-    """Context manager that sets a context variable inside its block.
+    """Context manager that sets a context variable for the duration of a ``with`` block.
 
-    Tasks that start inside the block inherit the value. It is a class rather than a generator
-    function because every step enters several of these blocks and a generator is slower.
+    Tasks that start inside the block inherit the value. This is a class rather than a generator
+    function because every step enters several such blocks, and a generator would be slower.
 
     Args:
         variable: Context variable to set.

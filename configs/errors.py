@@ -67,7 +67,7 @@ class CapgraphError(Exception):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the values that the message mentions and the error's attributes, by name."""
+        """Return the values that the error message mentions and the error's attributes."""
         attributes = {
             name: value
             for name, value in vars(self).items()
@@ -77,7 +77,7 @@ class CapgraphError(Exception):
 
     @property
     def page(self) -> str:
-        """Return the path of the documentation page for this error code."""
+        """Return the path of the documentation page that explains this error code."""
         return f"errors/{self.code}"
 
 
@@ -94,10 +94,13 @@ class ConfigurationError(CapgraphError, ValueError):
 
 
 class UnknownOptionError(ConfigurationError, TypeError):
-    """Unknown keyword argument. Also a ``TypeError``, as for any Python function."""
+    """Raised if a function receives an unknown keyword argument.
+
+    The error is also a ``TypeError``, as for any Python function.
+    """
 
 
 class ValidationError(CapgraphError, ValueError):
-    """Data that a capability received is missing or wrong."""
+    """Raised if data passed to a capability is missing or invalid."""
 
     code = "CG-VALIDATION"

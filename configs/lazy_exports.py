@@ -11,14 +11,15 @@ from typing import Any
 def lazy_exports(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package that imports its exports on first use.
+    """Create ``__getattr__`` and ``__dir__`` for a package that imports its exports on first use.
 
-    This keeps imports fast, because a graph needs only a few of the exported modules. The table is
-    explicit so that it works without source files and with import hooks.
+    Lazy imports keep startup fast, because a graph needs only a few of the exported modules.
+    The table of exports is explicit so that it works without source files and with import
+    hooks.
 
     Args:
-        package: ``__name__`` of the package.
-        modules: Exported names by module.
+        package: Package name, usually ``__name__``.
+        modules: Exported names by module name.
 
     >>> get, names = lazy_exports("capgraph.graph", {"capgraph.graph.signals": ["signal"]})
     >>> names()

@@ -12,17 +12,17 @@ _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"
 
 
 class LinearTimeRegex:
-    r"""Regular expression whose search time is linear in the length of the text.
+    r"""Regular expression with a search time that is linear in the length of the text.
 
-    It uses pydantic's regex engine (Rust's ``regex``). The engine has no look-around and no
-    backreferences, so it never backtracks.
+    Matching uses pydantic's regex engine (the Rust crate ``regex``), which never backtracks
+    because it supports neither look-around nor backreferences.
 
     Args:
-        pattern: A regular expression, or a compiled one with its flags.
-        flags: Flags of a pattern that is not compiled, such as ``i``.
+        pattern: Regular expression as a string, or compiled with flags.
+        flags: Inline flags for a string pattern, such as ``i``.
 
     Raises:
-        ConfigurationError: The pattern is invalid, or the engine does not support it.
+        ConfigurationError: The pattern is invalid or not supported by the engine.
 
     >>> LinearTimeRegex(r"\bsecret\b", "i").search("A SECRET place")
     True
@@ -44,7 +44,7 @@ class LinearTimeRegex:
             ) from exc
 
     def search(self, text: str) -> bool:
-        """Return True if the text contains a match.
+        """Return True if the text contains a match for the regular expression.
 
         Text with lone surrogates never matches, because it cannot be encoded as UTF-8.
         """

@@ -39,10 +39,10 @@ _ROOT = "capgraph"
 
 
 class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
-    """Logger with additional methods for kinds of messages that have no standard level.
+    """Logger with extra methods for message kinds that have no standard logging level.
 
-    The methods ``success``, ``key_info``, ``approval``, and ``resume`` log at INFO, and ``timing``
-    logs at DEBUG. Each sets ``record.kind``, which a formatter can use.
+    The methods ``success``, ``key_info``, ``approval``, and ``resume`` log at INFO, and
+    ``timing`` logs at DEBUG. Each method sets ``record.kind``, which a formatter can use.
     """
 
     def __init__(self, logger: logging.Logger, component: str, color: str | None = None) -> None:
@@ -51,13 +51,13 @@ class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the component's name and color to the log record."""
+        """Add the component's name and color to the log record as extra fields."""
         extra = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         kwargs["extra"] = extra
         return msg, kwargs
 
     def _kind(self, kind: str, level: int, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Log a message with ``record.kind`` set to the given kind."""
+        """Log a message with ``record.kind`` set to the given message kind."""
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "kind": kind}
         self.log(level, msg, *args, **kwargs)
 
@@ -80,7 +80,7 @@ def get_logger(
     name: str | None = None,
     color: str | None = None,
 ) -> ComponentLogger:
-    """Return the logger of a component.
+    """Return the logger for a component of a package or application.
 
     Args:
         source: Package or application that contains the component, such as ``"framework"``.
@@ -114,7 +114,7 @@ class SafeFormatter(logging.Formatter):
     """Log formatter that masks secrets and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as a single line of text. Only tracebacks add further lines."""
+        """Format a log record as a single line, followed by its traceback if there is one."""
         message = escape_control_characters(mask_secrets(record.getMessage()))
         copy = logging.makeLogRecord({**record.__dict__, "msg": message, "args": None})
         if copy.exc_info and not copy.exc_text:
@@ -123,13 +123,14 @@ class SafeFormatter(logging.Formatter):
 
 
 class JsonFormatter(SafeFormatter):
-    """Log formatter that writes each record as a JSON object.
+    """Log formatter that writes each record as one JSON object per line.
 
-    The object includes the values that the caller passes as ``extra={"fields": …}``.
+    The object includes the values that are passed to the logging call as
+    ``extra={"fields": …}``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the log record as one line of JSON."""
+        """Format a log record as a single line of JSON."""
         entry = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
@@ -141,7 +142,9 @@ class JsonFormatter(SafeFormatter):
 
 
 def configure_logging(level: int | str = logging.WARNING, *, json_lines: bool = False) -> None:
-    """Log to standard error. Call it again to change the level.
+    """Configure the ``capgraph`` loggers to write to standard error.
+
+    Call this function again to change the level.
 
     Args:
         level: Lowest level to log.

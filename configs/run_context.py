@@ -88,7 +88,7 @@ class RunContext:
     running_method: Any = None
 
     def replace(self, **changes: Any) -> RunContext:
-        """Return a copy with the named fields changed.
+        """Return a copy of the run context with the given fields changed.
 
         Raises:
             TypeError: A field is unknown.
@@ -112,7 +112,7 @@ _CONTEXT: ContextVar[RunContext] = ContextVar("capgraph_run", default=RunContext
 
 
 def run_context() -> RunContext:
-    """Return the context of the running code.
+    """Return the context of the current run, or an empty context outside a run.
 
     >>> run_context().ids
     mappingproxy({})
@@ -121,10 +121,10 @@ def run_context() -> RunContext:
 
 
 class override_run_context(AbstractContextManager[None]):  # noqa: N801 - used like a function
-    """Context manager that changes fields of the run context inside its block.
+    """Context manager that changes fields of the run context inside a ``with`` block.
 
-    Tasks that start inside the block inherit the change. The same object may be entered repeatedly,
-    for example for each chunk of a stream.
+    Tasks that start inside the block inherit the changes. The same context manager can be
+    entered repeatedly, for example for each chunk of a stream.
 
     Args:
         **changes: New values for fields of :class:`RunContext`.

@@ -80,10 +80,10 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 class SecretMasker:
-    """Masker that replaces secrets with ``***`` in text and plain data.
+    """Masker that replaces secrets with ``***`` in strings and plain data.
 
     Args:
-        values: Secrets to mask in addition to text in the form of a known key, token, or password.
+        values: Secrets to mask, in addition to text that looks like a key, token, or password.
 
     >>> SecretMasker(["correct horse"]).text("The password correct horse was refused.")
     'The password *** was refused.'
@@ -100,14 +100,14 @@ class SecretMasker:
 
     @classmethod
     def of(cls, settings: BaseModel, values: Iterable[str] = ()) -> SecretMasker:
-        """Return a masker for an agent's secrets.
+        """Create a masker for the secrets of an agent.
 
-        It masks every ``SecretStr`` in the settings, settings with names such as ``password`` or
-        ``api_key``, and keys and tokens in environment variables.
+        The masker covers every ``SecretStr`` in the settings, settings with names such as
+        ``password`` or ``api_key``, and keys and tokens in environment variables.
 
         Args:
             settings: Settings of the agent.
-            values: Further secrets to mask.
+            values: Additional secrets to mask.
         """
         environment = [
             value
@@ -117,7 +117,10 @@ class SecretMasker:
         return cls([*_iterate_secrets(settings), *environment, *values])
 
     def merged_with(self, other: SecretMasker) -> SecretMasker:
-        """Return a masker for the secrets of this masker and another one. The result is cached."""
+        """Return a masker for the combined secrets of this masker and ``other``.
+
+        The combined masker is cached.
+        """
         if not self._values or self is other:
             return other
         known = self._joined.get(other)
@@ -126,7 +129,7 @@ class SecretMasker:
         return known
 
     def text(self, text: str) -> str:
-        """Return the text with its secrets masked."""
+        """Return a copy of a string with its secrets masked."""
         for value in self._values:
             if value in text:
                 text = text.replace(value, MASK)
@@ -144,10 +147,10 @@ class SecretMasker:
         return _compile(_SHAPES).sub(MASK, text)
 
     def excerpt(self, text: str, max_chars: int) -> str:
-        """Return a text's first ``max_chars`` characters with secrets masked.
+        """Return the first ``max_chars`` characters of a string with secrets masked.
 
-        The text is cut before it is masked, at the end of any secret that may begin within the
-        limit. Masking therefore takes no longer for a long text than for a short one.
+        The string is cut before secrets are masked, after any secret that may begin within the
+        limit. The masking time therefore does not depend on the length of the string.
         """
         most = max_chars + max([_MAX_SECRET_CHARS, *map(len, self._values[:1])])
         shown = self.text(text[:most])
@@ -155,9 +158,9 @@ class SecretMasker:
         return shown if fits else f"{shown[: max_chars - 1]}…"
 
     def data(self, value: Any) -> Any:
-        """Return a copy of plain data with secrets masked.
+        """Return a copy of nested plain data with secrets masked.
 
-        Each value under a name such as ``password`` counts as a secret.
+        Every string under a key such as ``password`` is treated as a secret.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -177,7 +180,7 @@ class SecretMasker:
         return value
 
     def _mask_strings(self, item: Any) -> Any:
-        """Mask every string in the value of a secret field."""
+        """Mask every string in the value of a secret field, including nested lists."""
         if isinstance(item, str):
             return MASK
         return (
@@ -197,7 +200,7 @@ def _mask_parameters(match: re.Match[str]) -> str:
 
 
 def _mask_quoted(match: re.Match[str]) -> str:
-    """Replace the secret in a match with ``***`` and keep the quotes around it."""
+    """Replace the secret in a regular expression match with ``***`` and keep surrounding quotes."""
     last = match.group()[-1]
     mark = last if last in "\"'" and match.group()[match.end(1) - match.start()] == last else ""
     return f"{match.group(1)}{mark}{MASK}{mark}"
@@ -205,12 +208,16 @@ def _mask_quoted(match: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_secret_name(name: object) -> bool:
-    """Return True if a field name suggests that the value is a secret."""
+    """Return True if a field name, such as ``password``, suggests that the value is secret."""
     return isinstance(name, str) and _compile(_SECRET_NAME).search(name) is not None
 
 
 def _iterate_secrets(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the secrets in settings: secret types, passwords in URLs, and values of secret fields."""
+    """Yield all secrets in nested settings.
+
+    Secrets are values of secret types, passwords in URLs, and values of fields with names such
+    as ``api_key``.
+    """
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, BaseModel):
@@ -232,15 +239,16 @@ _DEFAULT = SecretMasker()
 
 
 def current_masker() -> SecretMasker:
-    """Return the secret masker of the running code."""
+    """Return the secret masker for the current run, or the default masker outside a run."""
     masker: SecretMasker | None = run_context().masker
     return _DEFAULT if masker is None else masker
 
 
 def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
-    """Context manager: mask secrets inside the block, including tasks and threads started there.
+    """Context manager that masks additional secrets inside a ``with`` block.
 
-    Secrets of the enclosing masker are masked, too.
+    The masker also applies to tasks and threads that start inside the block. Secrets of the
+    enclosing masker are masked, too.
 
     Args:
         masker: Masker to use inside the block.
@@ -249,7 +257,7 @@ def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
 
 
 def mask_secrets(text: str, max_chars: int | None = None) -> str:
-    """Return the text with secrets replaced by ``***``.
+    """Replace secrets in a string with ``***``.
 
     Args:
         text: Text that may contain secrets.
@@ -265,7 +273,7 @@ def mask_secrets(text: str, max_chars: int | None = None) -> str:
 
 
 def mask_data(value: Any) -> Any:
-    """Return a copy of plain data with secrets replaced by ``***``.
+    """Return a copy of nested plain data with secrets replaced by ``***``.
 
     >>> mask_data({"url": "redis://:pw@host", "login": {"password": "x"}, "rows": 3})
     {'url': 'redis://:***@host', 'login': {'password': '***'}, 'rows': 3}
@@ -285,7 +293,7 @@ _UNSAFE = (
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Return the text with invisible and control characters escaped, safe for terminals and logs.
+    r"""Escape control and invisible characters, so that text is safe for terminals and logs.
 
     >>> escape_control_characters("a\x1b[31mred\n")
     'a\\x1b[31mred\\n'
@@ -298,7 +306,7 @@ def escape_control_characters(text: str) -> str:
 
 
 def strip_control_characters(text: str) -> str:
-    r"""Return the text without invisible and control characters, for readers such as models.
+    r"""Remove control and invisible characters from text for readers such as language models.
 
     Line breaks are kept.
 

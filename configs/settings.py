@@ -37,7 +37,7 @@ _FILES_ARGUMENT = "_names_and_values_of_files"
 
 @cache
 def load_packaged_defaults() -> dict[str, Any]:
-    """Return the contents of the packaged ``agent.yml``, which lists capgraph's modules."""
+    """Load the packaged ``agent.yml``, which lists the modules that capgraph provides."""
     text = resources.files("capgraph.configs").joinpath("agent.yml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
@@ -79,7 +79,7 @@ class ModelSettings(SettingsModel):
 
     @property
     def call_timeout_seconds(self) -> float | None:
-        """Return the time limit of one call, with the default for a local or a remote model.
+        """Timeout for one model call, with a longer default for local models.
 
         >>> ModelSettings(model="openai:m", base_url="http://localhost/v1").call_timeout_seconds
         300.0
@@ -94,7 +94,7 @@ class ModelSettings(SettingsModel):
     def _refuse_nested_fallbacks(cls, value: list[Any]) -> list[Any]:
         if any(isinstance(item, ModelSettings) and item.fallbacks for item in value):
             raise ValueError(
-                "a fallback must not have 'fallbacks' itself; list all fallbacks in one list"
+                "a fallback model must not have its own 'fallbacks'; put all fallbacks in one list"
             )
         return value
 
@@ -126,15 +126,17 @@ class PlanningSettings(SettingsModel):
 
 
 class SelectionSettings(SettingsModel):
-    """Settings that decide how capabilities are selected for a request.
+    """Settings for choosing which capabilities are offered for a request.
 
     Attributes:
-        strategy: ``auto`` leaves the selection to the planning model while all capabilities fit into
-            its prompt, uses a selection model otherwise, and is ``lexical`` without a model. ``model``
-            always uses a selection model. ``per_capability`` asks one yes/no question per capability.
-        max_catalog_tokens: Maximum number of tokens of descriptions for which ``auto`` leaves the
-            selection to the planning model.
-        shortlist: Maximum number of capabilities in the selection model's prompt, best matches first.
+        strategy: ``auto`` leaves the selection to the planning model if all capabilities fit
+            into the prompt, uses a selection model otherwise, and is ``lexical`` without a
+            model. ``model`` always uses a selection model. ``per_capability`` asks one yes/no
+            question per capability.
+        max_catalog_tokens: Maximum total size of the capability descriptions, in tokens, for
+            which ``auto`` leaves the selection to the planning model.
+        shortlist: Maximum number of capabilities in the selection model's prompt, best matches
+            first.
         max_concurrency: Maximum number of concurrent model calls with ``per_capability``.
     """
 
@@ -195,14 +197,16 @@ class PersistenceSettings(SettingsModel):
 
 
 class AuditSettings(SettingsModel):
-    """Settings of the audit log, a chain of records that reveals any change.
+    """Settings of the audit log, a tamper-evident chain of records.
 
     Attributes:
-        keep: True to audit runs. ``build_graph(audit=…)`` takes precedence.
+        keep: True to record runs in the audit log. ``build_graph(audit=…)`` takes precedence.
         signing_key: Key that signs each record.
-        name: Name of the audit, which each record contains. Defaults to an ID stored in the database.
-            With a name, records of another audit do not verify, even if its whole database was copied.
-        retention_days: Days after which records are deleted and sealed. Checked once a day.
+        name: Name of the audit log, which is part of each record. Defaults to an ID stored in
+            the database. With a name, verification rejects records of a different audit log,
+            even if the whole database was copied.
+        retention_days: Number of days after which records are deleted and sealed. Checked
+            daily.
     """
 
     keep: bool = False
@@ -212,14 +216,14 @@ class AuditSettings(SettingsModel):
 
 
 class RoleSettings(SettingsModel):
-    """Permissions of a role: which capabilities its callers may use.
+    """Permissions of a role, which determine the capabilities that callers with the role may use.
 
     Attributes:
         role: Name of the role.
-        mode: Most powerful mode of a capability: ``read_only``, ``workspace_write``, or ``full_access``.
+        mode: Highest permission mode: ``read_only``, ``workspace_write``, or ``full_access``.
         allowed_tools: Capabilities that the role may use. None means all that the mode allows.
         denied_tools: Capabilities that the role may not use. They take precedence.
-        tenant: Tenant to which this entry applies instead of the general one.
+        tenant: Tenant for which this entry replaces the general entry of the role.
     """
 
     role: str
@@ -230,16 +234,17 @@ class RoleSettings(SettingsModel):
 
 
 class PermissionSettings(SettingsModel):
-    """Permissions of callers.
+    """Settings for the permissions of callers.
 
-    If they are set, callers without a configured role may use no capability.
+    If permissions are configured, callers without a configured role may not use any capability.
 
     Attributes:
         roles: Permissions of each role.
-        tool_requirements: Minimum mode by capability name, if it is stricter than the capability's declaration.
+        tool_requirements: Minimum permission mode by capability name, if it is stricter than
+            the capability's declaration.
         cedar: Cedar policies as text, instead of roles (requires the extra ``cedar``).
-        overseer_roles: Roles whose users approve each step of a turn without a known user. Without
-            such a role, these steps are denied.
+        overseer_roles: Roles whose users approve each step of a turn that has no known user.
+            Without such a role, these steps are denied.
     """
 
     roles: list[RoleSettings] = Field(default_factory=list)
@@ -259,8 +264,8 @@ class OidcSettings(SettingsModel):
         user_claim: Claim with the user ID.
         role_claim: Claim with the role. None means that users have no role.
         tenant_claim: Claim with the tenant.
-        fold_case: Whether spellings of a user ID such as ``USER1`` and ``user1`` are one user. Set it
-            if ``user_claim`` names a claim without case, such as an email address.
+        fold_case: True to treat user IDs such as ``USER1`` and ``user1`` as the same user. Use
+            it for a case-insensitive ``user_claim``, such as an email address.
     """
 
     issuer: str
@@ -277,13 +282,13 @@ class ProxySettings(SettingsModel):
     """Settings of a reverse proxy whose headers identify the user.
 
     Attributes:
-        trusted: IP addresses of the proxy, or networks such as ``10.0.0.0/8``. Headers from other
-            addresses are ignored.
-        user_header: Header with the user ID; None if users log in to this server.
+        trusted: IP addresses of the proxy, or networks such as ``10.0.0.0/8``. Headers from
+            other addresses are ignored.
+        user_header: Header with the user ID, or None if users log in to this server.
         role_header: Header with the role.
         tenant_header: Header with the tenant.
-        fold_case: True if user IDs such as ``USER1`` and ``user1`` name the same user. Set it
-            to false only if the proxy authenticates them as different people.
+        fold_case: True to treat user IDs such as ``USER1`` and ``user1`` as the same user. Set
+            to False only if the proxy authenticates them as different people.
     """
 
     trusted: list[str]
@@ -300,7 +305,7 @@ class ProxySettings(SettingsModel):
         return trusted
 
     def trusts(self, address: str) -> bool:
-        """Return True if a connection from the address comes from the proxy.
+        """Return True if a connection from an IP address comes from a trusted proxy.
 
         >>> ProxySettings(trusted=["10.0.0.0/8"]).trusts("10.1.2.3")
         True
@@ -313,16 +318,17 @@ class ProxySettings(SettingsModel):
 
 
 class McpServeSettings(SettingsModel):
-    """Settings for MCP clients of the server.
+    """Settings for clients that use the server over MCP.
 
-    Clients that declare the extension ``io.modelcontextprotocol/tasks`` poll, answer, and cancel
-    tasks.
+    Clients that declare the extension ``io.modelcontextprotocol/tasks`` can poll, answer, and
+    cancel tasks.
 
     Attributes:
         tools: Names of capabilities that MCP clients may call in addition to ``ask``.
-        task_after_seconds: Seconds after which a call becomes a task.
-        task_tools: Tools that run only as tasks. Calls by clients without the extension are refused.
-        resources: Paths of files that all users may read as resources, by URI.
+        task_after_seconds: Number of seconds after which a running call becomes a task.
+        task_tools: Tools that run only as tasks. Calls by clients without the extension are
+            rejected.
+        resources: Paths of files that all users may read as MCP resources, by URI.
     """
 
     tools: list[str] = Field(default_factory=list)
@@ -332,24 +338,24 @@ class McpServeSettings(SettingsModel):
 
 
 class StreamServeSettings(SettingsModel):
-    """Settings for clients that read a run as an event stream.
+    """Settings for clients that follow a run through an event stream.
 
     Attributes:
-        stop_on_disconnect: True to stop a run when its client closes the connection, as the stop
-            button of a front end does. By default the run continues in its thread.
+        stop_on_disconnect: True to stop a run when its client closes the connection, as the
+            stop button of a front end does. By default, the run continues in its thread.
     """
 
     stop_on_disconnect: bool = False
 
 
 class A2aServeSettings(SettingsModel):
-    """Settings for A2A clients.
+    """Settings for clients that use the server over the A2A protocol.
 
     Attributes:
-        push_hosts: Hosts that may receive push notifications of tasks, such as ``"*.example.com"``.
-            If it is empty, the agent card does not offer push notifications.
-        version_0_3: True to support clients of version 0.3, too, and add its fields to the agent
-            card.
+        push_hosts: Hosts that may receive push notifications about tasks, such as
+            ``"*.example.com"``. If empty, the agent card does not offer push notifications.
+        version_0_3: True to also support clients of protocol version 0.3 and add the fields of
+            that version to the agent card.
     """
 
     push_hosts: list[str] = Field(default_factory=list)
@@ -357,10 +363,11 @@ class A2aServeSettings(SettingsModel):
 
 
 class UploadSettings(SettingsModel):
-    """Settings for files that users upload. Each user has a separate folder.
+    """Settings for file uploads. Each user has a separate upload folder.
 
     Attributes:
-        folder: Parent folder of the users' folders. Data capabilities may read the caller's folder.
+        folder: Parent folder of the users' folders. Data capabilities may read the caller's
+            folder.
         kinds: Accepted file name suffixes.
         max_file_bytes: Maximum size of a file.
         max_files: Maximum number of files per user.
@@ -375,12 +382,13 @@ class UploadSettings(SettingsModel):
 
 
 class WebhookSettings(SettingsModel):
-    """Settings of a webhook that is called for each new approval request.
+    """Settings for a webhook that is notified of each new approval request.
 
     Attributes:
-        url: The URL; ``http`` only for local addresses.
-        secret: Key that signs the notifications. Set it with ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
-        content: True to send the request itself in addition to its link.
+        url: URL of the webhook. ``http`` is allowed only for local addresses.
+        secret: Key that signs the notifications. Set it with
+            ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
+        content: True to send the content of the request in addition to a link.
     """
 
     url: str
@@ -389,17 +397,19 @@ class WebhookSettings(SettingsModel):
 
 
 class CredentialsSettings(SettingsModel):
-    """Exchange of a signed JWT with a user's ID for the user's access token (RFC 8693).
+    """Settings for exchanging a signed JWT for a user's access token (RFC 8693).
+
+    The JWT contains the user's ID.
 
     Attributes:
         token_url: URL of the token endpoint.
         client_id: Client ID of the agent.
-        client_secret: Client secret; None for a public client.
+        client_secret: Client secret, or None for a public client.
         issuer: Issuer of the JWT.
         signing_key: Private key that signs the JWT, as PEM text.
-        algorithm: Algorithm of the signature.
-        key_id: ID of the key.
-        audience: Service for which the token is meant.
+        algorithm: Signature algorithm.
+        key_id: ID of the signing key.
+        audience: Service for which the access token is intended.
         resource: URL of that service.
         scope: Requested scopes, separated by spaces.
     """
@@ -570,26 +580,27 @@ class ServeSettings(SettingsModel):
 
     @property
     def authenticates_users(self) -> bool:
-        """True if a login provider or a proxy identifies users.
+        """True if a login provider or a reverse proxy identifies users.
 
-        Otherwise the server has only the user ``local``.
+        Otherwise, ``local`` is the only user of the server.
         """
         by_proxy = self.proxy is not None and self.proxy.user_header is not None
         return by_proxy or self.oidc is not None
 
 
 class ScaleSettings(SettingsModel):
-    """Settings of turns that run on several workers.
+    """Settings for running turns on several worker processes.
 
     Attributes:
         engine: Job queue: ``postgres`` (in the database of the threads) or ``temporal``.
         temporal: Address of the Temporal server, as ``host:port``.
-        lease_seconds: Time without a heartbeat after which a worker, or the process that runs a
-            thread, counts as dead.
-        heartbeat_seconds: Time between heartbeats. Defaults to a third of ``lease_seconds``.
-        queues: Queues that ``capgraph worker`` serves without ``--queues``.
-        max_losses: Number of processes that may end while they run the same turn or step. After that,
-            it fails.
+        lease_seconds: Seconds without a heartbeat after which a worker, or the process that
+            runs a thread, is considered dead.
+        heartbeat_seconds: Interval between heartbeats. Defaults to a third of
+            ``lease_seconds``.
+        queues: Job queues that ``capgraph worker`` serves by default.
+        max_losses: Maximum number of processes that may die while they run the same turn or
+            step, before the turn or step fails.
 
     >>> ScaleSettings(lease_seconds=6).heartbeat_interval
     2.0
@@ -731,17 +742,17 @@ class Settings(BaseSettings):
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
         def __init__(self, **values: Any) -> None:
-            """Read settings from environment variables and arguments.
+            """Load settings from environment variables and keyword arguments.
 
             Raises:
                 ConfigurationError: A key is unknown, or a value is invalid. The message lists the
-                    path of each.
+                    path of each invalid setting.
             """
             files, _ = values.get(_FILES_ARGUMENT, ((), {}))
             try:
                 super().__init__(**values)
             except ValidationError as exc:
-                raise _settings_error(exc, files) from exc
+                raise _create_settings_error(exc, files) from exc
             except SettingsError as exc:
                 raise ConfigurationError(
                     f"The settings are invalid: {exc}.",
@@ -751,11 +762,12 @@ class Settings(BaseSettings):
     def capability_settings(
         self, capability: str, user_folder: str | None = None
     ) -> dict[str, Any]:
-        """Return a capability's settings, including those that apply to all capabilities.
+        """Return the settings of a capability, including settings shared by all capabilities.
 
         Args:
             capability: Name of the capability.
-            user_folder: Folder name of the caller. Without it, folders with ``{user}`` are omitted.
+            user_folder: Folder name of the caller. If omitted, folders with ``{user}`` are left
+                out.
 
         >>> Settings(data_folders=["/srv/data", "/srv/of/{user}"]).capability_settings("query_data", "ada")
         {'data_folders': ['/srv/data', '/srv/of/ada']}
@@ -780,7 +792,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources in order of precedence: arguments, environment, files."""
+        """Return the settings sources in order of precedence: arguments, environment, and files."""
         _refuse_misspelled_variables()
         assert isinstance(init_settings, InitSettingsSource)
         files = InitSettingsSource(
@@ -790,7 +802,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
-    """Read settings from YAML files, environment variables, and arguments.
+    """Load settings from YAML files, environment variables, and keyword arguments.
 
     Args:
         *files: YAML files. Later files take precedence over earlier ones. The file in
@@ -799,7 +811,7 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
 
     Raises:
         ConfigurationError: A file cannot be read, a key is unknown, or a value is invalid. The
-            message lists the path of each.
+            message lists the path of each invalid setting.
 
     >>> load_settings(limits={"max_parallel": 2}).limits.max_parallel
     2
@@ -812,8 +824,8 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     return Settings(**arguments)
 
 
-def _settings_error(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationError:
-    """Return an error that lists the invalid settings and where each was set."""
+def _create_settings_error(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationError:
+    """Create an error that lists the invalid settings and the files and variables that set them."""
     candidates = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
     variables = sorted(name for name in os.environ if name.upper() in candidates)
     sources = [
@@ -827,9 +839,9 @@ def _settings_error(exc: ValidationError, files: tuple[Any, ...]) -> Configurati
 
 
 def _refuse_misspelled_variables() -> None:
-    """Raise an error for environment variables that look like misspelled settings.
+    """Raise an error if an environment variable looks like a misspelled setting.
 
-    Otherwise they would be ignored.
+    Without this check, misspelled variables would be ignored silently.
     """
     known = list(Settings.model_fields)
     for variable in os.environ:
@@ -848,14 +860,15 @@ def _refuse_misspelled_variables() -> None:
         else:
             continue  # may be a variable of the application, for ${...} in its files
         raise ConfigurationError(
-            f"The environment variable {variable!r} is not a setting: {first!r} is unknown.",
+            f"The environment variable {variable!r} does not match any setting, because {first!r} "
+            "is unknown.",
             fix=fix,
             facts={"variable": variable},
         )
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
-    """Return the field names that are valid at the end of a settings path."""
+    """Return the valid field names at the end of a path through nested settings."""
     kind: Any = Settings
     for part in path[:-1]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -18,9 +18,10 @@ _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 
 
 def use_step_position(index: int, total: int) -> AbstractContextManager[None]:
-    """Context manager: attach a step's position in its plan to events emitted inside the block.
+    """Context manager that adds a step's position in the plan to emitted events.
 
-    The state cannot provide it, because steps run in parallel and the state has only one index.
+    The graph state cannot provide the position, because steps run in parallel and the state has
+    only one step index.
 
     Args:
         index: Zero-based index of the step.
@@ -34,7 +35,7 @@ def use_step_position(index: int, total: int) -> AbstractContextManager[None]:
 
 
 class _EventHandler:
-    """Handler of one run's events. LangGraph's stream writer identifies the run."""
+    """Event handler for one run, which is identified by LangGraph's stream writer."""
 
     __slots__ = ("handle", "writer")
 
@@ -44,10 +45,11 @@ class _EventHandler:
 
 
 def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[None]:
-    """Context manager: pass the events of the turn that starts in the block to a function.
+    """Context manager that passes the events of a turn directly to a handler.
 
-    The function is called directly, because LangGraph's stream wakes the event loop several times
-    per event. Events of nested runs still go to their own streams.
+    The handler receives the events of the turn that starts inside the block. It is called
+    directly because LangGraph's stream wakes the event loop several times per event. Events of
+    nested runs still go to their own streams.
 
     Args:
         handler: Function that receives each event, in the thread that emits it.
@@ -56,10 +58,10 @@ def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[N
 
 
 def enable_events(enabled: bool) -> AbstractContextManager[None]:
-    """Context manager: enable or disable events inside the block.
+    """Context manager that enables or disables run events inside a ``with`` block.
 
     Args:
-        enabled: True if the events have a consumer. Otherwise no events are created.
+        enabled: True if the events have a consumer. If False, no events are created.
 
     >>> with enable_events(False):
     ...     stream_writer() is None
@@ -69,15 +71,15 @@ def enable_events(enabled: bool) -> AbstractContextManager[None]:
 
 
 def has_listener() -> bool:
-    """Return True if an event that is emitted now may have a consumer."""
+    """Return True if events of the current run may have a consumer."""
     return run_context().has_listener
 
 
 def stream_writer() -> Callable[[Event], None] | None:
-    """Return the function that sends events of the current run, or None if they have no consumer.
+    """Return the function that sends events of the current run, or None if nothing consumes them.
 
-    Outside a run, the function sends events to the sinks only. Do not store the function, because
-    it belongs to the current run.
+    Outside a run, the function sends events only to the event sinks. Do not store the function,
+    because it belongs to the current run.
     """
     from langgraph.config import get_stream_writer
 
@@ -108,32 +110,32 @@ def stream_writer() -> Callable[[Event], None] | None:
 
 
 def emit(event: Event) -> None:
-    """Send one event to the current run's custom stream. Outside a run, drop it."""
+    """Send an event to the custom stream of the current run, or drop it outside a run."""
     send = stream_writer()
     if send is not None:
         send(event)
 
 
 class Streamer:
-    """Emitter of one component's status events, created by :func:`get_streamer`."""
+    """Emitter for the status events of one component. Use :func:`get_streamer` to create it."""
 
     def __init__(self, source: str, component: str, state: Mapping[str, Any] | None) -> None:
         self._base = {"source": source, "component": component, **_get_progress(component, state)}
 
     def status(self, message: str, **fields: Any) -> None:
-        """Emit an event that describes the current activity."""
+        """Emit a status event that describes what the component is doing."""
         self._send(message, **fields)
 
     def success(self, message: str, **fields: Any) -> None:
-        """Emit an event that the component has finished."""
+        """Emit a status event that reports the successful completion of the component."""
         self._send(message, complete=True, **fields)
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Emit an event for a problem that does not stop the component."""
+        """Emit a status event for a problem that does not stop the component."""
         self._send(message, warning=True, **fields)
 
     def error(self, message: str, data: Mapping[str, Any] | None = None) -> None:
-        """Emit an event that the component failed."""
+        """Emit a status event that reports the failure of the component."""
         self._send(message, error=True, data=dict(data) if data else None)
 
     def _send(self, message: str, **fields: Any) -> None:
@@ -148,12 +150,12 @@ class Streamer:
 
 
 def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = None) -> Streamer:
-    """Return an emitter of status events for a component.
+    """Create an emitter for the status events of a component.
 
     Args:
         source: Package or application that contains the component, such as ``"framework"``.
         component: Name of the component.
-        state: Graph state, which contains the step's position in its plan.
+        state: Graph state, which contains the step's position in the plan.
 
     >>> get_streamer("framework", "classifier").status("Choosing")  # no run: nothing happens
     """

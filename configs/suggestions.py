@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def closest_match(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to a misspelled one, or None.
+    """Return the candidate that is most similar to a misspelled name, or None.
 
     >>> closest_match("retrry", ["retry", "cache"])
     'retry'
@@ -17,7 +17,7 @@ def closest_match(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def edit_distance(first: str, second: str) -> int:
-    """Return the number of insertions, deletions, and replacements between two words.
+    """Return the edit distance (Levenshtein distance) between two words.
 
     >>> edit_distance("requires_aproval", "requires_approval"), edit_distance("gate", "undo")
     (1, 4)
@@ -32,7 +32,7 @@ def edit_distance(first: str, second: str) -> int:
 
 
 def correct_spelling(name: str, candidates: Iterable[str], max_edits: int = 2) -> str | None:
-    """Return the known name within ``max_edits`` edits of a misspelled one, or None.
+    """Return the candidate within ``max_edits`` edits of a misspelled name, or None.
 
     >>> correct_spelling("efect", ["effect", "effect_key"]), correct_spelling("colour", ["effect"])
     ('effect', None)
@@ -44,7 +44,7 @@ def correct_spelling(name: str, candidates: Iterable[str], max_edits: int = 2) -
 
 
 def suggest_name(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the correct spelling of a name, or the most similar known name, or None.
+    """Suggest a known name for a misspelled one, first by edit distance and then by similarity.
 
     >>> suggest_name("budjet", ["budget", "model"]), suggest_name("retrry", ["retry"]), suggest_name("x", ["retry"])
     ('budget', 'retry', None)
@@ -54,7 +54,9 @@ def suggest_name(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def suggest_fix(*names: str, candidates: Iterable[str]) -> str:
-    """Return the ``Fix:`` sentence for unknown names, with similar names or all known names.
+    """Build the fix sentence for an error about unknown names.
+
+    The sentence suggests similar names, or lists all valid names if none is similar.
 
     >>> suggest_fix("tank_levle", candidates=["tank_level", "judge"])
     "Use 'tank_level'."

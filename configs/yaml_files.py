@@ -24,14 +24,17 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: str | os.PathLike[str], *, expand_variables: bool = True) -> dict[str, Any]:
-    """Read a YAML file and replace ``${NAME}`` and ``${NAME:-default}`` with environment variables.
+    """Read a YAML file and expand environment variables.
+
+    The variables are written as ``${NAME}`` or ``${NAME:-default}``.
 
     Args:
         path: Path of the file.
-        expand_variables: True to replace variables.
+        expand_variables: True to expand environment variables.
 
     Raises:
-        ConfigurationError: The file cannot be read, is not a mapping, or names an unset variable.
+        ConfigurationError: The file cannot be read, is not a mapping, or refers to an unset
+            variable.
     """
     try:
         with Path(path).open("rb") as file:
@@ -66,13 +69,13 @@ def read_yaml(path: str | os.PathLike[str], *, expand_variables: bool = True) ->
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML loader that refuses duplicate keys and limits merge keys (``<<``).
+    """Safe YAML loader that rejects duplicate keys and limits merge keys (``<<``).
 
-    Its errors name the key of an invalid value, such as the date 2024-13-01.
+    Errors for an invalid value, such as the date 2024-13-01, name the key of the value.
     """
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the values of ``<<`` keys into a mapping."""
+        """Merge the values of YAML merge keys (``<<``) into a mapping, up to a maximum number."""
         merged = 0
         for key, value in node.value:
             if key.tag != _MERGE:
@@ -89,7 +92,7 @@ class _StrictLoader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node, or raise an error for duplicate keys."""
+        """Construct the dictionary for a YAML mapping, or raise an error for duplicate keys."""
         seen: dict[str, int] = {}
         for key, value in node.value:
             if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
@@ -146,8 +149,8 @@ def _expand(
         value = os.environ.get(match["name"], match["default"])
         if value is None:
             raise ConfigurationError(
-                f"The environment variable {match['name']!r} is not set, but {where!r} in {file!r}"
-                " uses it.",
+                f"The environment variable {match['name']!r}, which {where!r} in {file!r} refers "
+                "to, is not set.",
                 fix=f"Set it, or write ${{{match['name']}:-default}}.",
             )
         return value
@@ -158,10 +161,10 @@ def _expand(
 def format_validation_errors(
     exc: ValidationError, known_keys: Callable[[tuple[Any, ...]], Iterable[str]] = lambda _: ()
 ) -> str:
-    """Return pydantic's validation errors as text, one line per error.
+    """Format pydantic's validation errors as text, with one line per error.
 
     Args:
-        exc: The validation error.
+        exc: Validation error of pydantic.
         known_keys: Function that returns the valid keys at a path.
     """
     lines = []
@@ -180,7 +183,10 @@ def format_validation_errors(
 
 
 def deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a mapping that is updated recursively with another mapping."""
+    """Merge a dictionary recursively into a copy of a different dictionary.
+
+    Values in ``update`` take precedence over values in ``base``.
+    """
     merged = dict(base)
     for key, value in update.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):

@@ -71,31 +71,39 @@ _NEXT_NODE = ("branch:to:", "__start__")
 def is_task(config: Mapping[str, Any]) -> bool:
     """Return True if a graph with this configuration runs inside a task of another graph.
 
-    A graph that a node calls with its own ``thread_id`` does not. Callers could forge the task ID, so it
-    must be that of the running task.
+    A graph that a node invokes with a separate ``thread_id`` does not count. The task ID in the
+    configuration must match the running task, because callers could forge it.
     """
     named = (config.get("configurable") or {}).get("__pregel_task_id")
     return named is not None and named == _configurable().get("__pregel_task_id")
 
 
 def forged_task_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys that only a running task may set, if the configuration does not come from one."""
+    """Return the task-only configuration keys that were set outside a running task.
+
+    Only a running LangGraph task may set these keys, so they are forged in any other
+    configuration.
+    """
     named = config.get("configurable") or {}
     return [] if is_task(config) else [name for name in _TASK_KEYS if name in named]
 
 
 def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint ID of the outermost graph in whose task this configuration runs."""
+    """Return the outermost graph's checkpoint ID for a nested graph's configuration.
+
+    The result is None if the graph does not run inside another graph's task.
+    """
     configurable = config.get("configurable") or {}
     found: Mapping[str, str] = configurable.get("checkpoint_map") or {}
     return found.get("") if is_task(config) else None
 
 
 def running_checkpoints(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return namespace and ID of the checkpoints on which the running superstep builds.
+    """Return the namespace and ID of each checkpoint on which the running superstep is based.
 
-    The list begins with the outermost graph and ends with the running one. It is empty if nothing is
-    saved before the end of the run. A task inside a node has a namespace but no checkpoint.
+    The list begins with the outermost graph and ends with the running one. It is empty if
+    nothing is saved before the end of the run. A task inside a node has a namespace but no
+    checkpoint.
     """
     configurable = config.get("configurable") or {}
     if configurable.get("__pregel_durability") == "exit":
@@ -106,12 +114,15 @@ def running_checkpoints(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
-    """Return the configuration of a run: that of the graph, the caller, and the outer graph."""
+    """Merge the configurations of the graph, its caller, and any outer graph for a run."""
     return ensure_config(graph.config, config)
 
 
 def find_saver(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
-    """Return the saver of a run: that of the outer graph, or the graph's own."""
+    """Return the checkpoint saver for a run, preferring an outer graph's saver.
+
+    The graph's own saver is the fallback. The result is None if the graph disables checkpoints.
+    """
     if graph.checkpointer is False:
         return None
     own = graph.checkpointer if isinstance(graph.checkpointer, BaseCheckpointSaver) else None
@@ -119,7 +130,7 @@ def find_saver(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any
 
 
 def inherited_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
-    """Return the saver that an outer graph or a server passes to nested graphs."""
+    """Return the checkpoint saver that an outer graph or a server passes to nested graphs."""
     found = (config.get("configurable") or {}).get("__pregel_checkpointer")
     return found if isinstance(found, BaseCheckpointSaver) else None
 
@@ -127,7 +138,10 @@ def inherited_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | Non
 def is_same_saver(
     first: BaseCheckpointSaver[Any] | None, second: BaseCheckpointSaver[Any] | None
 ) -> bool:
-    """Return True if two savers are identical, or LangGraph's copies with another serializer."""
+    """Return True if two checkpoint savers are the same apart from their serializers.
+
+    LangGraph copies a saver in order to replace its serializer.
+    """
     if first is second or first is None or second is None:
         return first is second is not None
     mine, theirs = ({**vars(saver), "serde": None} for saver in (first, second))
@@ -136,11 +150,11 @@ def is_same_saver(
 
 
 def cache_task(function: Any, owner: Any) -> None:
-    """Cache what LangGraph creates for a task function, for the lifetime of the owner.
+    """Cache LangGraph's runnable for a task function as long as the owner exists.
 
-    LangGraph caches it only for importable functions and creates it again at every call of others, which
-    takes a tenth of a step's time. The trace input is computed without inspecting the signature: the
-    function has one argument, ``payload``.
+    LangGraph caches runnables only for importable functions. For other functions, it creates
+    them again at every call, which takes a tenth of a step's time. The trace input is computed
+    without inspecting the signature, because the function takes a single argument, ``payload``.
     """
     key = (function, True)
     CACHE[key] = made = get_runnable_for_task(function)
@@ -159,7 +173,10 @@ STRICT_RESUME = {"__pregel_strict_resume": True}
 
 
 async def last_writer(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> str | None:
-    """Return the node that last wrote to a thread. LangGraph applies manual updates as this node."""
+    """Return the name of the node that last wrote to a thread, or None.
+
+    LangGraph attributes manual state updates to this node.
+    """
     found = await saver.aget_tuple(config)
     seen = found.checkpoint["versions_seen"] if found is not None else {}
     marks = ((mark, node) for node, marks in seen.items() for mark in marks.values())
@@ -167,30 +184,31 @@ async def last_writer(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -
 
 
 def has_next_node(values: Mapping[str, Any]) -> bool:
-    """Return True if a checkpoint's values schedule a node."""
+    """Return True if a checkpoint's values schedule a node to run next."""
     return any(name.startswith(_NEXT_NODE) for name in values)
 
 
 def next_nodes(values: Mapping[str, Any]) -> list[str]:
-    """Return the nodes that a checkpoint's values schedule."""
+    """Return the names of the nodes that a checkpoint's values schedule to run next."""
     start = _NEXT_NODE[0]
     return [name.removeprefix(start) for name in values if name.startswith(start)]
 
 
 def is_state_key(name: str) -> bool:
-    """Return True if a channel is a key of the state, not one of LangGraph's own."""
+    """Return True if a channel is a state key rather than an internal LangGraph channel."""
     return not name.startswith(("__", "branch:"))
 
 
 def open_interrupts(writes: Any, *, include_answered: bool = False) -> list[Interrupt]:
-    """Return the open interrupts among a checkpoint's pending writes.
+    """Return the unanswered interrupts in a checkpoint's pending writes.
 
-    An answered interrupt remains beside the result of its task until the next checkpoint.
+    An answered interrupt stays in the writes, next to its task's result, until the next
+    checkpoint.
 
     Args:
         writes: The pending writes.
-        include_answered: Whether to include answered interrupts, for a run that goes back to this
-            checkpoint.
+        include_answered: True to include answered interrupts as well, for a run that returns to
+            this checkpoint.
     """
     given = () if include_answered else writes or ()
     ended = {task for task, channel, _ in given if channel not in _NON_RESULT_CHANNELS}
@@ -203,14 +221,14 @@ def open_interrupts(writes: Any, *, include_answered: bool = False) -> list[Inte
 
 
 def is_resume_by_id(answer: Any) -> bool:
-    """Return True if LangGraph treats a resume value as a mapping by interrupt ID."""
+    """Return True if LangGraph treats a resume value as a mapping from interrupt ID to answer."""
     return isinstance(answer, dict) and all(re.fullmatch("[0-9a-f]{32}", str(k)) for k in answer)
 
 
 def count_resume_values(writes: Any) -> list[tuple[str, int]]:
-    """Return the number of resume values per task among a checkpoint's pending writes.
+    """Count the resume values of each task in a checkpoint's pending writes.
 
-    Invalid values remain there and count, too.
+    Invalid values stay in the writes and are counted as well.
     """
     return [
         (task, len(value) if isinstance(value, list) else 1)
@@ -228,13 +246,13 @@ def run_input(checkpoint: CheckpointTuple) -> Mapping[str, Any] | None:
 
 
 def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
-    """Open a cursor of a PostgreSQL saver, outside its own transactions."""
+    """Open a database cursor on a PostgreSQL saver, outside the saver's own transactions."""
     cursor: AbstractAsyncContextManager[Any] = saver._cursor()
     return cursor
 
 
 def advance_checkpoint_ids(checkpoint_id: str) -> None:
-    """Ensure that new checkpoint IDs sort after this one, even if the clock was set back."""
+    """Ensure that new checkpoint IDs sort after a given ID, even if the clock was set back."""
     try:
         parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
     except ValueError:
@@ -245,16 +263,19 @@ def advance_checkpoint_ids(checkpoint_id: str) -> None:
 
 
 def checkpoint_id_at(seconds: float) -> str:
-    """Return a prefix that sorts before all checkpoint IDs from a time on, and after all earlier ones."""
+    """Return a checkpoint ID prefix that marks a point in time (Unix seconds).
+
+    It sorts after the IDs of all earlier checkpoints and before the IDs of all later ones.
+    """
     ticks = int(seconds * 10_000_000) + 0x01B21DD213814000  # UUID time starts in 1582
     return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-6{ticks & 0xFFF:03x}"
 
 
 def reset_task_counters() -> None:
-    """Reset the counters of the running task, as LangGraph's own retry does.
+    """Reset the running task's interrupt and subgraph counters, as a LangGraph retry does.
 
-    ``interrupt()`` calls are counted from the first again, so they find the existing answers. Nested
-    graphs keep their namespaces.
+    ``interrupt()`` calls are then counted from the first one again, so they find their existing
+    answers. Nested graphs keep their namespaces.
     """
     config = var_child_runnable_config.get()
     pad = ((config or {}).get("configurable") or {}).get("__pregel_scratchpad")
@@ -267,10 +288,10 @@ def reset_task_counters() -> None:
 
 @contextmanager
 def add_callbacks(*handlers: Any) -> Iterator[None]:
-    """Context manager: add callback handlers to the model calls in the block.
+    """Add callback handlers to all model calls within the ``with`` block.
 
     Args:
-        *handlers: LangChain callback handlers. Those that the run already has are skipped.
+        *handlers: LangChain callback handlers. Handlers that the run already has are skipped.
     """
     config = var_child_runnable_config.get()
     manager = config.get("callbacks") if config else None
@@ -291,7 +312,7 @@ def add_callbacks(*handlers: Any) -> Iterator[None]:
 
 @contextmanager
 def replace_configurable(removed: Collection[str], added: Mapping[str, Any]) -> Iterator[None]:
-    """Context manager: replace keys in the ``configurable`` of the running graph.
+    """Replace keys in the running graph's ``configurable`` within the ``with`` block.
 
     Args:
         removed: Keys to remove.
@@ -308,16 +329,16 @@ def replace_configurable(removed: Collection[str], added: Mapping[str, Any]) -> 
 
 
 def has_custom_stream() -> bool:
-    """Return True if the custom stream of the running graph has a consumer.
+    """Return True if the running graph's custom stream has a consumer.
 
-    Without a consumer, LangGraph returns a writer that has no closure.
+    Without a consumer, LangGraph supplies a stream writer that has no closure.
     """
     writer = get_stream_writer()
     return getattr(writer, "__closure__", writer) is not None
 
 
 def has_other_callbacks(*own_handlers: Any) -> bool:
-    """Return True if the run has callback handlers besides the given ones."""
+    """Return True if the current run has callback handlers besides the given ones."""
     manager = (var_child_runnable_config.get() or {}).get("callbacks")
     handlers = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or ()
     return any(handler not in own_handlers for handler in handlers)
@@ -326,7 +347,7 @@ def has_other_callbacks(*own_handlers: Any) -> bool:
 def use_runtime_context(
     context: Any, configurable: Mapping[str, Any] | None = None
 ) -> AbstractContextManager[None]:
-    """Context manager: provide ``context=`` and ``configurable`` to code outside a run."""
+    """Return a context manager that sets ``context`` and ``configurable`` outside a graph run."""
     runtime: Any = Runtime(context=context)
     config: RunnableConfig | None = {
         "configurable": {**(configurable or {}), CONFIG_KEY_RUNTIME: runtime}
@@ -336,7 +357,7 @@ def use_runtime_context(
 
 @contextmanager
 def suppress_message_stream() -> Iterator[None]:
-    """Context manager: exclude the model calls in the block from the ``messages`` stream."""
+    """Exclude model calls within the ``with`` block from the ``messages`` stream."""
     config = var_child_runnable_config.get()
     manager = (config or {}).get("callbacks")
     if config is None or not isinstance(manager, BaseCallbackManager):
@@ -352,8 +373,8 @@ def suppress_message_stream() -> Iterator[None]:
 def write_message(message: AnyMessage) -> None:
     """Write a message or a message chunk to the ``messages`` stream of the current run.
 
-    Outside a run, inside :func:`suppress_message_stream`, and for a message without an ID, this does
-    nothing.
+    The message is dropped outside a run, inside :func:`suppress_message_stream`, or if it has
+    no ID.
     """
     config = var_child_runnable_config.get() or {}
     manager = config.get("callbacks")
@@ -364,7 +385,7 @@ def write_message(message: AnyMessage) -> None:
 
 
 def excludes_subgraph_messages() -> bool:
-    """Return True if the ``messages`` stream of the running graph excludes those of nested graphs.
+    """Return True if the running graph's ``messages`` stream omits nested graphs' messages.
 
     Messages of nested graphs must then be forwarded with :func:`write_message`.
     """
@@ -399,11 +420,11 @@ _REQUEST_COUNTS: weakref.WeakKeyDictionary[Any, Counter[tuple[str, int]]] = (
 
 
 def count_request(name: str, attempt: int) -> int:
-    """Count a request of the running node and return how often this attempt has made it.
+    """Count a request of the running node, and return the count for the current attempt.
 
     Args:
         name: Name of the request.
-        attempt: Number of the node's attempt. LangGraph's own retries do not reset it.
+        attempt: Number of the node's attempt. Retries by LangGraph do not reset this number.
     """
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
@@ -418,10 +439,10 @@ _NODE_RUN_VALUES: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakK
 
 
 def get_node_run_value(key: Any, make: Callable[[], T]) -> T | None:
-    """Return a value that lives as long as the running node, or None outside a node.
+    """Return a value that is cached while the current node runs, or None outside a node.
 
     Args:
-        key: Key of the value.
+        key: Cache key of the value.
         make: Function that creates the value on first use.
     """
     pad = _configurable().get("__pregel_scratchpad")
@@ -433,7 +454,7 @@ def get_node_run_value(key: Any, make: Callable[[], T]) -> T | None:
 
 
 def running_graph_channels() -> frozenset[str] | None:
-    """Return the state keys of the graph whose task is running. None if they are unknown."""
+    """Return the state keys of the graph whose task is running, or None if they are unknown."""
     read = _configurable().get("__pregel_read")
     args: Any = getattr(read, "args", ())
     if len(args) < 2 or not isinstance(args[1], Mapping):
@@ -442,14 +463,14 @@ def running_graph_channels() -> frozenset[str] | None:
 
 
 def running_graph_messages() -> Sequence[Any]:
-    """Return the messages in the state of the graph whose task is running, if it has any."""
+    """Return the messages in the running graph's state, or an empty sequence without any."""
     known = "messages" in (running_graph_channels() or ())
     found: Sequence[Any] = _configurable()["__pregel_read"]("messages") if known else ()
     return found
 
 
 def graph_keys(graph: Any) -> tuple[list[str], list[str]] | None:
-    """Return the input keys and the output keys of a compiled graph. None if it has no state."""
+    """Return the input and output keys of a compiled graph, or None if it has no state."""
     builder = getattr(graph, "builder", None)
     if builder is None:
         return None
@@ -457,7 +478,7 @@ def graph_keys(graph: Any) -> tuple[list[str], list[str]] | None:
 
 
 def count_available_answers() -> int:
-    """Return the number of answers that the running task has received, including a new one."""
+    """Return how many resume answers the running task has received, including a new answer."""
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
         return 0
@@ -467,21 +488,22 @@ def count_available_answers() -> int:
 
 
 def is_resuming() -> bool:
-    """Return True if the running graph continues an earlier run."""
+    """Return True if the running graph is resuming an earlier run."""
     return bool(_configurable().get("__pregel_resuming"))
 
 
 def count_consumed_answers() -> int:
-    """Return the number of answers that the running task used in earlier runs, without a new one.
+    """Return how many resume answers the running task has consumed in earlier runs.
 
-    An answer without an ID has no recipient until an ``interrupt()`` takes it.
+    A new answer is not counted, because an answer without an ID has no recipient until an
+    ``interrupt()`` call consumes it.
     """
     pad = _configurable().get("__pregel_scratchpad")
     return 0 if pad is None else len(pad.resume)
 
 
 def outer_task_namespace() -> str:
-    """Return the namespace of the outer graph's task that runs this graph. Empty if there is none."""
+    """Return the namespace of the outer task that runs this graph, or an empty string."""
     namespace = str(_configurable().get("checkpoint_ns") or "")
     return namespace.rpartition("|")[0]
 
@@ -513,7 +535,7 @@ def _create_message(cls: type[BaseMessage], fields: dict[str, Any], names: set[s
 
 
 def copy_message_fields(message: Any) -> dict[str, Any] | None:
-    """Return a copy of a message's fields; ``None`` if its class is not one of LangChain's."""
+    """Copy the fields of a LangChain message, or return ``None`` for any other class."""
     cls = type(message)
     known = _MESSAGES.get((cls.__module__, cls.__name__))
     fields = getattr(message, "__dict__", {})
@@ -526,20 +548,23 @@ def copy_message_fields(message: Any) -> dict[str, Any] | None:
 
 
 def restore_message(message: BaseMessage, fields: dict[str, Any]) -> BaseMessage:
-    """Return a message of the same class with the fields of :func:`copy_message_fields`."""
+    """Restore a message from fields that :func:`copy_message_fields` returned.
+
+    The new message has the same class as ``message``.
+    """
     own = {n: value.copy() if type(value) in _CONTAINERS else value for n, value in fields.items()}
     return _create_message(type(message), own, set(fields))
 
 
 def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
-    """Deserialize msgpack data of LangGraph's serializer.
+    """Deserialize msgpack data written by LangGraph's serializer.
 
-    The messages of a thread are most of the data that a turn reads. They were validated when they were
+    Messages make up most of the data that a turn reads. They were validated when they were
     written, so messages with exactly the known fields are created without validation.
 
     Args:
         data: The serialized data.
-        rebuild: Function of the serializer that creates all other objects.
+        rebuild: Serializer function that creates all other objects.
     """
 
     def create(code: int, inner: bytes) -> Any:
@@ -556,20 +581,20 @@ def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
 
 
 def delta_channel_names(checkpoint: CheckpointTuple) -> set[str]:
-    """Return the keys of a checkpoint whose values are stored as deltas to earlier checkpoints."""
+    """Return the state keys whose values a checkpoint stores as deltas to earlier checkpoints."""
     counted: Any = checkpoint.metadata.get(DELTA_COUNTERS) or {}
     return set(counted)
 
 
 def replay_channel(channel: DeltaChannel[Any], history: DeltaChannelHistory) -> Any:
-    """Return the value of a channel after its stored writes."""
+    """Return the value of a delta channel after replaying its stored writes."""
     restored = channel.from_checkpoint(history.get("seed", MISSING))
     restored.replay_writes(history["writes"])
     return restored.get()
 
 
 def plain_values(checkpoint: CheckpointTuple) -> dict[str, Any]:
-    """Return the values of a checkpoint as a node sees them."""
+    """Return a checkpoint's channel values as nodes see them, with delta snapshots unwrapped."""
     return {
         name: value.value if isinstance(value, _DeltaSnapshot) else value
         for name, value in checkpoint.checkpoint["channel_values"].items()
@@ -581,7 +606,10 @@ async def materialize_deltas(
     saved: CheckpointTuple,
     channels: Mapping[str, DeltaChannel[Any]],
 ) -> CheckpointTuple:
-    """Return a checkpoint with the full values of its delta channels, which needs no earlier one."""
+    """Return a checkpoint with its delta channels expanded to their full values.
+
+    The returned checkpoint can be read without any earlier checkpoint.
+    """
     versions = saved.checkpoint["channel_versions"]
     missing = {
         name: channel

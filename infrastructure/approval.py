@@ -41,7 +41,7 @@ from capgraph.telemetry.audit import record_later
 
 @infrastructure_node
 class ApprovalNode(BaseInfrastructureNode):
-    """Node that interrupts the run for a person's decision about the plan or its steps."""
+    """Node that pauses the run until a person decides about the plan or its steps."""
 
     name = "approval"
     description = "Approval by a person"
@@ -50,7 +50,7 @@ class ApprovalNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, runtime: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """Ask a person until the answer is valid, then record the decisions.
+        """Ask a person for approval until the answer is valid, then record the decisions.
 
         Raises:
             ConfigurationError: The graph has no checkpointer to store the question.

@@ -36,14 +36,20 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 
 @infrastructure_node(quiet=True)
 class BeginTurnNode(BaseInfrastructureNode):
-    """Node that begins a turn: it resets the previous turn's state except for contexts and messages."""
+    """Node that begins a turn by resetting the state of the previous turn.
+
+    The stored contexts and the messages are kept.
+    """
 
     name = "begin_turn"
     description = "Begin a turn"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Return the state update that resets the turn, with an error entry if the input is invalid."""
+        """Create the state update that resets the state for a new turn.
+
+        If the input is invalid, the update contains an error entry.
+        """
         view = services.view(state)
         plan = state.get("planning_execution_plan")
         plan_id = caller_plan_id(plan, view.turn)
@@ -116,7 +122,10 @@ class BeginTurnNode(BaseInfrastructureNode):
 
 
 def _create_turn(turn_id: str, number: int) -> dict[str, Any]:
-    """Create the turn's state entry: ID, number, caller, and trace. Emit an event for a dropped question."""
+    """Create the state entry for a new turn, with its ID, number, caller, and trace.
+
+    If the new turn drops an open question, an event is emitted.
+    """
     turn: dict[str, Any] = {"id": turn_id or str(number), "number": number}
     caller = asdict(billing_subject())
     turn["caller"] = {name: value for name, value in caller.items() if value}
@@ -130,7 +139,7 @@ def _create_turn(turn_id: str, number: int) -> dict[str, Any]:
 
 
 def _find_message_labels(messages: Sequence[AnyMessage]) -> dict[str, str]:
-    """Return the labels (provenance tags) of messages that other systems wrote, with their sources."""
+    """Return the provenance labels of messages written by other systems, with their sources."""
     return {
         label: source
         for message in messages
@@ -139,7 +148,7 @@ def _find_message_labels(messages: Sequence[AnyMessage]) -> dict[str, str]:
 
 
 def _list_recent_outputs(view: TurnView) -> list[list[str]]:
-    """Return the type and key of each result of the previous turn."""
+    """Return the type and key of each result from the previous turn."""
     records = view.results.values()
     return [[*pair] for record in records for pair in (record.get("outputs") or {}).items()]
 
@@ -147,7 +156,10 @@ def _list_recent_outputs(view: TurnView) -> list[list[str]]:
 def _expire_old_results(
     view: TurnView, update: Mapping[str, Any], services: Services
 ) -> dict[str, Any]:
-    """Create state updates that delete all but the latest results of each type, with their labels."""
+    """Create state updates that delete old results and their labels.
+
+    The latest results of each type are kept, up to the ``keep_results`` setting.
+    """
     if (keep := services.settings.persistence.keep_results) is None:
         return {}
     data = dict(update.get("capability_context_data") or {})
@@ -167,7 +179,10 @@ def _find_last_message(messages: Sequence[AnyMessage]) -> HumanMessage | None:
 
 
 def _read_caller_plan(plan: Any) -> tuple[ExecutionPlan | None, PlanError | None]:
-    """Validate the form of a caller's plan, and return the plan or the error."""
+    """Validate the form of a plan supplied by the caller.
+
+    Returns the plan and None, or None and the error.
+    """
     try:
         return check_plan_form(plan), None
     except PlanError as exc:
@@ -175,16 +190,16 @@ def _read_caller_plan(plan: Any) -> tuple[ExecutionPlan | None, PlanError | None
 
 
 def _find_last_text(view: TurnView, update: Mapping[str, Any]) -> str:
-    """Return the text of the last message, which a guardrail may have reworded."""
+    """Return the text of the last message, including changes made by a guardrail."""
     reworded = {message.id: message for message in update.get("messages", ())}
     message = _find_last_message(view.messages)
     return "" if message is None else str(reworded.get(message.id, message).text)
 
 
 def _compute_turn_fingerprint(message: HumanMessage | None) -> str | None:
-    """Compute a fingerprint of the message that begins a turn, or return ``None`` without a message.
+    """Compute a fingerprint of the message that begins a turn, or ``None`` if there is none.
 
-    Inside an outer graph, the fingerprint includes the outer task.
+    In a graph nested in an outer graph, the fingerprint includes the outer task.
     """
     if message is None:
         return None
@@ -199,7 +214,10 @@ def _hash(text: str) -> str:
 def _find_unreadable_content(
     messages: Sequence[AnyMessage], services: Services
 ) -> ValidationError | None:
-    """Return an error for content that only a model can read, if no model is configured."""
+    """Return an error if the input has content that requires a model and none is configured.
+
+    Such content includes attachments and system messages.
+    """
     if services.chat_model("planning") or services.chat_model("answer"):
         return None
     kinds = {f"a block of the type {block.get('type')!r}" for block in attachments(messages)}

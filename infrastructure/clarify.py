@@ -22,7 +22,7 @@ class ClarifyNode(BaseInfrastructureNode):
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Write the question of the plan's ``clarify`` step."""
+        """Write the question to the user that the ``clarify`` step of the plan requests."""
         steps = (state.get("planning_execution_plan") or {}).get("steps") or []
         clarify_steps = [step for step in steps if step["capability"] == CLARIFY]
         question = clarify_steps[-1].get("task_objective", "") if clarify_steps else ""
@@ -35,5 +35,5 @@ class ClarifyNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return a policy that covers transient errors of a model service."""
+        """Return the retry policy for transient model-service errors."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}

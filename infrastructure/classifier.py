@@ -18,7 +18,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class ClassifierNode(BaseInfrastructureNode):
-    """Node that selects the capabilities for the task and adds those that they require."""
+    """Node that selects the capabilities for the task and the capabilities they depend on."""
 
     name = "classifier"
     description = "Capability selection"
@@ -27,7 +27,10 @@ class ClassifierNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Select capabilities. After a RECLASSIFICATION failure, exclude those that failed."""
+        """Select the capabilities for the task.
+
+        After a RECLASSIFICATION failure, the capabilities that failed are excluded.
+        """
         streamer.status("Selecting capabilities")
         view = services.view(state)
         registry = services.registry_for(view)
@@ -62,7 +65,7 @@ class ClassifierNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return a policy that covers transient errors of a model service."""
+        """Return the retry policy for transient model-service errors."""
         return {"max_attempts": 4, "delay_seconds": 1.0, "backoff_factor": 1.8}
 
 

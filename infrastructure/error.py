@@ -18,23 +18,27 @@ from capgraph.telemetry import AnswerToken, emit
 
 @infrastructure_node
 class ErrorNode(BaseInfrastructureNode):
-    """Node that reports a failure. It uses only the state and calls no model, so that it cannot fail."""
+    """Node that reports a failure to the user.
+
+    The node reads only the state and calls no model, so that it cannot fail itself.
+    """
 
     name = "error"
     description = "Error report"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Write the report and record the failure in the outcome."""
+        """Write the failure report and record the failure in the turn outcome."""
         text = failure_report(state, services)
         emit(AnswerToken(text=text))
         return final_update(text, state, services)
 
 
 def failure_report(state: AgentState, services: Services) -> str:
-    """Create a report for the user: why the turn failed, and which steps finished.
+    """Write a report for the user about why the turn failed and which steps finished.
 
-    Codes, step keys, model names, and fixes appear only in the outcome, in events, and in logs.
+    Codes, step keys, model names, and fixes are omitted, because they appear in the turn
+    outcome, in events, and in logs.
     """
     info = state.get("control_error_info") or {}
     objectives = _find_step_names(state)
@@ -68,7 +72,10 @@ def _describe_failure_reason(
 
 
 def _find_step_names(state: AgentState) -> dict[str | None, str]:
-    """Return a readable name for each step, by context key: its objective or its capability."""
+    """Map each step's context key to a readable name, such as the step's objective.
+
+    The names are mapped by context key.
+    """
     return {
         key: str(step.get("task_objective") or str(step.get("capability", key)).replace("_", " "))
         for key, step in TurnView(state).steps_by_key.items()
@@ -76,7 +83,7 @@ def _find_step_names(state: AgentState) -> dict[str | None, str]:
 
 
 def _describe_undone_effects(state: AgentState, step_names: Mapping[str | None, str]) -> list[str]:
-    """Describe which effects were undone and which were not, one line per effect."""
+    """Describe which side effects were undone and which were not, as lines of text."""
     undo = state.get("control_undo") or {}
     effects = undo.get("effects") or []
     undone = describe_outcome(state).get("undone") or []

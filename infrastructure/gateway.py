@@ -38,14 +38,14 @@ HELP = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """Input of a user, converted to input for the graph.
+    """Line typed by a user, converted to input for a graph.
 
     Attributes:
-        input: Input for the graph, or ``None`` if nothing must run.
-        commands: Commands for the user interface (``help``, ``clear``, ``exit``, ``status``,
-            ``capabilities``).
-        is_resume: True if the input answers an open question.
-        switches: Values that the input sets in ``agent_control``.
+        input: Input for the graph, or ``None`` if the graph does not need to run.
+        commands: Commands for the user interface to execute (``help``, ``clear``, ``exit``,
+            ``status``, ``capabilities``).
+        is_resume: True if the input is an answer to an open question.
+        switches: Settings that the input changes in ``agent_control``.
     """
 
     input: Any = None
@@ -55,10 +55,12 @@ class PreparedInput:
 
 
 def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
-    """Split a line into its message, the commands for the user interface, and the switches.
+    """Split a line of user input into a message, commands, and switches.
+
+    Commands are handled by the user interface. Switches change settings of the graph.
 
     Raises:
-        ValidationError: A command is unknown. The message lists the known ones.
+        ValidationError: A command is unknown. The error lists the known commands.
 
     >>> parse_commands("/caps:off what is the mean?")
     ('what is the mean?', (), {'capability_selection_bypass_enabled': True})
@@ -89,12 +91,12 @@ async def prepare_input(
 
     Args:
         graph: Graph returned by ``build_graph``.
-        text: Line that the user typed.
-        config: Config with the thread ID.
+        text: Line of text that the user typed.
+        config: LangGraph config that contains the thread ID.
 
     Raises:
-        ValidationError: A command is unknown, callers may not set a switch, or the turn is
-            unfinished.
+        ValidationError: A command is unknown, callers are not allowed to set a switch, or a
+            switch is set while a turn is unfinished.
     """
     message, commands, switches = parse_commands(text)
     services = getattr(graph, "services", None)
@@ -125,7 +127,7 @@ async def prepare_input(
 async def pending_questions(
     graph: CompiledStateGraph[Any, Any, Any, Any], config: RunnableConfig
 ) -> dict[str, Any]:
-    """Return the open questions of a thread by interrupt ID."""
+    """Return the unanswered questions of a thread, mapped by interrupt ID."""
     if graph.checkpointer is None:
         return {}
     snapshot = await graph.aget_state(config)

@@ -60,7 +60,10 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class OrchestratorNode(BaseInfrastructureNode):
-    """Node that creates a valid plan with the planner, or raises an error that lists the problems."""
+    """Node that uses the planner to create a valid execution plan for the task.
+
+    If no plan is valid, an error lists the problems.
+    """
 
     name = "orchestrator"
     description = "Execution planning"
@@ -69,7 +72,7 @@ class OrchestratorNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Plan the task, or review the plan after a step with ``look_again``."""
+        """Create a plan for the task, or review the plan after a step marked ``look_again``."""
         streamer.status("Planning")
         view = services.view(state)
         looks = () if view.last_failure else due_reviews(view.steps, view.results)
@@ -103,18 +106,21 @@ class OrchestratorNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return a policy that covers transient errors of a model service."""
+        """Return the retry policy for transient model-service errors."""
         return {"max_attempts": 4, "delay_seconds": 2.0, "backoff_factor": 2.0}
 
 
 def _filter_permitted(names: Iterable[str], view: TurnView, services: Services) -> tuple[str, ...]:
-    """Return the capabilities that the caller may use, because another caller may have selected them."""
+    """Filter capability names to those that the caller may use.
+
+    The filter is needed because a different caller may have selected the capabilities.
+    """
     hidden = services.registry.capabilities.keys() - services.registry_for(view).capabilities
     return tuple(name for name in names if name not in hidden)
 
 
 def _list_plan_capabilities(plan: ExecutionPlan) -> list[str]:
-    """Return the names of a plan's capabilities, without duplicates."""
+    """Return the names of the capabilities that a plan uses, without duplicates."""
     names = dict.fromkeys(step["capability"] for step in plan["steps"])
     return [name for name in names if name not in TERMINAL_STEPS]
 
@@ -122,10 +128,10 @@ def _list_plan_capabilities(plan: ExecutionPlan) -> list[str]:
 async def _review_plan(
     view: TurnView, services: Services, reviewed_steps: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Call the planner with the results so far, and accept the plan that it returns.
+    """Ask the planner to review the plan in view of the results so far.
 
-    If the planner changes nothing or its change is invalid, the current plan remains. The turn's outcome
-    contains invalid changes.
+    If the planner changes nothing or proposes an invalid change, the current plan remains in
+    effect. Invalid changes are recorded in the outcome of the turn.
     """
     used, limit = view.budget.get("looks", 0), services.limits.max_looks
     review_update: dict[str, Any] = {
@@ -140,7 +146,7 @@ async def _review_plan(
         missing_work = [f"after {after}"] if ends_with_review(view.steps) else []
         return {
             **review_update,
-            **_create_missing_work_update(
+            **_create_unplanned_work_update(
                 note, missing_work, "the turn reached its limit of plan reviews."
             ),
         }
@@ -154,7 +160,7 @@ async def _review_plan(
         missing_work = drafts.rejected_steps() or [f"after {after}"]
         person_message = "" if isinstance(exc, PlanError) else readable_text(exc.person_message)
         reason = person_message or "the plan for it was refused."
-        return {**review_update, **_create_missing_work_update(note, missing_work, reason)}
+        return {**review_update, **_create_unplanned_work_update(note, missing_work, reason)}
     if draft is None:
         return review_update
     update = review_update
@@ -170,26 +176,27 @@ async def _review_plan(
 
 
 def _is_plan_finished(view: TurnView) -> bool:
-    """Return True if all steps of the current plan have ended."""
+    """Return True if all steps of the current plan have succeeded or were skipped."""
     work = (
         key for key, step in view.steps_by_key.items() if step["capability"] not in TERMINAL_STEPS
     )
     return all(key in view.succeeded_keys or key in view.skipped_keys for key in work)
 
 
-def _create_missing_work_update(note: str, steps: Iterable[str], reason: str) -> dict[str, Any]:
-    """Create the state update for work that a plan review requested but that no plan contains."""
+def _create_unplanned_work_update(note: str, steps: Iterable[str], reason: str) -> dict[str, Any]:
+    """Create the state update for work that a plan review requested but no plan contains."""
     get_streamer("framework", "orchestrator").warning(note)
     return {"planning_notes": [note], "planning_missing": dict.fromkeys(steps, reason)}
 
 
 class _PlanScope(NamedTuple):
-    """Capabilities that a plan may use.
+    """Set of capabilities that the planner sees and that its plan may use.
 
     Attributes:
-        shown: Capabilities in the planner's prompt.
-        is_unrestricted: True if the prompt contains all permitted capabilities.
-        allowed: Capabilities that the plan may use. ``None`` allows only the shown capabilities.
+        shown: Capabilities listed in the planner's prompt.
+        is_unrestricted: True if the prompt lists all permitted capabilities.
+        allowed: Capabilities that the plan may use. ``None`` allows only the shown
+            capabilities.
     """
 
     shown: tuple[str, ...]
@@ -198,10 +205,11 @@ class _PlanScope(NamedTuple):
 
 
 async def _create_review_scope(view: TurnView, services: Services) -> _PlanScope:
-    """Choose the capabilities for a plan review.
+    """Choose the capabilities that the planner sees and may use in a plan review.
 
-    The prompt contains all permitted capabilities if they fit the token budget, otherwise the selected
-    and most similar ones. The plan may use any permitted capability.
+    The prompt lists all permitted capabilities if they fit the token budget. Otherwise, it
+    lists the selected capabilities and the most similar ones. The plan may use any permitted
+    capability.
     """
     registry = services.registry_for(view)
     selection = view.state.get("planning_selection") or {}
@@ -225,11 +233,11 @@ async def _create_review_scope(view: TurnView, services: Services) -> _PlanScope
 
 
 class _PlanDraft(NamedTuple):
-    """Accepted reply of the planner.
+    """Planner reply that was accepted as a plan, an answer, or both.
 
     Attributes:
-        checked: Checked plan, or ``None`` if the reply only contains an answer.
-        answer: Answer to the user that came with the plan.
+        checked: Validated plan, or ``None`` if the reply contains only an answer.
+        answer: Answer to the user included in the reply, or an empty string.
     """
 
     checked: CheckedPlan | None
@@ -238,15 +246,15 @@ class _PlanDraft(NamedTuple):
 
 @dataclass
 class _PlanDrafter:
-    """Loop that requests plans from the planner until a plan is valid.
+    """Loop that requests plans from the planner until one is valid.
 
     Attributes:
         view: Current state of the turn.
         services: Services of the graph.
-        scope: Capabilities that the plan may use.
+        scope: Capabilities that the planner sees and may use.
         reviewed_steps: Steps whose results the planner reviews.
         plans_made: Number of plans that the planner has written.
-        rejected_plan: Last plan with problems.
+        rejected_plan: Last plan that was rejected because of problems.
     """
 
     view: TurnView
@@ -257,10 +265,12 @@ class _PlanDrafter:
     rejected_plan: Any = None
 
     async def draft_plan(self) -> _PlanDraft | None:
-        """Request plans until one is valid. Return it, or ``None`` to keep the reviewed plan.
+        """Request plans until one is valid.
+
+        Returns ``None`` if a review keeps the current plan.
 
         Raises:
-            PlanError: The planner wrote no valid plan within its limit of attempts.
+            PlanError: The planner did not write a valid plan within the maximum number of attempts.
             PolicyError: A policy denies the plan.
         """
         view, services = self.view, self.services
@@ -297,7 +307,9 @@ class _PlanDrafter:
             try:
                 return await self._accept_reply(reply, plan_request, active, labels)
             except PlanProblemsError as exc:
-                _raise_if_unchosen(exc, self.scope.is_unrestricted or bool(self.reviewed_steps))
+                _raise_if_only_unselected(
+                    exc, self.scope.is_unrestricted or bool(self.reviewed_steps)
+                )
                 problem, self.rejected_plan = exc, reply
                 request |= {"problems": exc.problems, "refused": reply}
                 if not planner_traits(services.planner).can_correct:
@@ -316,7 +328,10 @@ class _PlanDrafter:
         capabilities: tuple[str, ...],
         labels: Mapping[str, str],
     ) -> _PlanDraft | None:
-        """Validate the planner's reply and return its plan, or ``None`` to keep the current plan."""
+        """Validate the planner's reply and return its plan.
+
+        Returns ``None`` to keep the current plan.
+        """
         plan, answer, wants_look = split_reply(reply, self.services)
         if self.reviewed_steps and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             new = new_steps(plan["steps"], self.view, request.catalog)
@@ -337,9 +352,10 @@ class _PlanDrafter:
         )
 
     def _find_direct_answer(self, answer: str, plan: CheckedPlan) -> str:
-        """Return the answer that came with a plan without work, if no earlier step did any work.
+        """Return the answer that the planner gave directly, without running any steps.
 
-        A planner that does not read the conversation cannot answer a request that refers to it.
+        The answer is not used if any step did work, or if the request refers to earlier messages
+        that the planner does not read.
         """
         view = self.view
         works = any(step["capability"] != RESPOND for step in plan.plan["steps"])
@@ -353,14 +369,20 @@ class _PlanDrafter:
         return _write_refusal(view, self.services)
 
     def rejected_steps(self) -> list[str]:
-        """Return the context keys of the rejected plan's steps, or their capabilities without keys."""
+        """Return the context keys of the rejected plan's unfinished steps.
+
+        A step without a key is identified by its capability.
+        """
         steps = self.rejected_plan.get("steps") if isinstance(self.rejected_plan, dict) else None
         named = [step for step in steps or () if isinstance(step, dict)]
         keys = (str(step.get("context_key") or step.get("capability")) for step in named)
         return [key for key in dict.fromkeys(keys) if key not in self.view.succeeded_keys]
 
     async def _build_request(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Create the planner's input, and return it with the capabilities that the plan may use."""
+        """Build the input for the planner.
+
+        Returns the input and the names of the capabilities that the plan may use.
+        """
         view, services, (shown, is_all, accepted) = self.view, self.services, self.scope
         failure = view.last_failure
         unavailable = await services.runner.unavailable_capabilities()
@@ -403,7 +425,10 @@ class _PlanDrafter:
 
 
 def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanError:
-    """Add the name of the model and a remedy to the error of a rejected plan, if a model wrote it."""
+    """Add the model name and a suggested fix to the error for a rejected plan.
+
+    The error is unchanged if no model wrote the plan.
+    """
     role = getattr(services.planner, "role", None)
     if not isinstance(role, RoleModel) or error.person_message:
         return error
@@ -425,14 +450,16 @@ def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanE
 
 
 def _write_refusal(view: TurnView, services: Services) -> str:
-    """Write the answer to a request that no capability can fulfill."""
+    """Write a reply that declines a request because no capability can fulfill it."""
     abilities = list_capabilities(services, view)
     task = view.task or last_request(view.messages)
     return SummaryAnswerer().compose(AnswerRequest(task, "conversation", abilities=abilities))
 
 
-def _raise_if_unchosen(error: PlanProblemsError, could_choose_all: bool) -> None:
-    """Raise a RECLASSIFICATION error if a plan uses capabilities that were not selected.
+def _raise_if_only_unselected(error: PlanProblemsError, could_choose_all: bool) -> None:
+    """Raise a RECLASSIFICATION error if unselected capabilities are the only plan problem.
+
+    The error triggers a new selection of capabilities.
 
     Raises:
         PlanError: All problems of the plan are capabilities that were not selected.

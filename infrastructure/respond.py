@@ -26,7 +26,7 @@ from capgraph.telemetry import AnswerToken, TurnFinished, emit
 
 @infrastructure_node
 class RespondNode(BaseInfrastructureNode):
-    """Node that writes the answer from the results of the plan."""
+    """Node that writes the final answer from the results of the plan."""
 
     name = "respond"
     description = "Answer"
@@ -35,7 +35,7 @@ class RespondNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Write the final message and record the outcome of the turn."""
+        """Write the final answer and record the outcome of the turn."""
         custom = state.get("task_custom_message")
         if custom:
             emit(AnswerToken(text=custom))
@@ -59,12 +59,12 @@ class RespondNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return a policy that covers transient errors of a model service."""
+        """Return the retry policy for transient model-service errors."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
 
 
 def list_capabilities(services: Services, view: TurnView) -> str:
-    """Format the capabilities that the caller may use as a list for the user."""
+    """List the capabilities that the caller may use as text for the user."""
     usable = services.registry_for(view).describe()
     if usable or not services.registry.capabilities:
         return usable
@@ -77,18 +77,18 @@ async def write_answer(
     purpose: Literal["results", "conversation", "clarify"],
     question: str = "",
 ) -> str | AIMessage | BaseModel:
-    """Write the message that ends a turn with the answerer.
+    """Use the answerer to write the message that ends a turn.
 
     Args:
         state: State of the graph.
         services: Services of the graph.
-        purpose: ``results`` to report results, ``conversation`` to reply without results, or ``clarify`` to
-            ask a question.
-        question: Question to ask, for ``clarify``.
+        purpose: ``results`` to report results, ``conversation`` to reply without results, or
+            ``clarify`` to ask a question.
+        question: Question to ask if ``purpose`` is ``clarify``.
 
     Raises:
-        InfrastructureError: The answer is not an instance of the answer type.
-        CapgraphError: The quality of the answer is too low for its quality gate.
+        InfrastructureError: The answer is not an instance of the requested answer type.
+        CapgraphError: The answer does not pass its quality gate.
     """
     form = None if purpose == "clarify" else services.answer_type_of(state)
     view = services.view(state)
@@ -133,7 +133,7 @@ async def write_answer(
 def _find_rejection_reason(view: TurnView) -> str:
     """Return the reason why the previous answer was rejected, or an empty string.
 
-    Failures of a model service are ignored, because they are not about the answer's text.
+    Model-service failures are ignored, because they are unrelated to the text of the answer.
     """
     failure = view.failure or {}
     details = (failure.get("classification") or {}).get("metadata") or {}
@@ -142,7 +142,7 @@ def _find_rejection_reason(view: TurnView) -> str:
 
 
 def without_answer_failure(state: AgentState) -> AgentState:
-    """Remove the failure of an earlier attempt to answer from the state."""
+    """Return the state without the error from an earlier attempt to write the answer."""
     info = state.get("control_error_info") or {}
     if info.get("node_name") in {"respond", "clarify"}:
         return {**state, "control_has_error": False}
@@ -155,13 +155,13 @@ def final_update(
     services: Services,
     outcome_fields: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Create the state update that ends a turn with a message.
+    """Create the state update that ends a turn with a final message.
 
     Args:
-        text: Final message, or a structured answer.
+        text: Final message, or a Pydantic model as a structured answer.
         state: State at the end of the turn.
         services: Services of the graph.
-        outcome_fields: Fields of the outcome that replace those derived from the state.
+        outcome_fields: Fields that override the outcome derived from the state.
     """
     outcome = {**describe_outcome(state), **(outcome_fields or {})}
     started = state.get("execution_start_time")

@@ -49,14 +49,14 @@ from capgraph.telemetry import Reclassify, Replan, emit
 
 @infrastructure_node(quiet=True)
 class RouterNode(BaseInfrastructureNode):
-    """Node that runs the steps of the plan and chooses the next node with ``route``."""
+    """Node that runs the steps of the plan and uses ``route`` to choose the next node."""
 
     name = "router"
     description = "Routing"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> Command[Any]:
-        """Run the steps of the plan until another node must run.
+        """Run the steps of the plan until the turn must continue in a different node.
 
         Raises:
             FatalExecutionError: A failure was classified as FATAL.
@@ -107,7 +107,7 @@ class RouterNode(BaseInfrastructureNode):
 
 
 class _RouterRun:
-    """Execution of the router node, with the state updates that it has written so far."""
+    """One execution of the router node, with the state updates written so far."""
 
     def __init__(self, services: Services, state: dict[str, Any]) -> None:
         self.services = services
@@ -125,7 +125,7 @@ class _RouterRun:
         )
 
     def record_dead_end(self, decision: Route) -> None:
-        """Record the reason for a routing decision that ends the turn although nothing has failed."""
+        """Record why routing ended the turn, if no failure explains the reason."""
         is_explained = self.view.failure is not None or self.state.get("control_is_killed")
         if decision.target == "error" and not is_explained:
             error = PlanError(
@@ -136,7 +136,10 @@ class _RouterRun:
             self.write(failure_update([create_refusal_failure("router", error)]))
 
     async def apply_policies(self, decision: Route) -> bool:
-        """Apply the policy engines' rules, and return True if the next node must be chosen again."""
+        """Apply the rules of the policy engines.
+
+        Returns True if the next node must be chosen again.
+        """
         engines, killed = self.services.policy_engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
@@ -168,7 +171,7 @@ class _RouterRun:
             await clear_wait(self.services)
 
     async def run_steps(self) -> bool:
-        """Run the ready steps and return True if the superstep is over."""
+        """Run all steps that are ready. Returns True if the LangGraph superstep is over."""
         try:
             async with reserve_plan_budget(self.view, self.services):
                 done = await run_ready_steps(self.view, self.services)
@@ -205,11 +208,13 @@ class _RouterRun:
             await self.accept_plan(*proposed[0])
 
     async def accept_plan(self, plan: Any = None, author: str = "") -> None:
-        """Validate a plan and make it the current plan, or write a failure to the state.
+        """Validate a plan and make it the current plan.
+
+        If the plan is invalid, the failure is written to the state instead.
 
         Args:
-            plan: Plan to check. Defaults to the plan in the state.
-            author: Author of the plan.
+            plan: Plan to validate. Defaults to the plan in the state.
+            author: Name of the author of the plan.
         """
         view = self.view
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
@@ -232,10 +237,12 @@ class _RouterRun:
         self.write(update)
 
     def _count_plan(self, is_proposed: bool, author: str, *, is_handoff: bool) -> None:
-        """Count a plan of this turn. A handoff counts as a look, since it answers a result.
+        """Count a new plan toward the plan limit of this turn.
+
+        A handoff plan counts toward ``max_looks`` instead, because it responds to a result.
 
         Raises:
-            PlanError: The turn has reached its limit.
+            PlanError: The turn has reached its limit on plans or reviews.
         """
         view, limits = self.view, self.services.limits
         if is_handoff:
@@ -252,7 +259,8 @@ class _RouterRun:
             self.write({"control_budget": {counter: count}})
         if count > limit:
             raise PlanError(
-                f"The plan of {author!r} exceeds limits.{setting}={limit} of this turn.",
+                f"The plan from {author!r} exceeds the limit for this turn, "
+                f"limits.{setting}={limit}.",
                 fix=f"Raise limits.{setting}, or propose fewer plans.",
                 severity=ErrorSeverity.CRITICAL,
                 facts={"author": author, "setting": setting, "limit": limit},
@@ -265,7 +273,10 @@ class _RouterRun:
         self.write({**failure_update([failure]), "planning_execution_plan": None})
 
     async def offer_undo(self) -> bool:
-        """Offer to undo effects before a failed turn ends. Return True if the turn continues."""
+        """Offer to undo completed side effects before a failed turn ends.
+
+        Returns True if the turn continues with the offer.
+        """
         undo = self.state.get("control_undo") or {}
         if undo.get("open"):
             self.write(finish_undo(self.view))
@@ -283,9 +294,10 @@ class _RouterRun:
 
 
 def _create_handover_update(decision: Route, view: TurnView) -> dict[str, Any]:
-    """Create the state update that passes a failure to the node that handles it.
+    """Create the state update that hands a failure over to the node that handles it.
 
-    The update removes the error entry, so that a failure of that node does not replace the reason.
+    The current error entry is removed, so that a new failure in the handling node does not
+    replace the original reason.
     """
     info = view.failure
     if info is None and decision.target == "orchestrator" and decision.steps:
@@ -331,7 +343,10 @@ async def _wait_before_retry(view: TurnView, decision: Route, services: Services
 
 
 def _seconds_since(timestamp: str | None, services: Services) -> float:
-    """Return the seconds since a failure, because a restarted run waits only for the remaining delay."""
+    """Return the seconds that have passed since a failure.
+
+    A restarted run uses the result to wait only for the rest of the retry delay.
+    """
     try:
         failed = datetime.fromisoformat(timestamp or "").timestamp()
     except ValueError:

@@ -14,7 +14,7 @@ from capgraph.state import AgentState
 
 @infrastructure_node
 class TaskExtractionNode(BaseInfrastructureNode):
-    """Node that extracts the task of the turn from the conversation."""
+    """Node that extracts the task of the turn from the conversation history."""
 
     name = "task_extraction"
     description = "Task extraction"
@@ -23,7 +23,7 @@ class TaskExtractionNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Extract the task from the last message, in the context of the earlier messages."""
+        """Extract the task from the last message, using earlier messages as context."""
         streamer.status("Reading the request")
         view = services.view(state)
         is_bypassed = (
@@ -41,5 +41,5 @@ class TaskExtractionNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return a policy that covers transient errors of a model service."""
+        """Return the retry policy for transient model-service errors."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 1.5}

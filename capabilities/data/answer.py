@@ -20,7 +20,7 @@ from capgraph.capabilities.query import Query
 def answer_query(
     files: Sequence[str], query: Query, times: TimeRange | None, settings: Mapping[str, Any]
 ) -> QueryResult:
-    """Compute a query that the caller supplied.
+    """Run a query that the caller supplied and return its answer.
 
     Args:
         files: Paths of the data files.
@@ -43,7 +43,7 @@ def answer_question(
     previous: Sequence[Query],
     settings: Mapping[str, Any],
 ) -> QueryResult:
-    """Parse a question into queries and compute them.
+    """Parse a natural-language question into queries and run them on the data files.
 
     Args:
         files: Paths of the data files.

@@ -27,12 +27,12 @@ _OPERATOR_WORDS = {"=": "is", "in": "is", "!=": "is not", "not in": "is not"}
 
 
 def describe_result(computed: ComputedQuery) -> str:
-    """Return the result of a query in one or two sentences."""
+    """Describe the result of a query in one or two sentences."""
     return _AnswerWriter(computed).text()
 
 
 class _AnswerWriter:
-    """Writer of the sentences that describe one query result."""
+    """Formatter that describes the result of one query in sentences."""
 
     def __init__(self, computed: ComputedQuery) -> None:
         self.computed = computed
@@ -217,7 +217,7 @@ class _AnswerWriter:
 
 
 def _format_period(period: str | None) -> str:
-    """Return the prepositional phrase for a period, such as "in June 2012".
+    """Format a time period as a prepositional phrase, such as " in June 2012".
 
     >>> _format_period("July 2015"), _format_period("1 June 2015 to 31 August 2015")
     (' in July 2015', ' from 1 June 2015 to 31 August 2015')

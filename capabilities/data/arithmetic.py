@@ -10,11 +10,11 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def arithmetic_sql(text: str, column_sql: Callable[[str], str]) -> str:
-    """Return SQL for an arithmetic expression over columns and numbers.
+    """Translate an arithmetic expression over table columns to SQL.
 
     Args:
-        text: Expression such as ``"tip / (total_bill - tip)"``, with names that are not identifiers
-            in backticks.
+        text: Expression such as ``"tip / (total_bill - tip)"``. Column names that are not valid
+            identifiers must be in backticks.
         column_sql: Function that returns the numeric SQL expression of a column.
 
     Raises:

@@ -84,7 +84,7 @@ _NAMED_MONTH = re.compile(rf"(?:{'|'.join(_MONTHS)})[^\W\d]*\.?[ -]\d{{4}}", re.
 
 @dataclass(frozen=True)
 class TimeColumns:
-    """One or more columns that contain the time of a row.
+    """One or more table columns that together contain the timestamp of a row.
 
     Attributes:
         columns: Names of the columns.
@@ -98,7 +98,7 @@ class TimeColumns:
 
 
 def number_sql(number_format: str, name: str) -> str:
-    """Return SQL that reads a column as a number, or ``NULL`` if a cell contains none.
+    """Return SQL that converts a column to numbers, with ``NULL`` for cells that are not numeric.
 
     >>> number_sql("native", "x")
     '(CASE WHEN isfinite(TRY_CAST(x AS DOUBLE)) THEN TRY_CAST(x AS DOUBLE) END)'
@@ -115,7 +115,10 @@ def number_sql(number_format: str, name: str) -> str:
 
 
 def _formatted_number_sql(text: str, number_format: str) -> str:
-    """Return SQL that parses a number with thousands separators, currency signs, or brackets."""
+    """Return SQL that parses formatted numbers.
+
+    The numbers may have thousands separators, currency signs, or accounting-style parentheses.
+    """
     bare = f"regexp_replace({text}, '[^0-9,.+-]', '', 'g')"
     if number_format == "comma":
         bare = f"replace(replace({bare}, '.', ''), ',', '.')"
@@ -129,13 +132,16 @@ def _formatted_number_sql(text: str, number_format: str) -> str:
 
 
 def unreadable_sql(name: str, value: str) -> str:
-    """Return a SQL condition for text that is neither a value nor a mark for a missing value."""
+    """Return a SQL condition that selects cells that cannot be parsed.
+
+    Empty cells and markers for missing values, such as ``n/a``, are not selected.
+    """
     text = f"lower(trim(CAST({name} AS VARCHAR)))"
     return f"({value} IS NULL AND {text} IS NOT NULL AND {text} NOT IN ({MISSING_MARKS_SQL}))"
 
 
 def has_time_name(name: str) -> bool:
-    """Return True if a column name refers to time.
+    """Return True if a column name suggests that the column contains dates or times.
 
     >>> has_time_name("Death_Date"), has_time_name("price")
     (True, False)
@@ -144,7 +150,7 @@ def has_time_name(name: str) -> bool:
 
 
 def detect_time_format(name: str, values: Sequence[str], day_first: bool = False) -> str | None:
-    """Return the time format of texts, or ``None`` if they contain no times.
+    """Detect the date or time format of a column's values, or return ``None`` if there is none.
 
     >>> detect_time_format("d", ["Jan 1 2000"]), detect_time_format("year", ["1931", "1932"])
     ('format:%b %d %Y', 'year')
@@ -246,14 +252,14 @@ def _month_number_sql(text: str) -> str:
     return f"CASE {cases} END"
 
 
-def _date_sql(text: str) -> str:
-    """Return SQL that parses a date in ISO or another unambiguous format."""
+def _parse_date_sql(text: str) -> str:
+    """Return SQL that parses dates in ISO 8601 or another unambiguous format."""
     forms = ", ".join(quote_literal(fmt) for fmt in _UNAMBIGUOUS_FORMATS)
     return f"coalesce(TRY_CAST({text} AS TIMESTAMP), try_strptime({text}, [{forms}]))"
 
 
 def time_sql(time: TimeColumns, alias: str = "") -> str:
-    """Return SQL for the time of a row as a local ``TIMESTAMP``."""
+    """Return a SQL expression that converts a row's time columns to a local ``TIMESTAMP``."""
     names = [alias + quote_identifier(column) for column in time.columns]
     text = f"trim(CAST({names[0]} AS VARCHAR))"
     reading, _, extra = time.format.partition("+")
@@ -267,14 +273,14 @@ def time_sql(time: TimeColumns, alias: str = "") -> str:
         fmt = reading.removeprefix("format:")
         base = f"try_strptime({text}, {quote_literal(fmt)})"
         if "%d" in fmt and re.search("%[Yy]", fmt) and fmt.count("%") > 1 and fmt != "%Y%m%d":
-            base = f"coalesce({base}, {_date_sql(text)})"
+            base = f"coalesce({base}, {_parse_date_sql(text)})"
     elif reading.startswith("epoch_"):
         factor = _EPOCHS[reading.removeprefix("epoch_")]
         seconds = f"TRY_CAST({text} AS DOUBLE) / {factor!r}"
         base = f"(to_timestamp({seconds}) AT TIME ZONE {zone})"
     else:
         base = {
-            "iso": _date_sql(text),
+            "iso": _parse_date_sql(text),
             "native": f"CAST({names[0]} AS TIMESTAMP)",
             "zoned": f"(TRY_CAST({text} AS TIMESTAMPTZ) AT TIME ZONE {zone})",
             "nativetz": f"({names[0]} AT TIME ZONE {zone})",
@@ -308,13 +314,13 @@ def find_time_columns(
     timezone: str,
     day_first: bool,
 ) -> list[TimeColumns]:
-    """Return the columns that may contain the time of a row, the most likely one first.
+    """Find the columns that may contain the timestamp of each row, most likely first.
 
     Args:
         column_types: Name and DuckDB type of each column.
         samples: Sample values by column name.
         timezone: Target time zone for times that state a zone.
-        day_first: True if ambiguous dates such as 03/04/2015 have the day first.
+        day_first: True to read ambiguous dates such as 03/04/2015 with the day first.
     """
     found = []
     for place, (name, kind) in enumerate(column_types):
@@ -334,7 +340,10 @@ def find_time_columns(
     rows = max(map(len, samples.values()), default=0)
 
     def rank(time: TimeColumns) -> tuple[bool, bool, bool, bool]:
-        """Return a sort key. Among equal columns, the first one without missing values is chosen."""
+        """Return the sort key that ranks candidate time columns, with the best candidate first.
+
+        If several columns rank equally, the first column without missing values is chosen.
+        """
         values = samples[time.columns[0]]
         named, filled = has_time_name(time.columns[0]), len(values) >= 0.98 * rows
         return not _has_day_precision(time), not named, not filled, len(set(values)) == 1
@@ -349,7 +358,10 @@ def _has_day_precision(time: TimeColumns) -> bool:
 
 
 def _find_date_parts(samples: Mapping[str, Sequence[str]], timezone: str) -> TimeColumns | None:
-    """Return the columns of a date that is split into year, month, day, and hour, or ``None``."""
+    """Find separate year, month, day, and hour columns that together form a date.
+
+    Returns ``None`` if the table has no such columns.
+    """
     found: list[str] = []
     for names, low, high in (
         ("year yr yyyy jahr", 1000, 2200), ("month mon mo mm monat", 1, 12),
@@ -377,7 +389,10 @@ def _are_all_between(values: Sequence[str], low: int, high: int) -> bool:
 def _add_clock_column(
     time: TimeColumns, column_types: Sequence[tuple[str, str]], samples: Mapping[str, Sequence[str]]
 ) -> TimeColumns:
-    """Add the column of quarters, hours, or times that completes a column of years or dates."""
+    """Combine a year or date column with the column that makes the timestamp more precise.
+
+    The added column contains quarters, hours, or times of day.
+    """
     coarse = time.format in ("year", "yearmonth", "quarter", "named month")
     clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
     if any(not value.endswith("00:00:00") for value in clocks):

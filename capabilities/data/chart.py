@@ -62,17 +62,17 @@ class Curve:
 def draw_chart(
     result: QueryResult, parameters: PlottingParameters, settings: Mapping[str, Any]
 ) -> Plot:
-    """Draw an answer and write the chart to a new file.
+    """Draw a chart of a query result and write the chart to a new file.
 
     Args:
-        result: Answers to draw. The last one with groups is drawn, or else the values that the
-            first one was computed from.
-        parameters: Title, kind, and format. Missing ones are derived from the answer.
-        settings: Settings of ``query_data`` and ``plotting``.
+        result: Query result to draw. The chart shows the last answer that has groups. If no
+            answer has groups, the chart shows the values behind the first answer.
+        parameters: Title, chart type, and file format. The answer determines missing values.
+        settings: Settings of the ``query_data`` and ``plotting`` capabilities.
 
     Raises:
         ValidationError: The answer contains nothing to draw.
-        CapabilityError: The folder is not writable.
+        CapabilityError: The output folder is not writable.
     """
     require_extra("matplotlib", "data")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -91,7 +91,7 @@ def draw_chart(
     else:
         answer = (extremes or result.answers)[0]
         with open_session(settings) as session:
-            _draw_values(axes, session, answer, result, settings)
+            _draw_time_series(axes, session, answer, result, settings)
     title = _truncate(parameters.title or chart_title(answer), _MAX_TITLE_CHARS)
     figure.suptitle(
         _escape_mathtext(title), x=0.012, ha="left", fontsize=14, fontweight="bold", color=_TEXT
@@ -109,7 +109,7 @@ def draw_chart(
 
 
 def readable_name(name: str) -> str:
-    """Return a column name as words for people.
+    """Convert a column name to readable text for chart titles and labels.
 
     >>> readable_name("net_generation")
     'Net generation'
@@ -119,7 +119,7 @@ def readable_name(name: str) -> str:
 
 
 def chart_title(answer: QueryAnswer) -> str:
-    """Return a chart title that names the value, the groups, and the periods."""
+    """Return a chart title that names the plotted value, its groups, and the time periods."""
     query = answer.query
     title = readable_name(query.value or "Number of rows")
     if query.group_by:
@@ -137,7 +137,7 @@ def _truncate(text: str, max_chars: int) -> str:
 
 
 def _escape_mathtext(text: str) -> str:
-    """Escape the characters that matplotlib interprets as a formula."""
+    """Escape dollar signs so that matplotlib does not render the text as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -152,7 +152,7 @@ def _style_axes(axes: Axes) -> None:
 
 
 def _list_bars(answer: QueryAnswer) -> list[tuple[str, float]]:
-    """Return the label and value of each bar: groups, or else periods."""
+    """Return the label and height of each bar, with one bar per group or else per period."""
     return [
         (
             ", ".join([*row.group, *([row.period] if row.period and not row.group else [])]),
@@ -190,14 +190,14 @@ def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
         axes.set_ylabel(axes.get_ylabel() + ", axis cut")
 
 
-def _draw_values(
+def _draw_time_series(
     axes: Any,
     session: DataSession,
     answer: QueryAnswer,
     result: QueryResult,
     settings: Mapping[str, Any],
 ) -> None:
-    """Draw the values that an answer was computed from."""
+    """Draw the underlying values of an answer as a time series."""
     query = answer.query
     profiles = read_tables(session, result.files, settings)
     profile = choose_table(profiles, query.model_copy(update={"table": answer.table}))
@@ -257,7 +257,7 @@ def _create_empty_error(answer: QueryAnswer) -> ValidationError:
 
 
 def _annotate_extremes(axes: Any, answer: QueryAnswer) -> None:
-    """Mark the extreme values that the answer mentions."""
+    """Annotate the highest and lowest values that an answer mentions."""
     if answer.query.group_by or len(answer.query.periods) > 1:
         return
     for row in answer.rows[:6]:

@@ -33,15 +33,15 @@ _C1_CONTROLS = re.compile(rb"[\x80-\x9f]")
 
 
 def find_file(name: str, settings: Mapping[str, Any]) -> Path:
-    """Return the path of a data file that the caller may read.
+    """Resolve the path of a data file that the caller is allowed to read.
 
-    The error for a file outside the allowed folders does not reveal whether the file exists.
+    For a file outside the allowed folders, the error does not reveal whether the file exists.
 
     Args:
-        name: Path relative to the working folder or to an allowed folder, or ``vega:NAME`` for a
-            file of the ``vega_datasets`` package.
-        settings: Settings of the capability. ``data_folders`` lists the allowed folders and files;
-            an empty list allows none. Symbolic links are resolved before the comparison.
+        name: Path relative to the working folder or to an allowed folder, or ``vega:NAME`` for
+            a file of the ``vega_datasets`` package.
+        settings: Settings of the capability. ``data_folders`` lists the allowed folders and
+            files; an empty list allows none. Symbolic links are resolved before the comparison.
 
     Raises:
         ValidationError: The file does not exist, or the caller may not read it.
@@ -54,7 +54,7 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
         candidates = [path, *((item / name).resolve() for item in allowed)]
     except (OSError, RuntimeError, ValueError) as exc:
         raise ValidationError(
-            f"{name[:200]!r} is not a valid path.", fix="Pass the path of a data file."
+            f"{name[:200]!r} is not a valid file path.", fix="Pass the path of a data file."
         ) from exc
     is_packaged = (
         path.parent.parts[-2:] == ("vega_datasets", "_data")
@@ -94,14 +94,14 @@ def _find_packaged_file(name: str) -> Path:
     )
     if found is None:
         raise ValidationError(
-            f"The package vega_datasets has no file {name!r}.",
+            f"The 'vega_datasets' package has no file named {name!r}.",
             fix=f"Use one of: {', '.join(sorted(files_by_name))}.",
         )
     return found
 
 
 def list_tables(session: DataSession, path: Path) -> list[DataTable]:
-    """Return the tables that a file contains.
+    """List the tables in a data file.
 
     Raises:
         ValidationError: The file is unreadable, empty, too large, or has an unknown format.
@@ -123,7 +123,8 @@ def list_tables(session: DataSession, path: Path) -> list[DataTable]:
     limit = session.operation.limits.max_file_bytes * (10 if kind == "parquet" else 1)
     if size > limit:
         raise ValidationError(
-            f"The data file {path.name!r} has {size:,} bytes: the limit is {limit:,}.",
+            f"The data file {path.name!r} is too large: {size:,} bytes exceed the limit of "
+            f"{limit:,}.",
             fix="Convert it to Parquet, or raise 'max_file_bytes' in the settings.",
         )
     if kind == "sqlite":
@@ -173,14 +174,17 @@ def _list_sqlite_tables(path: Path, operation: DataOperation) -> list[str]:
     if not 0 < len(rows) <= _MAX_TABLES:
         problem = f"more than {_MAX_TABLES}" if rows else "no"
         raise ValidationError(
-            f"The SQLite file {path.name!r} has {problem} tables.",
+            f"The SQLite file {path.name!r} contains {problem} tables.",
             fix="Pass a database with only the required tables.",
         )
     return [row[0] for row in rows]
 
 
 def _detect_utf16(head: bytes) -> str | None:
-    """Return the UTF-16 encoding that a byte order mark or zero bytes indicate, or ``None``."""
+    """Detect UTF-16 text from a byte order mark or zero bytes.
+
+    Returns the name of the encoding, or ``None`` if the bytes do not look like UTF-16.
+    """
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     even, odd = head[:4096:2], head[1:4096:2]
@@ -191,9 +195,9 @@ def _detect_utf16(head: bytes) -> str | None:
 
 
 def find_encoding(path: Path, head: bytes, operation: DataOperation) -> str:
-    """Return the encoding of a text file.
+    """Detect the encoding of a text file.
 
-    The function reads the whole file, because a single character can rule out an encoding.
+    The whole file is read, because a single invalid byte can rule out an encoding.
     """
     if wide := _detect_utf16(head):
         return wide
@@ -213,7 +217,7 @@ def find_encoding(path: Path, head: bytes, operation: DataOperation) -> str:
 
 
 def _has_year_headers(cells: list[str]) -> bool:
-    """Return True if a file's first line consists of names that include consecutive years."""
+    """Return True if a header row has text columns and one column for each of several years."""
     years = [int(cell) for cell in cells if re.fullmatch(r"(?:19|20)\d\d", cell.strip())]
     texts = len(cells) - len(years)
     run = [*range(min(years), min(years) + len(years))] if len(years) > 1 else []
@@ -221,7 +225,10 @@ def _has_year_headers(cells: list[str]) -> bool:
 
 
 def _detect_dialect(session: DataSession, table: DataTable, head: bytes) -> DataTable:
-    """Return the table with its detected delimiter, quotes, and header."""
+    """Detect the delimiter, quote character, and header of a CSV file.
+
+    Returns a copy of the table with the detected options.
+    """
     path = session.readable_path(table)
     ((delimiter, quote, escape, header, skip),) = session.query(
         f"SELECT Delimiter, Quote, Escape, HasHeader, SkipRows FROM sniff_csv({quote_path(path)})",  # noqa: S608

@@ -420,7 +420,7 @@ _PARAPHRASE_RULES = [(_compile_phrase(pattern), words) for pattern, words in _PA
 
 
 def paraphrase(question: str) -> str:
-    """Return the question with idioms replaced by words that the parser supports.
+    """Replace idioms in a question with words that the question parser supports.
 
     >>> paraphrase("What is the most common color?")
     'What is the most rows color?'

@@ -18,13 +18,13 @@ _LITERAL_BONUS = 16
 
 @dataclass(frozen=True)
 class Mention:
-    """Mention of a column, or of one of its values, in a question.
+    """Phrase in a question that refers to a table column or to one of the column's values.
 
     Attributes:
-        column: Mentioned column.
-        positions: Positions of the words that mention it.
-        value: Mentioned value, if any.
-        score: Quality of the match. From 100 on, the words spell out the name.
+        column: Column that the phrase refers to.
+        positions: Indexes of the words in the phrase.
+        value: Column value that the phrase names, if any.
+        score: Quality of the match. From 100 on, the words spell out the full name.
         is_literal: True if the name contains exactly these words.
     """
 
@@ -36,7 +36,9 @@ class Mention:
 
 
 def concept_of(word: str) -> str:
-    """Return the concept that represents a word and its synonyms.
+    """Return the concept that a word stands for, such as ``precipitation`` for "rainfall".
+
+    A word without a known synonym is its own concept.
 
     >>> concept_of("rainfall"), concept_of("sugar")
     ('precipitation', 'sugar')
@@ -47,7 +49,10 @@ def concept_of(word: str) -> str:
 
 
 def quantity_words(column: TableColumn) -> list[str]:
-    """Return the words of a column's name without its unit and without "high" or "low"."""
+    """Return the words of a column name that describe the measured quantity.
+
+    The unit and qualifiers such as "high" and "low" are left out.
+    """
     words = split_name(column.name)
     if unit := unit_in_name(column.name):
         units = {*split_name(unit), fold(unit), "celsius", "fahrenheit", "degf", "degc", "pct"}
@@ -56,13 +61,13 @@ def quantity_words(column: TableColumn) -> list[str]:
 
 
 def direction_of(column: TableColumn) -> str | None:
-    """Return ``max`` or ``min`` if a column contains highs or lows, and ``None`` otherwise."""
+    """Return ``max`` for a column of highs, ``min`` for a column of lows, or ``None`` otherwise."""
     words = set(split_name(column.name))
     return "max" if words & MAXIMUM_WORDS else "min" if words & MINIMUM_WORDS else None
 
 
 def _strip_ending(word: str) -> str:
-    """Return a word without its verb or noun ending, so that "generated" matches "generation"."""
+    """Remove the verb or noun ending of a word, so that "generated" matches "generation"."""
     for ending in ("ions", "ion", "ing", "ed", "es", "er", "or", "al", "e"):
         if word.endswith(ending) and len(word) - len(ending) > 4:
             return word.removesuffix(ending)
@@ -71,7 +76,11 @@ def _strip_ending(word: str) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def _rate_similarity(word: str, part: str, is_whole_name: bool) -> int:
-    """Return 3 for equal words, 2 for a shared concept, 1 for an abbreviation, and 0 otherwise."""
+    """Rate the similarity of a word in a question to part of a column name.
+
+    Returns 3 for equal words, 2 for a shared concept, 1 for an abbreviation or the same stem,
+    and 0 otherwise.
+    """
     if word == part:
         return 3
     if concept_of(word) == concept_of(part):
@@ -84,7 +93,7 @@ def _rate_similarity(word: str, part: str, is_whole_name: bool) -> int:
 
 
 def _iterate_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list[int]]:
-    """Yield all sequences of adjacent positions."""
+    """Yield every run of consecutive word positions, up to a maximum length."""
     available = set(positions)
     for start in sorted(available):
         for length in range(1, _MAX_RUN_LENGTH + 1):
@@ -97,9 +106,9 @@ def _iterate_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[l
 def find_columns(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
-    """Return the columns that words mention.
+    """Find the columns that the words of a question refer to.
 
-    Each inner list contains the columns that the same words may mention. A list with one column is
+    Each inner list contains the candidate columns for the same words. A list with one column is
     unambiguous.
     """
     timed = [TableColumn(name, "text") for name in (profile.time.columns if profile.time else [])]
@@ -115,7 +124,7 @@ def find_columns(
 
 
 def _rate_match(words: list[Word], name: str, names: list[str], parts: list[str]) -> float:
-    """Return a score for how well adjacent words match a column name."""
+    """Score how well consecutive words of a question match a column name."""
     text, full_name = "".join(word.stem for word in words), "".join(names)
     plain = "".join(fold(word.text) for word in words)
     initials = "".join(part[0] for part in names)
@@ -153,7 +162,11 @@ def _rate_match(words: list[Word], name: str, names: list[str], parts: list[str]
 def find_values(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
-    """Return the category values that words mention. Several columns may contain the same value."""
+    """Find the category values that the words of a question refer to.
+
+    Several columns may contain the same value, so each inner list contains the candidates for
+    the same words.
+    """
     runs_by_form: dict[tuple[str, ...], list[int]] = {}
     for run in _iterate_runs(words, positions):
         for form in _list_comparison_forms([words[place] for place in run]):
@@ -174,7 +187,7 @@ def find_values(
 
 
 def _list_demonyms(words: Sequence[Word]) -> list[tuple[str, ...]]:
-    """Return the adjectives for a country name, such as "japanese" for "Japan"."""
+    """Return possible adjective forms of a country name, such as "japanese" for "Japan"."""
     name = words[0].stem
     if len(words) > 1 or len(name) < 4 or not words[0].text[0].isupper():
         return []
@@ -187,7 +200,7 @@ def _list_comparison_forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
 
 
 def _group_mentions(mentions: list[Mention]) -> list[list[Mention]]:
-    """Return the best mentions that share no word, grouped by their words."""
+    """Select the best non-overlapping mentions and group them by the words that they cover."""
     groups: list[list[Mention]] = []
     for mention in sorted(mentions, key=lambda m: -(m.score + _LITERAL_BONUS * m.is_literal)):
         same = next((g for g in groups if g[0].positions & mention.positions), None)

@@ -36,17 +36,17 @@ _NUMERIC_TYPES = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Column of a table, with the kind and range of its values.
+    """Table column with the type and range of its values.
 
     Attributes:
         name: Name in the file.
         kind: Kind of the values: numbers, categories, flags, or text.
-        number_format: Number format, if the column contains numbers as text.
-        values: Distinct values of a category.
-        decimals: Maximum number of decimals.
+        number_format: Format of the numbers, if the column contains numbers as text.
+        values: Distinct values of a category column.
+        decimals: Maximum number of decimal places.
         low: Lowest number.
         high: Highest number.
-        unreadable_values: Number of unreadable values, and examples of them.
+        unreadable_values: Number of values that cannot be parsed, with examples.
         has_all_values: True if ``values`` contains all distinct values.
     """
 
@@ -62,12 +62,15 @@ class TableColumn:
 
     @property
     def unit(self) -> str | None:
-        """Unit in the column name, or inferred from the values of temperatures."""
+        """Unit that the column name states, or the temperature unit inferred from the values."""
         return unit_in_name(self.name) or self.inferred_unit
 
     @property
     def inferred_unit(self) -> str | None:
-        """Temperature unit inferred from the value range, if the column name contains no unit."""
+        """Temperature unit inferred from the value range.
+
+        ``None`` if the column name states a unit or the column does not contain temperatures.
+        """
         if self.low is None or self.high is None or unit_in_name(self.name):
             return None
         if not _TEMPERATURES.intersection(split_name(self.name)):
@@ -111,7 +114,7 @@ class TableProfile:
 
     @property
     def label_column(self) -> str | None:
-        """Column whose value names a row's item. ``None`` if rows are times rather than items."""
+        """Name of the column that labels each row, or ``None`` if rows represent times."""
         if self.series:
             return None
         texts = [c for c in self.columns if c.kind in ("text", "category")]
@@ -123,7 +126,7 @@ class TableProfile:
 
     @property
     def item_nouns(self) -> set[str]:
-        """Nouns for a row's item, taken from the name of a first column with unique values."""
+        """Nouns for the items in the rows, taken from the name of a unique first column."""
         first = (
             self.columns[0]
             if self.columns and self.columns[0].name not in self.date_columns
@@ -149,7 +152,7 @@ class TableProfile:
         return [column for column in self.columns if column.kind in ("category", "flag")]
 
     def column_list(self) -> str:
-        """Return the column names for a message, shortened if there are many."""
+        """Format the column names of the table for a message, with long lists shortened."""
         timed = [] if self.time is None else self.time.columns
         names = [*timed, *(c.name for c in self.columns if c.name not in timed)]
         more = len(names) - _MAX_LISTED_NAMES
@@ -157,7 +160,10 @@ class TableProfile:
         return f"{shown} and {more:,} more" if more > 0 else shown
 
     def unreadable_notes(self, columns: Iterable[str], *, include_time: bool = True) -> list[str]:
-        """Return a note for each given column, and for the time, if it has unreadable values."""
+        """Return a note for each given column that has values that cannot be parsed.
+
+        With ``include_time``, the time column is checked as well.
+        """
         label, selected = self.table.label, set(columns)
         problems = []
         if include_time and self.unreadable_times[0] and self.time is not None:
@@ -180,13 +186,13 @@ class TableProfile:
 def profile_table(
     session: DataSession, table: DataTable, timezone: str = "UTC", day_first: bool = False
 ) -> TableProfile:
-    """Return the profile of a table.
+    """Analyze the columns and the time range of a table.
 
     Args:
-        session: Session that reads the table.
+        session: Data session that reads the table.
         table: Table to profile.
-        timezone: Target time zone for times that state a zone.
-        day_first: True if ambiguous dates such as 03/04/2015 have the day first.
+        timezone: Target time zone for timestamps with a UTC offset.
+        day_first: True to read ambiguous dates such as 03/04/2015 with the day first.
 
     Raises:
         ValidationError: The table has too many rows or columns, or cannot be read.
@@ -233,7 +239,7 @@ def _profile_columns(
     samples: dict[str, list[str]],
     time_columns: tuple[str, ...],
 ) -> list[TableColumn]:
-    """Classify the columns as numbers, categories, flags, or text."""
+    """Classify the columns of a table as numbers, categories, flags, or text."""
     native = {name for name, kind in column_types if kind.lstrip("U").startswith(_NUMERIC_TYPES)}
     texts = [name for name, kind in column_types if name not in native and kind != "BOOLEAN"]
     written = _detect_text_numbers(
@@ -277,7 +283,10 @@ def _profile_columns(
 def _detect_text_numbers(
     session: DataSession, samples: dict[str, list[str]], semicolons: bool
 ) -> dict[str, tuple[str, int]]:
-    """Return the number format and the decimals of each text column that contains numbers."""
+    """Find text columns that contain numbers, and detect their number formats.
+
+    Returns the number format and the number of decimal places by column name.
+    """
     order = ("comma", "plain") if semicolons else ("plain", "comma")
     cells = [(name, value) for name, values in samples.items() for value in values]
     readings = ("simple", *order)
@@ -304,7 +313,7 @@ def _count_decimals(sample: list[str], mark: str = ".") -> int:
 
 
 def _is_code(name: str, sample: list[str]) -> bool:
-    """Return True if numbers identify items, such as IDs, postal codes, and phone numbers."""
+    """Return True if the numbers in a column are identifiers, such as postal codes."""
     words = set(split_name(name))
     if words & {"id", "zip", "zipcode", "postcode", "postal", "fip", "uuid", "phone", "isbn"}:
         return True
@@ -312,13 +321,16 @@ def _is_code(name: str, sample: list[str]) -> bool:
 
 
 def _is_row_counter(sample: list[str]) -> bool:
-    """Return True if the first column numbers the rows: 1, 2, 3, and so on."""
+    """Return True if a column only numbers the rows: 1, 2, 3, and so on."""
     start = sample[0] if sample[0] in ("0", "1") else "1"
     return len(sample) > 9 and sample == [str(int(start) + n) for n in range(len(sample))]
 
 
 def _measure_time(session: DataSession, profile: TableProfile) -> None:
-    """Set the profile's time range, frequency, and the columns that distinguish series."""
+    """Set the time range and frequency of a table profile.
+
+    The columns that distinguish the time series of the table are set as well.
+    """
     if profile.time is None:
         return
     relation, label = session.relation(profile.table), profile.table.label
@@ -351,9 +363,10 @@ def _measure_time(session: DataSession, profile: TableProfile) -> None:
 
 
 def _measure_numbers(session: DataSession, profile: TableProfile) -> None:
-    """Set the ranges and the unreadable values of numeric columns, computed over all rows.
+    """Compute the range and the number of unparsable values of each numeric column.
 
-    Plain numbers need one fast pass. The remaining columns are read again.
+    All rows are read. Columns of plain numbers need only one pass. The other columns are read
+    again.
     """
     places = [i for i, c in enumerate(profile.columns) if c.kind == "number"][:_MAX_SCANNED_COLUMNS]
     _measure_columns(session, profile, places)
@@ -394,7 +407,7 @@ def _list_examples(count: int, example: str | None) -> tuple[int, tuple[str, ...
 
 
 def frequency_of(seconds: float | None) -> Frequency | None:
-    """Return the name of the interval between two rows, given in seconds.
+    """Return the name of a sampling interval that is given in seconds.
 
     >>> frequency_of(3600), frequency_of(86400), frequency_of(31 * 86400)
     ('hour', 'day', 'month')
@@ -410,7 +423,7 @@ def frequency_of(seconds: float | None) -> Frequency | None:
 
 
 def _find_series_columns(session: DataSession, profile: TableProfile, moment: str) -> list[str]:
-    """Return the smallest set of columns that, together with the time, identifies every row."""
+    """Find the smallest set of columns that, together with the time, identifies each row."""
     candidates = [
         column
         for column in profile.category_columns

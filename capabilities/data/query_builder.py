@@ -45,7 +45,7 @@ def build_queries(
     previous_queries: Sequence[Query] = (),
     parsed_time: ParsedTime | None = None,
 ) -> list[Query]:
-    """Return a query for each part of a question.
+    """Build one query for each part of a natural-language question.
 
     Args:
         question: Question in natural language.
@@ -71,7 +71,7 @@ def build_queries(
 
 
 def _propose_questions(question: str, problem: UnparsedWordsError) -> list[str]:
-    """Return similar questions without the unknown words."""
+    """Suggest similar questions that leave out or replace the unknown words."""
     proposals: list[str] = []
     lost = " ".join(problem.words)
     if (
@@ -94,7 +94,7 @@ def _propose_questions(question: str, problem: UnparsedWordsError) -> list[str]:
 
 
 def _add_proposal(error: ValidationError, proposal: str) -> ValidationError:
-    """Return the error with a proposed question that can be answered."""
+    """Return a copy of the error whose fix suggests a question that can be answered."""
     return ValidationError(
         error.message, fix=f"Ask {proposal!r}. {error.fix}", facts={"question": proposal}
     )
@@ -137,14 +137,17 @@ def _build_queries(
 
 
 def _find_only_year(profiles: Sequence[TableProfile]) -> int | None:
-    """Return the year that contains all times in the tables, or ``None`` if they span several."""
+    """Return the only year that the tables cover, or ``None`` if they span several years."""
     moments = [(p.first, p.last) for p in profiles if p.first and p.last]
     years = {moment.year for pair in moments for moment in pair}
     return years.pop() if len(years) == 1 else None
 
 
 def _split_clauses(text: str, settings: Mapping[str, Any]) -> list[str]:
-    """Split a question into clauses that each ask for a value. "In 2007, how many …" is one clause."""
+    """Split a question into clauses that each ask for one value.
+
+    A leading time such as "In 2007, how many ..." stays in the same clause.
+    """
     parts = [
         part
         for part in CLAUSE_BREAK.split(HOW_CLAUSE.sub("", text))
@@ -165,7 +168,10 @@ def _build_clause_query(
     is_same_question: bool,
     reading: str | None = None,
 ) -> Query:
-    """Return the query of the only table that explains every word of a clause."""
+    """Build the query for one clause of a question.
+
+    The clause is matched against each table. Exactly one table must explain all of its words.
+    """
     found: list[tuple[int, Query]] = []
     problems: list[UnparsedWordsError] = []
     for profile, main in [(known, p) for p in profiles for known in (p, *p.alternate_profiles)]:
@@ -189,17 +195,17 @@ def _build_clause_query(
     if len(fitting) > 1:
         labels = ", ".join(str(query.table) for query in fitting)
         raise ValidationError(
-            f"The question is ambiguous: it matches several tables: {labels}.",
+            f"The question is ambiguous, because it matches several tables: {labels}.",
             fix="Name the table.",
         )
     return fitting[0]
 
 
 class _QueryBuilder(QuestionParser):
-    """Builder of a query from the parsed words of one question."""
+    """Query builder for one question about one table."""
 
     def build(self, previous_query: Query | None, is_same_question: bool) -> Query:
-        """Parse all words and return the query.
+        """Parse the question and build its query.
 
         Args:
             previous_query: Query of the previous question, which supplies missing times.
@@ -207,7 +213,7 @@ class _QueryBuilder(QuestionParser):
                 question.
 
         Raises:
-            UnparsedWordsError: A word is left over, or several readings are possible.
+            UnparsedWordsError: A word cannot be parsed, or the question is ambiguous.
         """
         placed = self.parse()
         value_columns = [m.column.name for m in placed.columns]
@@ -250,7 +256,10 @@ class _QueryBuilder(QuestionParser):
     def _build_follow_up(
         self, previous_query: Query, is_same_question: bool, value_columns: list[str]
     ) -> dict[str, Any] | None:
-        """Return the fields of the previous query with this question's changes, or ``None``."""
+        """Apply a follow-up question to the fields of the previous query.
+
+        Returns ``None`` if the question is not a follow-up, such as "and in 1985?".
+        """
         placed, form = self.parsed, previous_query.model_dump()
         if is_same_question:
             parts = {"hour": "hour_of_day", "day": "weekday", "month": "month_of_year"}
@@ -270,7 +279,7 @@ class _QueryBuilder(QuestionParser):
         return form | ({"aggregate": placed.aggregate} if placed.aggregate else {})
 
     def _add_time_constraints(self, previous_query: Query | None) -> None:
-        """Add the periods and recurring times in the question to the query."""
+        """Add the time periods and recurring times of the question to the query."""
         times, profile = self.times, self.profile
         if not self.has_time:
             if times.periods or times.window:
@@ -302,7 +311,7 @@ class _QueryBuilder(QuestionParser):
     # --- kinds of questions --------------------------------------------------------------------
 
     def _build_fields(self, value_columns: list[str]) -> dict[str, Any]:
-        """Return the query fields that depend on the question's kind."""
+        """Build the query fields for the kind of the question, such as a count or a trend."""
         placed = self.parsed
         kind, rank = placed.kind, placed.rank
         tested = {row_filter.column for row_filter in placed.where}
@@ -344,7 +353,7 @@ class _QueryBuilder(QuestionParser):
                 return {"aggregate": "distinct", "value": subject}
             return {"aggregate": "rows", "group_by": [subject]}
         if kind == "moved":
-            return self._build_development(self._require_column(value_columns))
+            return self._build_trend(self._require_column(value_columns))
         if kind == "count":
             return self._build_count([name for name in value_columns if name not in tested])
         return self._build_extreme(value_columns) if rank else self._build_value(value_columns)
@@ -372,8 +381,8 @@ class _QueryBuilder(QuestionParser):
             return {"aggregate": "last", "value": name, "rolling": int(placed.number)}
         raise self.unparsed_error(kind)
 
-    def _build_development(self, name: str) -> dict[str, Any]:
-        """Return the query fields for a question about a trend: groups over time."""
+    def _build_trend(self, name: str) -> dict[str, Any]:
+        """Build the query fields for a question about how a value developed over time."""
         placed = self.parsed
         unit = placed.subject or next(iter(placed.groups), "month")
         if placed.rank or not self.has_time or unit not in UNIT_ORDER:
@@ -384,7 +393,10 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": aggregate, "value": name, "group_by": [unit]}
 
     def _build_count(self, value_columns: list[str]) -> dict[str, Any]:
-        """Return the query fields for "how many": rows, distinct items, or a sum of counts."""
+        """Build the query fields for a "how many" question.
+
+        The result is a count of rows, a count of distinct items, or a sum over a column of counts.
+        """
         placed = self.parsed
         if placed.rank is not None:
             if placed.rank.word == "top" or placed.subject:
@@ -406,7 +418,7 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": "rows"}
 
     def _build_most_rows(self, value_columns: list[str]) -> dict[str, Any]:
-        """Return the query fields for "which X has the most rows"."""
+        """Build the query fields for a question such as "which city has the most rows"."""
         placed = self.parsed
         assert placed.rank is not None
         if placed.subject is None or value_columns:
@@ -420,7 +432,7 @@ class _QueryBuilder(QuestionParser):
         }  # fmt: skip
 
     def _build_extreme(self, value_columns: list[str]) -> dict[str, Any]:
-        """Return the query fields for "which X had the highest V", "highest V", or "heaviest X"."""
+        """Build the query fields for an extreme, such as "which city had the highest price"."""
         placed, rank = self.parsed, self.parsed.rank
         assert rank is not None
         vague = rank.word in ("most", "fewest", "least")
@@ -465,7 +477,7 @@ class _QueryBuilder(QuestionParser):
         return {**ranked, "aggregate": "values", "show": [subject]}
 
     def _build_value(self, value_columns: list[str]) -> dict[str, Any]:
-        """Return the query fields for "mean of V", "V by group", or "V in 1932"."""
+        """Build the query fields for a value question, such as "mean price" or "price in 1932"."""
         placed, subject = self.parsed, self.parsed.subject
         tested = {row_filter.column for row_filter in placed.where}
         compares = len(self.times.periods) > 1 or self.compares_endpoints() or placed.compares_items
@@ -500,7 +512,7 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": aggregate, "value": name}
 
     def _build_row_count(self, subject: str | None) -> dict[str, Any]:
-        """Return the query fields for questions without a value column ("events per month")."""
+        """Build the query fields for a row count, such as "events per month"."""
         placed = self.parsed
         if placed.aggregate is None and placed.kind == "":
             named = placed.table_mentions or any(f.op in ("=", "in") for f in placed.where)
@@ -569,7 +581,7 @@ class _QueryBuilder(QuestionParser):
         return not set(self.profile.series) <= filtered
 
     def _is_single_time_step(self) -> bool:
-        """Return True if the question selects a single time in the table."""
+        """Return True if the question selects a single time step of the table, such as one day."""
         frequency, intervals = self.profile.frequency, self.times.periods
         if len(intervals) != 1 or frequency in (None, "minute"):
             return False
@@ -577,7 +589,7 @@ class _QueryBuilder(QuestionParser):
         return bool(start and end and end <= shift(floor(start, frequency), 1, frequency))
 
     def _has_one_row_per_item(self, subject: str) -> bool:
-        """Return True if each item has one row, or one row at the selected time."""
+        """Return True if each item has only one row in the table or at the selected time."""
         profile = self.profile
         if profile.time is None:
             column = next(c for c in profile.columns if c.name == subject)
@@ -596,7 +608,7 @@ def _choose_order(direction: str) -> str:
 def _find_window_bounds(
     window: DataWindow, first: datetime, last: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the start and end of the first or last part of the data's time range."""
+    """Return the start and end of a window at the beginning or end of the data's time range."""
     amount, unit = window.amount, window.unit
     if window.edge == "last":
         end = shift(floor(last, unit), 1, unit)
@@ -606,7 +618,7 @@ def _find_window_bounds(
 
 
 def recurring_filters(times: Any) -> list[Filter]:
-    """Return query filters for recurring times: months, weekdays, and hours."""
+    """Return query filters for recurring months, weekdays, and hours."""
     return [
         Filter(column=column, op="in", value=list(numbers))
         for column, numbers in (

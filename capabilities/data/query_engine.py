@@ -38,17 +38,17 @@ _COMPARISONS = {
 
 @dataclass
 class ComputedQuery:
-    """Result of a query, with the facts that its description needs.
+    """Query result with the details needed to describe the result in words.
 
     Attributes:
         query: Query that was computed.
         rows: Rows of the result.
         unit: Unit of the values.
-        decimals: Number of decimals in the data.
+        decimals: Number of decimal places in the data.
         profile: Profile of the table that the query read.
         omitted_count: Number of result rows that ``rows`` omits.
-        tie_count: Number of rows with the extreme value.
-        tied_groups: Other groups with the extreme value.
+        tie_count: Number of rows that share the extreme value.
+        tied_groups: Other groups that share the extreme value.
         notes: Remarks for the user.
     """
 
@@ -69,7 +69,7 @@ def compute_query(
     query: Query,
     max_groups: int = MAX_GROUPS,
 ) -> ComputedQuery:
-    """Compute a query over a table and return its result.
+    """Run a query over a table and return its result.
 
     Args:
         session: Session in which the tables are open.
@@ -79,7 +79,7 @@ def compute_query(
 
     Raises:
         ValidationError: A name, value, or period does not exist in the data. The message lists
-            valid ones.
+            the valid names or values.
     """
     return _QueryRun(session, profiles, query, max_groups).compute()
 
@@ -139,7 +139,7 @@ class _QueryRun:
         return [n for n in dict.fromkeys(names) if n not in {self.query.value, *filtered}]
 
     def compute(self) -> ComputedQuery:
-        """Compute all periods and combine their rows into a result."""
+        """Run the query for each period and combine the rows into one result."""
         query = self.query
         rows: list[ResultRow] = []
         profile = self.scope.profile
@@ -195,7 +195,7 @@ class _QueryRun:
         return self._group_rows(period_tests)
 
     def _build_rows_sql(self, tests: list[str], period_tests: list[str]) -> str:
-        """Return SQL that selects the rows to aggregate."""
+        """Build a SQL query that selects the rows to aggregate."""
         moment = self.scope.moment_sql or "CAST(NULL AS TIMESTAMP)"
         groups = "".join(f", {sql} AS g{n}" for n, (sql, _) in enumerate(self.groups))
         shown = "".join(
@@ -324,7 +324,7 @@ class _QueryRun:
         ]
 
     def _find_streak(self, period_tests: list[str]) -> list[ResultRow]:
-        """Return the longest streak of consecutive rows that meet the conditions."""
+        """Find the longest streak of consecutive rows that meet the query's conditions."""
         partition = self._build_partition_sql() if self.query.group_by else ""
         if not self.scope.profile.unique_times and not partition:
             self._build_partition_sql()
@@ -341,7 +341,7 @@ class _QueryRun:
         return [ResultRow(value=n, time=start, until=end) for start, end, n in rows[:1]]
 
     def _count_gaps(self, period_tests: list[str]) -> list[ResultRow]:
-        """Count the missing times between the first and the last row."""
+        """Count the missing time steps between the first and last rows."""
         base = self._build_rows_sql(self.tests, period_tests)
         count, first, last, gap = self._execute(
             "SELECT count(*), min(t), max(t), median(gap) FROM (SELECT t, epoch(t) - lag(epoch(t))"
@@ -367,7 +367,7 @@ class _QueryRun:
             row.percent = 100 * row.change / abs(before) if before else None
 
     def _raise_no_rows(self, start: datetime | None, end: datetime | None) -> None:
-        """Raise an error for an empty result. The message contains the data's time range.
+        """Raise an error for an empty query result that states which times the data covers.
 
         Raises:
             ValidationError: Always.
@@ -427,7 +427,7 @@ def _convert_units(row: ResultRow, factor: float, offset: float) -> None:
 
 
 def _subtract_previous(rows: list[ResultRow]) -> list[ResultRow]:
-    """Return the difference of each group from the previous one."""
+    """Replace each value by its difference from the previous group's value."""
     found = []
     for before, row in pairwise(rows):
         difference = _to_float(row.value) - _to_float(before.value)
@@ -458,7 +458,7 @@ def _format_group(key: Any, part: str | None, name: str) -> str:
 
 
 def _format_period(start: datetime | None, end: datetime | None) -> str:
-    """Return the name of a period, such as "June 2012".
+    """Format the name of a time period, such as "June 2012".
 
     >>> _format_period(datetime(2015, 7, 1), datetime(2015, 8, 1)), _format_period(None, None)
     ('July 2015', 'all times')

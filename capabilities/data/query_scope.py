@@ -33,12 +33,14 @@ _MAX_LISTED_NAMES = 20
 
 
 def query_error(message: str, fix: str) -> ValidationError:
-    """Return an error with the severity REPLANNING, so that the planner corrects the query."""
+    """Create an error for an invalid query, with a severity that lets the planner correct it."""
     return ValidationError(message, fix=fix, severity=ErrorSeverity.REPLANNING)
 
 
 def list_names(names: Iterable[str], similar_to: str = "") -> str:
-    """Return names as text. A long list is shortened to the names most similar to a word.
+    """Format a list of names for a message.
+
+    A long list is shortened to the names that are most similar to ``similar_to``.
 
     >>> list_names(["wind", "rain"])
     'wind, rain'
@@ -57,7 +59,7 @@ def list_names(names: Iterable[str], similar_to: str = "") -> str:
 
 @dataclass(frozen=True)
 class KnownColumn:
-    """Column that a query can refer to.
+    """Column that a query can refer to, with its SQL expression.
 
     Attributes:
         column: Profiled column, or ``None`` for a time column.
@@ -71,7 +73,7 @@ class KnownColumn:
 
 
 class QueryScope:
-    """Scope of one query, which resolves its names to SQL expressions.
+    """Name resolver that maps the column names of one query to SQL expressions.
 
     Args:
         session: Session in which the tables are open.
@@ -80,9 +82,9 @@ class QueryScope:
 
     Attributes:
         profile: Profile of the table that the query reads.
-        source: SQL to use after FROM.
+        source: SQL table expression for the ``FROM`` clause.
         moment_sql: SQL expression of a row's time, if the table has one.
-        parameters: Query values by placeholder name.
+        parameters: Bound query values by placeholder name.
         used_columns: Columns that the query reads.
     """
 
@@ -108,7 +110,10 @@ class QueryScope:
         )
 
     def _join(self, session: DataSession, other: TableProfile) -> None:
-        """Join a second table by a unique key, so that no row is counted twice."""
+        """Join a second table on a shared key that is unique in that table.
+
+        The key must be unique so that no row is counted twice.
+        """
         theirs = _list_columns(other, "b")
         shared = [name for name in theirs if name in self.known_columns]
         relation = session.relation(other.table)
@@ -137,12 +142,12 @@ class QueryScope:
     # --- names ---------------------------------------------------------------------------------
 
     def find_column(self, name: str) -> KnownColumn | None:
-        """Return the column with a name, or ``None``.
+        """Find a column by name, or return ``None`` if no column matches.
 
-        An exact match takes precedence over other spellings.
+        An exact match takes precedence over spelling variants.
 
         Raises:
-            ValidationError: Several columns match.
+            ValidationError: Several columns match the name.
         """
         if name in self.known_columns:
             found = [name]
@@ -155,7 +160,8 @@ class QueryScope:
             found = found or [n for n in self.known_columns if words and split_name(n) == words]
         if len(found) > 1:
             raise query_error(
-                f"{name!r} is ambiguous: it matches {len(found)} columns of {self.profile.table.label}.",
+                f"The column name {name!r} is ambiguous, because it matches {len(found)} columns "
+                f"of the table {self.profile.table.label}.",
                 f"Name one of: {list_names(found)}.",
             )
         if not found:
@@ -164,10 +170,10 @@ class QueryScope:
         return self.known_columns[found[0]]
 
     def require_column(self, name: str) -> KnownColumn:
-        """Return the column with a name.
+        """Find a column by name, or raise an error if no column matches.
 
         Raises:
-            ValidationError: The column does not exist. The message lists the columns.
+            ValidationError: The column does not exist. The message lists the valid columns.
         """
         found = self.find_column(name)
         if found is None:
@@ -178,7 +184,7 @@ class QueryScope:
         return found
 
     def require_time_sql(self) -> str:
-        """Return the SQL expression of a row's time.
+        """Return the SQL expression for the timestamp of a row.
 
         Raises:
             ValidationError: The table has no time column.
@@ -197,7 +203,10 @@ class QueryScope:
         return f"${name}"
 
     def unit_of(self, text: str | None) -> str | None:
-        """Return a column's unit, ``days`` for a difference of dates, or ``None``."""
+        """Return the unit of a column or expression, or ``None`` if it is unknown.
+
+        The unit of a difference between two date columns is ``days``.
+        """
         found = self.find_column(text) if text else None
         dates = [name.strip("` ") for name in (text or "").split(" - ")]
         if found is None and len(dates) == 2 and self.profile.date_columns.issuperset(dates):
@@ -207,7 +216,7 @@ class QueryScope:
     # --- expressions ---------------------------------------------------------------------------
 
     def number_sql(self, name: str) -> str:
-        """Return SQL that reads a column as a number.
+        """Return a SQL expression that converts a column to numbers.
 
         Raises:
             ValidationError: The column contains no numbers.
@@ -224,13 +233,16 @@ class QueryScope:
         )
 
     def text_sql(self, name: str) -> str:
-        """Return SQL for a column or a part of the time as text, or ``NULL`` if it is empty."""
+        """Return a SQL expression that converts a column or time part to text.
+
+        The result is ``NULL`` for empty cells.
+        """
         if self.find_column(name) is None and name in (*TIME_UNITS, *TIME_PARTS, "time"):
             return f"CAST({self.group_sql(name)[0]} AS VARCHAR)"
         return f"nullif(trim(CAST({self.require_column(name).sql} AS VARCHAR)), '')"
 
     def group_sql(self, name: str) -> tuple[str, str | None]:
-        """Return SQL to group by, and the part of the time that it represents, if any."""
+        """Return the SQL expression for a ``GROUP BY`` column, and its time part if it has one."""
         found = None if name.startswith("time.") else self.find_column(name)
         if found is not None:
             if found.column is not None and found.column.kind == "number":
@@ -248,7 +260,10 @@ class QueryScope:
         raise AssertionError(name)
 
     def _check_precision(self, part: str) -> None:
-        """Raise an error if a time part is finer than the data, such as the weekday of yearly data."""
+        """Raise an error if a time part is finer than the data.
+
+        For example, yearly data has no weekdays.
+        """
         needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
         units = ("hour", "day", "month", "quarter", "year")
         if self.profile.precision in units[units.index(needed) + 1 :] and self.require_time_sql():
@@ -259,7 +274,7 @@ class QueryScope:
             )
 
     def value_sql(self, text: str) -> str:
-        """Return SQL for a numeric column, or for arithmetic over columns."""
+        """Return a SQL expression for a numeric column or for arithmetic over columns."""
         if self.find_column(text) is not None:
             return self.number_sql(text)
         if text in TIME_UNITS or text == "weekend":
@@ -281,7 +296,7 @@ class QueryScope:
             ) from None
 
     def _build_term_sql(self, name: str) -> str:
-        """Return SQL for a term of an arithmetic expression. Dates are converted to days."""
+        """Return SQL for one term of an arithmetic expression, with dates converted to days."""
         found, own_time = self.find_column(name), self.profile.time
         time = (
             own_time if own_time and found and found.column is None else self.date_columns.get(name)
@@ -291,10 +306,10 @@ class QueryScope:
     # --- tests ---------------------------------------------------------------------------------
 
     def filter_sql(self, row_filter: Filter) -> str:
-        """Return the SQL condition of a filter.
+        """Translate a row filter to a SQL condition.
 
         Raises:
-            ValidationError: No row can have the value. The message lists the possible values.
+            ValidationError: No row can have the filter's value. The message lists the valid values.
         """
         if row_filter.op in ("missing", "present"):
             found = self.require_column(row_filter.column)
@@ -350,7 +365,10 @@ class QueryScope:
         )
 
     def _build_comparison_sql(self, row_filter: Filter, value: Any) -> str:
-        """Return a SQL condition that compares a column with a number, a time, or another column."""
+        """Return a SQL condition that compares a column with a value.
+
+        The value is a number, a time, or the name of a different column.
+        """
         found = self.find_column(row_filter.column)
         timed = row_filter.column == "time" and found is None
         timed = timed or (found is not None and found.column is None and not _is_number(value))
@@ -375,7 +393,8 @@ class QueryScope:
         for value in values:
             if column.has_all_values and str(value).strip().lower() not in known:
                 raise query_error(
-                    f"No row of {self.profile.table.label} has {column.name} = {str(value)[:80]!r}.",
+                    f"No row of the table {self.profile.table.label} has {column.name} = "
+                    f"{str(value)[:80]!r}.",
                     f"Use one of: {list_names(column.values, str(value))}.",
                 )
 
@@ -417,7 +436,7 @@ def _list_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
 
 
 def _find_named_table(profiles: Sequence[TableProfile], name: str) -> TableProfile:
-    """Return the only table whose label or name matches."""
+    """Find the only table whose label or name matches the given name."""
     folded_name = fold(name)
     names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
     stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}
@@ -439,7 +458,7 @@ def _find_named_table(profiles: Sequence[TableProfile], name: str) -> TableProfi
 
 
 def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
-    """Return the table that a query names, or the only one that contains its columns.
+    """Choose the table that a query names, or the only table that contains all of its columns.
 
     Raises:
         ValidationError: No table or several tables match, or the table lacks the time column.

@@ -24,11 +24,11 @@ from capgraph.capabilities.query import Filter
 
 
 class TwoReadingsError(Exception):
-    """Raised if a question has two readings, both of which the caller then answers.
+    """Raised if a question has two readings that should both be answered.
 
     Attributes:
-        readings: ``max`` and ``min`` for highs and lows, or ``mean`` and ``values`` for each item's
-            mean and single values.
+        readings: ``max`` and ``min`` for highs and lows, or ``mean`` and ``values`` for each
+            item's mean and single values.
     """
 
     def __init__(self, *readings: str) -> None:
@@ -37,7 +37,7 @@ class TwoReadingsError(Exception):
 
 
 class UnparsedWordsError(Exception):
-    """Raised if a reading of the question is incomplete or ambiguous.
+    """Raised if a question cannot be parsed completely or is ambiguous.
 
     Attributes:
         words: Unknown or ambiguous words.
@@ -59,11 +59,11 @@ class UnparsedWordsError(Exception):
 
 @dataclass
 class NumericLimit:
-    """Number in a question that a column is compared with.
+    """Numeric threshold in a question, such as "above 30 degrees".
 
     Attributes:
         position: Position of the word that introduces the limit.
-        quantity: Quantity that the word implies, such as ``temperature`` for "warmer".
+        quantity: Quantity that the comparative implies, such as ``temperature`` for "warmer".
         operator: Comparison operator.
         value: Number to compare with.
         unit: Unit of the number.
@@ -92,7 +92,7 @@ class Rank:
 
 
 def _parse_sales_rank(match: re.Match[str]) -> Rank:
-    """Return the superlative in "best-selling", "loses the most", or "most profitable"."""
+    """Parse a superlative about sales, such as "best-selling" or "most profitable"."""
     groups = {name: (text or "").lower() for name, text in match.groupdict().items()}
     if groups["loss"]:
         return Rank("profit", "min", "loss")
@@ -106,7 +106,7 @@ def _parse_sales_rank(match: re.Match[str]) -> Rank:
 
 @dataclass
 class ParsedQuestion:
-    """Columns, values, groups, limits, and kind of a parsed question."""
+    """Parsed parts of a question: its columns, filters, groups, limits, and kind."""
 
     kind: str = ""
     number: float = 0.0
@@ -129,7 +129,9 @@ class ParsedQuestion:
 
 
 class QuestionParser:
-    """Parser of one question about one table. Each rule consumes the words that it matches.
+    """Rule-based parser for one question about one table.
+
+    Each parsing rule marks the words that it matches as used.
 
     Args:
         text: Question in natural language.
@@ -178,7 +180,7 @@ class QuestionParser:
     # --- helpers -------------------------------------------------------------------------------
 
     def unused_between(self, begin: int, end: int) -> set[int]:
-        """Return the positions of unused words between two text indexes."""
+        """Return the positions of unused words that overlap a span of the text."""
         return {
             p
             for p in self.unused_positions
@@ -186,9 +188,9 @@ class QuestionParser:
         }
 
     def consume(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match a regular expression and mark its words as used.
+        """Match a regular expression in the question and mark the matched words as used.
 
-        Return None if nothing matches or the matched words are already used.
+        Returns ``None`` if nothing matches or all matched words are already used.
         """
         for match in pattern.finditer(self.text):
             if places := self.unused_between(*match.span()):
@@ -197,7 +199,10 @@ class QuestionParser:
         return None
 
     def consume_word(self, words: dict[str, str] | frozenset[str]) -> str | None:
-        """Mark the first unused word in a set as used and return it."""
+        """Find the first unused word in the given set, mark it as used, and return its stem.
+
+        Returns ``None`` if the question has no such word.
+        """
         for place in sorted(self.unused_positions):
             if self.words[place].stem in words:
                 self.unused_positions.discard(place)
@@ -207,7 +212,7 @@ class QuestionParser:
     def unparsed_error(
         self, *words: object, message: str = "", fix: str = "", replacements: Sequence[str] = ("",)
     ) -> UnparsedWordsError:
-        """Return an error that names the unknown words."""
+        """Create an error that lists the words of the question that cannot be parsed."""
         listed = ", ".join(repr(str(word)[:60]) for word in words[:8])
         return UnparsedWordsError(
             list(map(str, words)),
@@ -222,16 +227,20 @@ class QuestionParser:
         )
 
     def compares_periods(self) -> bool:
-        """Return True if the question compares several periods."""
+        """Return True if the question compares different time periods."""
         return len(self.times.periods) > 1 or len(self.times.endpoints) == 2
 
     def compares_endpoints(self) -> bool:
-        """Return True if the question compares the two ends of its period."""
+        """Return True if the question compares the start of a time range with its end."""
         patterns = (lex.COMPARISON_PHRASE, lex.CHANGE_VERB, lex.TREND_VERB)
         return bool(self.times.endpoints) and any(p.search(self.text) for p in patterns)
 
     def columns_for_quantity(self, quantity: str, direction: str | None) -> list[TableColumn]:
-        """Return the columns that measure a quantity, restricted to highs or lows if both exist."""
+        """Find the numeric columns that measure a quantity, such as temperature.
+
+        If several columns match, only columns of highs or lows are returned, according to
+        ``direction``.
+        """
         numbers = self.profile.numeric_columns
         found = [c for c in numbers if quantity in {concept_of(word) for word in quantity_words(c)}]
         if quantity == "price":  # prefer the price of an item to its unit price
@@ -240,7 +249,10 @@ class QuestionParser:
         return fitting if len(found) > 1 and fitting else found
 
     def is_additive(self, name: str) -> bool | None:
-        """Return True if a column's values add up, False if they are averaged, or else None."""
+        """Return whether it makes sense to sum the values of a column.
+
+        Returns ``None`` if neither the column name nor the unit indicates it.
+        """
         column = next(
             (c for c in self.profile.columns if c.name == name), TableColumn(name, "text")
         )
@@ -257,7 +269,7 @@ class QuestionParser:
         """Parse all words of the question.
 
         Raises:
-            UnparsedWordsError: A word is left over, or several readings are possible.
+            UnparsedWordsError: A word cannot be parsed, or the question is ambiguous.
         """
         self._parse_kind()
         self._parse_limits()
@@ -276,7 +288,7 @@ class QuestionParser:
         return self.parsed
 
     def _is_filler(self, position: int) -> bool:
-        """Return True if an unused word adds nothing to the parsed parts."""
+        """Return True if an unused word can be ignored because it adds no meaning."""
         word, columns = self.words[position], [m.column for m in self._list_numeric_mentions()]
         if {word.stem, word.text.lower()} & lex.FILLER_WORDS:
             return True
@@ -295,7 +307,7 @@ class QuestionParser:
         return quantity is not None and any(self._is_measure_of(c, quantity) for c in columns)
 
     def _measures_one_temperature(self) -> bool:
-        """Return True if the table has a single column of temperatures without a qualifier."""
+        """Return True if the table has exactly one temperature column, with an unqualified name."""
         columns = self.columns_for_quantity("temperature", None)
         return len(columns) == 1 and len(quantity_words(columns[0])) == 1
 
@@ -341,14 +353,14 @@ class QuestionParser:
             and lex.TIME_UNIT_WORDS.get(phrase["unit"].lower()) != frequency
         ):
             raise self.unparsed_error(phrase["unit"])
-        self._parse_development()
+        self._parse_trends()
 
     def _has_word(self, word: str) -> bool:
-        """Return True if a column name contains a word."""
+        """Return True if the name of any table column contains a word."""
         return any(word in split_name(column.name) for column in self.profile.columns)
 
     def _parse_margin(self) -> None:
-        """Parse "profit margin": the total profit divided by the total revenue."""
+        """Parse "profit margin" as the ratio of total profit to total revenue."""
         profits = self.columns_for_quantity("profit", None)
         revenues = self.columns_for_quantity("revenue", None)
         if len(profits) != 1 or len(revenues) != 1 or self._has_word("margin"):
@@ -377,12 +389,12 @@ class QuestionParser:
             self.unused_positions -= places  # "how long is the longest bill"
 
     def _get_degree(self, position: int) -> tuple[str | None, str]:
-        """Return the quantity and direction of a superlative or comparative."""
+        """Return the quantity and direction that a superlative or comparative implies."""
         stem = self.words[position].stem
         return lex.SUPERLATIVES.get(stem) or lex.COMPARATIVES.get(stem) or (None, "")
 
-    def _parse_development(self) -> None:
-        """Parse comparisons, "how did … develop", and the aggregate."""
+    def _parse_trends(self) -> None:
+        """Parse comparisons, trends such as "how did prices develop", and aggregate functions."""
         placed = self.parsed
         if self.compares_periods():
             self.consume(lex.COMPARISON_PHRASE)
@@ -402,7 +414,7 @@ class QuestionParser:
         self.unused_positions |= in_names
 
     def _find_aggregates_in_names(self) -> set[int]:
-        """Return the positions of words such as "mean" that are part of a column name."""
+        """Return the positions of aggregate words, such as "mean", that belong to column names."""
         names = [split_name(column.name) for column in self.profile.numeric_columns]
         stems = [word.stem for word in self.words]
         return {
@@ -414,7 +426,10 @@ class QuestionParser:
         }
 
     def _parse_limits(self) -> None:
-        """Parse limits such as "above 30 degrees"; ``_assign_limits`` finds their columns."""
+        """Parse numeric thresholds such as "above 30 degrees".
+
+        The method ``_assign_limits`` later assigns a column to each threshold.
+        """
         limits = self.parsed.limits
         for place in sorted(self.unused_positions):
             word = self.words[place]
@@ -450,7 +465,7 @@ class QuestionParser:
             limits.append(NumericLimit(min(places), None, "=", float(equal[1])))
 
     def _parse_comparative(self, position: int, quantity: str) -> None:
-        """Parse "warmer" in a comparison of two times."""
+        """Parse a comparative, such as "warmer", in a comparison of two time periods."""
         columns = self.columns_for_quantity(quantity, self.direction)
         if sorted(direction_of(column) or "" for column in columns) == ["max", "min"]:
             raise TwoReadingsError("max", "min")
@@ -460,7 +475,10 @@ class QuestionParser:
         self.unused_positions.discard(position)
 
     def _parse_number(self, position: int) -> tuple[float, str | None, int] | None:
-        """Return the number at a position, its unit, and the next position, or ``None``."""
+        """Parse the number at a word position.
+
+        Returns the number, its unit, and the position after it, or ``None`` without a number.
+        """
         word, until, unit = self.words[position], position + 1, None
         sign = self.text[word.begin - 1 : word.begin] in ("-", "\u2212")
         if match := lex.NUMBER_PATTERN.match(self.text, word.begin - sign):
@@ -494,7 +512,7 @@ class QuestionParser:
         return any(column.unit in DURATION_UNITS for column in self.profile.numeric_columns)
 
     def _parse_columns(self) -> None:
-        """Parse the columns that the question names, and "without", which tests for empty cells."""
+        """Parse column names, and phrases such as "without" that select rows with empty cells."""
         placed = self.parsed
         self._parse_high_low()
         missing = next(
@@ -523,7 +541,7 @@ class QuestionParser:
             placed.where.append(Filter(column=target.column.name, op="missing"))
 
     def _find_mentions(self) -> None:
-        """Add the columns that the unused words mention."""
+        """Find columns mentioned by unused words and add them to the parsed question."""
         placed = self.parsed
         degrees = {**lex.SUPERLATIVES, **lex.COMPARATIVES}
         ranking = {word for word, (quantity, _) in degrees.items() if quantity}
@@ -552,7 +570,7 @@ class QuestionParser:
                 self.unused_positions -= mention.positions
 
     def _refers_to_rows(self, mention: Mention) -> bool:
-        """Return True if a word that names both the file and a column refers to the rows."""
+        """Return True if a word that matches both the file name and a column refers to rows."""
         placed, begin = self.parsed, min(mention.positions)
         stems = {self.words[p].stem for p in mention.positions}
         is_counted = begin > 0 and self.words[begin - 1].stem in ("most", "fewest")
@@ -570,7 +588,7 @@ class QuestionParser:
         )
 
     def _describes_rows(self, mention: Mention) -> bool:
-        """Return True if an adjective such as "cold" precedes a word for rows or times."""
+        """Return True if an adjective only modifies a noun for rows or times, as in "cold days"."""
         begin, after = min(mention.positions), max(mention.positions) + 1
         word = self.words[begin].stem
         nouns = {*self.row_nouns, *lex.TIME_UNIT_WORDS}
@@ -584,7 +602,7 @@ class QuestionParser:
         )
 
     def _parse_counts_of_items(self) -> None:
-        """Parse "cars with 8 cylinders": an integer column that equals a number."""
+        """Parse a number before an integer column, such as "cars with 8 cylinders", as a filter."""
         placed = self.parsed
         numbers = [m for m in placed.columns if m.column.kind == "number"]
         for mention in numbers:
@@ -600,7 +618,10 @@ class QuestionParser:
             placed.where.append(Filter(column=mention.column.name, op="=", value=int(text)))
 
     def _parse_columns_of_units(self) -> None:
-        """Parse "energy" as the only column in kWh, if no word mentions a numeric column."""
+        """Resolve a quantity such as "energy" to the only column with a matching unit.
+
+        The rule applies only if the question does not mention a numeric column.
+        """
         if self._list_numeric_mentions():
             return
         for place in sorted(self.unused_positions):
@@ -612,7 +633,7 @@ class QuestionParser:
                 return
 
     def _consume_measure_nouns(self, mention: Mention) -> None:
-        """Mark nouns next to a column as used: "wind speed", "price of gas", "water temperature"."""
+        """Mark nouns next to a column mention as used, such as "speed" in "wind speed"."""
         begin, after = min(mention.positions), max(mention.positions) + 1
         nouns = {after: lex.MEASURE_NOUNS, begin - 2: lex.MEASURE_NOUNS}
         if begin < 2 or self.words[begin - 1].stem != "of":
@@ -624,7 +645,10 @@ class QuestionParser:
                 self.unused_positions.discard(place)
 
     def _parse_high_low(self) -> None:
-        """Parse "the low": a column of lows if the table has one, and an extreme otherwise."""
+        """Parse "the high" or "the low".
+
+        The phrase selects a column of highs or lows if the table has one, and an extreme otherwise.
+        """
         placed = self.parsed
         for match in lex.HIGH_LOW_NOUN.finditer(self.text):
             word = (match["word"] or match["plural"]).lower().removesuffix("s")
@@ -646,12 +670,15 @@ class QuestionParser:
                 return
 
     def _follows_grouping_word(self, mention: Mention) -> bool:
-        """Return True if a word such as "by" precedes the column."""
+        """Return True if a grouping word such as "by" or "per" directly precedes the column."""
         begin = min(mention.positions, default=0)
         return bool(begin and self.words[begin - 1].stem in ("by", "per", "each", "which"))
 
     def _choose_column(self, mentions: list[Mention]) -> Mention | None:
-        """Return one of the columns that the same words may mention."""
+        """Choose one of several columns that the same words may refer to.
+
+        Returns ``None`` if the words refer to rows or to times instead.
+        """
         stems = {self.words[p].stem for p in mentions[0].positions}
         is_whole_name = mentions[0].score >= 20 + 10 * len(mentions[0].positions)
         counted = stems <= self.profile.item_nouns and self.parsed.kind != "distinct"
@@ -680,7 +707,7 @@ class QuestionParser:
         return None if self.has_time and stems <= set(lex.TIME_UNIT_WORDS) else mentions[0]
 
     def _is_ranked(self, column: TableColumn) -> bool:
-        """Return True if a superlative in the question refers to the column's quantity.
+        """Return True if a superlative in the question applies to the quantity of a column.
 
         For wind, the quantity is the speed, not the direction.
         """
@@ -691,7 +718,7 @@ class QuestionParser:
         return bool(words & ranked)
 
     def _parse_direction(self) -> str | None:
-        """Return ``max`` or ``min`` if the question refers to highs or lows."""
+        """Return ``max`` or ``min`` if the question refers to highs or lows, else ``None``."""
         if self.direction is not None:
             return self.direction
         for place in sorted(self.unused_positions):
@@ -750,7 +777,7 @@ class QuestionParser:
                 self._parse_item_comparison()
 
     def _parse_item_comparison(self) -> None:
-        """Parse "are males heavier than females": a comparison of two means."""
+        """Parse "are males heavier than females" as a comparison of two group means."""
         placed = self.parsed
         placed.compares_items = True
         self.consume(lex.COMPARISON_PHRASE)
@@ -807,9 +834,9 @@ class QuestionParser:
                 placed.groups.append(placed.frequency_group)
 
     def _list_group_columns(self, mention: Mention, position: int) -> list[str]:
-        """Return the group columns of a mention.
+        """Return the columns to group by for a mentioned column.
 
-        In "hire year", the year only selects the date column.
+        In "hire year", the year only selects the date column, so no group column is returned.
         """
         self.parsed.columns.remove(mention)
         name, part = (
@@ -822,7 +849,10 @@ class QuestionParser:
         return [name]
 
     def _parse_ratio(self, names: list[str]) -> bool:
-        """Parse "revenue per unit": one total divided by another."""
+        """Parse a ratio of two totals, such as "revenue per unit".
+
+        Returns True if the phrase is a ratio.
+        """
         if len(names) > 1 or not self.is_additive(names[0]):
             return False
         if self.parsed.kind:
@@ -831,7 +861,10 @@ class QuestionParser:
         return True
 
     def _find_time_part(self, position: int) -> tuple[str, set[int]] | None:
-        """Return the time unit or part at a position, and the positions of its words."""
+        """Find the time unit or time part at a word position.
+
+        Returns its name and the positions of its words, or ``None``.
+        """
         if not self.has_time or position not in self.unused_positions:
             return None
         for name, pattern in lex.TIME_PART_PHRASES:
@@ -881,7 +914,7 @@ class QuestionParser:
         placed.columns.append(Mention(columns[0], frozenset()))
 
     def _find_superlative(self, position: int) -> Rank | None:
-        """Parse a superlative at a position."""
+        """Parse the superlative at a word position, or return ``None`` if there is none."""
         word = self.words[position].stem
         named = {concept_of(w) for m in self.parsed.columns for w in quantity_words(m.column)}
         following = self.words[position + 1].stem if position + 1 < len(self.words) else ""
@@ -902,7 +935,7 @@ class QuestionParser:
 
     @staticmethod
     def _is_measure_of(column: TableColumn, quantity: str) -> bool:
-        """Return True if a column measures a quantity, according to its name or unit."""
+        """Return True if the name or unit of a column shows that it measures a quantity."""
         concepts = {concept_of(word) for word in quantity_words(column)}
         if quantity == "length" and column.unit in DURATION_UNITS:
             return True
@@ -914,9 +947,10 @@ class QuestionParser:
         return [m for m in self.parsed.columns if m.column.kind == "number"]
 
     def _parse_date_columns(self) -> None:
-        """Select the date column that a word of the question refers to.
+        """Select the date column that the question refers to.
 
-        If the question names no time, "was shipped" counts the rows with that date.
+        If the question names no time, a phrase such as "was shipped" counts the rows with a date in
+        that column.
         """
         placed, own_column = (
             self.parsed,
@@ -945,7 +979,7 @@ class QuestionParser:
             raise self.unparsed_error(placed.time_column)
 
     def _parse_subject(self) -> None:
-        """Find the item that "which X" or "X with the highest" refers to."""
+        """Find the subject of the question, such as the city in "which city" questions."""
         placed = self.parsed
         for mention in list(placed.columns):
             column = mention.column
@@ -1004,14 +1038,14 @@ class QuestionParser:
         return values_by_flag[is_yes != bool(negations)]
 
     def _is_counted(self, mention: Mention) -> bool:
-        """Return True if "how many" counts a column's distinct values."""
+        """Return True if a "how many" question counts the distinct values of a column."""
         begin, after = self.words[min(mention.positions)].begin, max(mention.positions) + 1
         between = split_words(self.text[self.parsed.count_phrase_end : begin])
         rows = after < len(self.words) and self.words[after].stem in self.row_nouns
         return not rows and all(word.stem in lex.FILLER_WORDS for word in between)
 
     def _parse_unit(self) -> None:
-        """Parse the unit of the answer, as in "in MWh"."""
+        """Parse the unit that the question requests for the answer, as in "in MWh"."""
         for match in re.finditer(r"\bin\s++(?=(°?)\s*+([^\W\d]\w*(?:/\w+)?))", self.text):
             places, word = self.unused_between(*match.span(2)), match[2]
             has_durations = any(m.column.unit in DURATION_UNITS for m in self.parsed.columns)
@@ -1028,7 +1062,7 @@ class QuestionParser:
                 break
 
     def _parse_row_nouns(self) -> None:
-        """Mark words for the rows as used, including the name of the file."""
+        """Mark nouns that refer to table rows as used, including the name of the file."""
         for place in sorted(self.unused_positions):
             word = self.words[place]
             # Counted nouns are plural: "electricity" does not mean rows.
@@ -1042,7 +1076,10 @@ class QuestionParser:
                 self.parsed.table_mentions += word.stem not in lex.ROW_NOUNS
 
     def _assign_limits(self) -> None:
-        """Assign each limit to the column that it implies, or else to the nearest mention."""
+        """Assign each numeric threshold to a column.
+
+        The column is the one that the threshold implies, or else the nearest column mention.
+        """
         placed = self.parsed
         numbers = [m for m in placed.columns if m.positions]
         for limit in placed.limits:

@@ -22,7 +22,9 @@ _MAX_VALUE_CHARS = 40
 def read_tables(
     session: DataSession, files: Sequence[str], settings: Mapping[str, Any]
 ) -> list[TableProfile]:
-    """Return the profiles of all tables in data files. Unchanged files are profile_file only once.
+    """Return the profiles of all tables in the given data files.
+
+    Unchanged files are profiled only once.
 
     Raises:
         ValidationError: A file cannot be read.
@@ -45,13 +47,14 @@ def read_tables(
 def describe_tables(
     profiles: Sequence[TableProfile], task: str, max_chars: int = MAX_DESCRIPTION_CHARS
 ) -> str:
-    """Return a description of tables and their columns for a planner.
+    """Describe tables and their columns for the planner's prompt.
 
     Columns that the task mentions come first.
 
     Args:
         profiles: Profiles of the tables to describe.
-        task: Task text. If space is short, columns that it does not mention are omitted first.
+        task: Task text. If space is short, columns that the task does not mention are omitted
+            first.
         max_chars: Maximum length of the description.
     """
     concepts = {concept_of(word.stem) for word in split_words(task)}
@@ -102,7 +105,7 @@ def _describe_column(column: TableColumn, time_profile: TableProfile | None) -> 
 
 
 def describe_files(files: Sequence[str], task: str, settings: Mapping[str, Any]) -> str:
-    """Return a description of the tables in files, or the error message if a file cannot be read."""
+    """Describe the tables in data files, or return the error message if a file cannot be read."""
     with open_session(settings) as session:
         try:
             return describe_tables(read_tables(session, files, settings), task)

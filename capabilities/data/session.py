@@ -28,14 +28,14 @@ _DEFAULT_CSV_OPTIONS = "delim=',', quote='\"', header=true"
 
 @dataclass(frozen=True)
 class DataTable:
-    """Table in a data file, with the options to read it.
+    """Table in a data file, with the options needed to read it.
 
     Attributes:
         path: Path of the file.
-        kind: Format of the file.
+        kind: File format.
         label: Name of the table in answers.
         size: File size in bytes.
-        name: Name of the table in a database.
+        name: Name of the table in a SQLite database.
         encoding: Encoding of a text file.
         options: DuckDB options for the delimiter, quotes, header, and names of a text file.
         has_semicolons: True if semicolons separate the columns, which suggests decimal commas.
@@ -52,7 +52,7 @@ class DataTable:
 
 
 def quote_identifier(name: str) -> str:
-    """Return a name as a quoted SQL identifier.
+    """Quote a name as a SQL identifier.
 
     >>> print(quote_identifier('wind "gust" speed'))
     "wind ""gust"" speed"
@@ -61,7 +61,7 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """Return a text as a SQL string literal.
+    """Quote a string as a SQL literal.
 
     >>> quote_literal("it's")
     "'it''s'"
@@ -70,7 +70,7 @@ def quote_literal(text: str) -> str:
 
 
 def quote_path(path: str | Path) -> str:
-    """Return a path as a SQL literal, with the brackets and stars escaped that form a glob pattern.
+    """Quote a file path as a SQL literal, with glob characters escaped.
 
     >>> quote_path("sales[1].csv")
     "'sales[[]1].csv'"
@@ -79,7 +79,7 @@ def quote_path(path: str | Path) -> str:
 
 
 def unreadable_file_error(file_name: str, exc: object) -> ValidationError:
-    """Return an error for a file that does not contain a readable table."""
+    """Create an error for a data file that does not contain a readable table."""
     first_line = (str(exc).strip().splitlines() or ["unknown reason"])[0]
     return ValidationError(
         f"The data file {file_name!r} cannot be read: {first_line[:300]}",
@@ -88,13 +88,13 @@ def unreadable_file_error(file_name: str, exc: object) -> ValidationError:
 
 
 class DataSession:
-    """DuckDB connection with the tables that were opened in it.
+    """DuckDB session that reads data files as tables.
 
     Args:
         connection: Open DuckDB connection.
-        folder: Folder for temporary copies of SQLite tables and of text that is not UTF-8. SQLite
-            tables are copied because DuckDB would have to download an extension.
-        operation: Operation that interrupts running queries when it ends.
+        folder: Folder for temporary copies of SQLite tables and of text that is not UTF-8.
+            SQLite tables are copied because DuckDB would have to download an extension.
+        operation: Data operation that interrupts running queries when it ends.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DataSession:
         self._relations: dict[DataTable, str] = {}
 
     def relation(self, table: DataTable) -> str:
-        """Return SQL that reads the table, to use after FROM.
+        """Return a SQL table expression for the ``FROM`` clause of a query.
 
         Raises:
             ValidationError: The file cannot be read.
@@ -130,7 +130,10 @@ class DataSession:
         return self._relations[table]
 
     def readable_path(self, table: DataTable) -> Path:
-        """Return the path of the table's file, or of a copy that DuckDB can read."""
+        """Return the path of the table's file.
+
+        If DuckDB cannot read the file, the path of a converted copy is returned.
+        """
         target = self.folder / f"copy{len(self._relations)}.csv"
         if table.kind == "sqlite":
             self._export_sqlite(table, target)
@@ -181,7 +184,7 @@ class DataSession:
     def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, label: str = "the data"
     ) -> list[tuple[Any, ...]]:
-        """Run a query and return all rows.
+        """Run a SQL query and return all result rows.
 
         Raises:
             ValidationError: The file cannot be read.
@@ -202,14 +205,14 @@ class DataSession:
         except duckdb.Error as exc:
             first_line = str(exc).strip().splitlines()[0]
             raise CapabilityError(
-                f"The DuckDB query over {label} failed: {first_line[:300]}",
+                f"The query over {label} failed in DuckDB: {first_line[:300]}",
                 fix="Ask for fewer rows or columns, or raise 'memory_limit' in the settings.",
             ) from exc
 
 
 @contextlib.contextmanager
 def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[DataSession]:
-    """Open an in-memory DuckDB session that downloads nothing and has resource limits.
+    """Open an in-memory DuckDB session with resource limits and without extension downloads.
 
     On exit, the session is closed and its temporary files are deleted.
     """

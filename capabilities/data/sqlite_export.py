@@ -21,7 +21,7 @@ MAX_VALUE_BYTES = 16 * 1024**2
 
 
 def distinct_names(names: list[str]) -> list[str]:
-    """Return column names made unique by appending the position to repeated ones.
+    """Make column names unique by appending the column position to duplicates.
 
     >>> distinct_names(["day", "price", "Price"])
     ['day', 'price (column 2)', 'Price (column 3)']
@@ -34,11 +34,11 @@ def distinct_names(names: list[str]) -> list[str]:
 
 
 class _LimitReachedError(Exception):
-    """Raised if the export reaches a limit. The argument names the limit."""
+    """Raised if the export of a SQLite table reaches a limit, which the argument names."""
 
 
 class _SizeLimitedFile:
-    """Text file that raises an error when its size exceeds a limit."""
+    """Text file that raises an error when its content exceeds the maximum size."""
 
     def __init__(self, file: Any, max_chars: int) -> None:
         self._file = file
@@ -60,7 +60,7 @@ def _limit_memory() -> None:
 
 
 def main(database: str, table: str, target: str, max_rows: int, max_bytes: int) -> dict[str, str]:
-    """Export a table to a CSV file.
+    """Export a SQLite table to a CSV file within size and memory limits.
 
     Args:
         database: URI of the SQLite database.
@@ -70,7 +70,8 @@ def main(database: str, table: str, target: str, max_rows: int, max_bytes: int) 
         max_bytes: Maximum size of the CSV file in bytes.
 
     Returns:
-        The error, or the limit that was reached. The dictionary is empty if the export succeeded.
+        The error, or the limit that was reached. The dictionary is empty if the export
+            succeeded.
     """
     _limit_memory()
     name = '"' + table.replace('"', '""') + '"'

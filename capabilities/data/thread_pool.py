@@ -55,7 +55,7 @@ class DataLimits(BaseModel):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> DataLimits:
-        """Return the resource limits in a capability's settings.
+        """Read the resource limits from the settings of a capability.
 
         Raises:
             ValidationError: A limit is not a positive number.
@@ -70,15 +70,16 @@ class DataLimits(BaseModel):
             ) from exc
 
     def max_export_bytes(self, file_bytes: int) -> int:
-        """Return the maximum size of an export from a file of the given size.
+        """Return the maximum size of a CSV export from a SQLite file of the given size.
 
-        The size is limited because a view of a small database can yield rows forever.
+        The size is limited because a view in a small database can produce an unlimited number of
+        rows.
         """
         return min(self.max_file_bytes, max(64 * 1024**2, 20 * file_bytes))
 
 
 class ResultCache:
-    """Thread-safe cache of the most recently used results.
+    """Thread-safe cache for the results of recent data operations.
 
     >>> ResultCache(2).get_or_compute("a", lambda: [1])
     [1]
@@ -89,7 +90,7 @@ class ResultCache:
         self._lock = threading.Lock()
 
     def get_or_compute(self, key: Any, compute: Callable[[], Result]) -> Result:
-        """Return the cached result for a key, or compute and cache it."""
+        """Return the cached result for a key, or compute and cache the result."""
         with self._lock:
             result = self._results.get(key)
         if result is None:
@@ -100,11 +101,11 @@ class ResultCache:
 
 
 class DataOperation:
-    """Data operation with resource limits and callbacks that interrupt it.
+    """Cancelable data operation with resource limits.
 
     Args:
         limits: Resource limits of the operation.
-        cache: Result cache that the operation shares with others.
+        cache: Result cache that is shared with other operations.
     """
 
     def __init__(self, limits: DataLimits, cache: ResultCache | None = None) -> None:
@@ -116,11 +117,11 @@ class DataOperation:
         self._timed_out = False
 
     def stop(self) -> None:
-        """Request that the operation ends soon. It may be called from any thread."""
+        """Request that the data operation stop soon. This method is thread-safe."""
         self._stopping.set()
 
     def raise_if_stopped(self) -> None:
-        """Raise an error if the operation must end.
+        """Raise an error if the data operation was stopped or timed out.
 
         Raises:
             CapabilityError: The operation was stopped or reached its time limit.
@@ -141,7 +142,10 @@ class DataOperation:
 
     @contextlib.contextmanager
     def on_stop(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Context manager: call ``callback`` repeatedly once the operation must end."""
+        """Context manager that calls ``callback`` repeatedly after the operation is stopped.
+
+        The call is repeated because an interrupt between two queries has no effect.
+        """
         self.raise_if_stopped()
         self._stop_callbacks.append(callback)
         try:
@@ -150,9 +154,9 @@ class DataOperation:
             self._stop_callbacks.remove(callback)
 
     def run(self, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call a function in the current thread as part of this operation.
+        """Run a function in the current thread as part of this data operation.
 
-        Sessions that the function opens are interrupted when the operation ends.
+        Data sessions that the function opens are interrupted when the operation is stopped.
         """
         watcher = threading.Thread(target=self._watch, name="capgraph-data-watch", daemon=True)
         watcher.start()
@@ -182,12 +186,15 @@ _current: contextvars.ContextVar[DataOperation | None] = contextvars.ContextVar(
 
 
 def current_operation(settings: Mapping[str, Any]) -> DataOperation:
-    """Return this thread's operation, or one without a time limit outside a thread pool."""
+    """Return the data operation of the current thread.
+
+    Outside a thread pool, a new operation without a time limit is returned.
+    """
     return _current.get() or DataOperation(DataLimits.from_settings(settings))
 
 
 class DataThreadPool:
-    """Thread pool of a capability, with a cache of results.
+    """Thread pool that runs the data operations of a capability and caches their results.
 
     Args:
         threads: Maximum number of concurrent operations.
@@ -204,10 +211,10 @@ class DataThreadPool:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result:
-        """Run a function in the thread pool, and stop it if the caller is canceled.
+        """Run a function in the thread pool, and stop the function if the caller is canceled.
 
         Args:
-            settings: Settings of the capability, including the limits.
+            settings: Settings of the capability, including the resource limits.
             function: Function to run.
             *args: Positional arguments of the function.
             **kwargs: Keyword arguments of the function.
@@ -226,7 +233,10 @@ class DataThreadPool:
 
 
 def classify_data_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-    """Return the severity of an error in data processing. Timeouts are not retried."""
+    """Classify an error from a data operation, without allowing retries.
+
+    Errors that would be retried, such as timeouts, are classified as critical instead.
+    """
     classification = classify_exception(
         exc,
         f"Unhandled error in {context.get('capability', 'unknown_capability')}",

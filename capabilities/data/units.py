@@ -44,7 +44,7 @@ _UNIT_PATTERN = re.compile(rf"{_UNIT_FACTOR}(?:(?:\s*[/*·⋅]\s*|\s+){_UNIT_FAC
 
 
 def unit_in_name(name: str) -> str | None:
-    """Return the unit that a column name contains, or ``None``.
+    """Return the unit that a column name states, or ``None`` if the name has no unit.
 
     >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("speed_m_s")
     ('°C', 'g', 'm/s')
@@ -86,10 +86,10 @@ def unit_in_name(name: str) -> str | None:
 
 
 def guess_temperature_unit(lowest: float, highest: float) -> str | None:
-    """Return the temperature unit if the value range allows only one, and ``None`` otherwise.
+    """Infer the temperature unit from a range of values, or return ``None`` if it is ambiguous.
 
-    The rules cover air and water temperatures where people live: values above 60 are too hot for
-    Celsius, and a year that never exceeds 45 would be polar in Fahrenheit.
+    The rules assume air or water temperatures in inhabited places. Values above 60 are too hot
+    for Celsius, and a year that never exceeds 45 would be polar in Fahrenheit.
 
     >>> guess_temperature_unit(-1.6, 35.6), guess_temperature_unit(30.1, 74.9)
     ('°C', '°F')
@@ -111,7 +111,7 @@ def _registry() -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _parse(unit: str) -> Any:
-    """Return the pint unit that a text names, or ``None``."""
+    """Parse the name of a unit with pint, or return ``None`` if the unit is unknown."""
     if len(unit) > _MAX_UNIT_CHARS:
         return None
     text = _UNIT_SPELLINGS.get(fold(unit)) or _UNIT_SPELLINGS.get(unit.lower()) or unit
@@ -124,7 +124,7 @@ def _parse(unit: str) -> Any:
 
 
 def is_unit(text: str) -> bool:
-    """Return True if a word is a unit.
+    """Return True if a string is the name or symbol of a unit.
 
     >>> is_unit("kg"), is_unit("banana")
     (True, False)
@@ -133,9 +133,9 @@ def is_unit(text: str) -> bool:
 
 
 def unit_conversion(unit: str | None, target: str | None) -> tuple[float, float]:
-    """Return the factor and offset that convert a value from one unit to another.
+    """Return the factor and offset that convert values from one unit to a different unit.
 
-    A value without a unit is not converted.
+    If either unit is ``None``, values are not converted.
 
     Raises:
         ValidationError: A unit is invalid, or the units measure different quantities.

@@ -20,7 +20,7 @@ _UNINFLECTED_WORDS = {
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a text, with its position and normalized form.
+    """Word of a text, with its position and normalized form.
 
     Attributes:
         text: Word as written.
@@ -36,7 +36,7 @@ class Word:
 
 
 def word_set(text: str) -> frozenset[str]:
-    """Return the words of a text as a frozen set.
+    """Split a string at whitespace and return its words as a frozen set.
 
     >>> sorted(word_set("low high"))
     ['high', 'low']
@@ -45,7 +45,7 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def fold(text: str) -> str:
-    """Return a text in lower case without accents.
+    """Convert a string to lowercase and remove accents.
 
     >>> fold("Größe Été")
     'grosse ete'
@@ -57,7 +57,7 @@ def fold(text: str) -> str:
 
 
 def stem(word: str) -> str:
-    """Return the normalized form of a word: singular, lower case, and without accents.
+    """Normalize a word to singular, lowercase, and unaccented form.
 
     >>> [stem(word) for word in ("Temperatures", "cities", "boxes", "glass", "news")]
     ['temperature', 'city', 'box', 'glass', 'news']
@@ -78,7 +78,7 @@ def stem(word: str) -> str:
 
 
 def split_words(text: str) -> list[Word]:
-    """Return the words of a text with their positions.
+    """Split a text into words, with the position and normalized form of each word.
 
     >>> [word.stem for word in split_words("Compare daily highs!")]
     ['compare', 'daily', 'high']
@@ -90,7 +90,7 @@ def split_words(text: str) -> list[Word]:
 
 
 def split_name(name: str) -> list[str]:
-    """Return the normalized words of a column or file name.
+    """Split a column or file name into normalized words.
 
     >>> split_name("Temp_Max (°C)"), split_name("netGeneration2")
     (['temp', 'max', 'c'], ['net', 'generation', '2'])
@@ -102,7 +102,7 @@ def split_name(name: str) -> list[str]:
 
 
 def blank_spans(text: str, spans: list[tuple[int, int]]) -> str:
-    """Return a text in which parts are replaced by spaces, so that indexes stay the same.
+    """Replace parts of a text with spaces, so that the remaining indexes do not change.
 
     >>> blank_spans("in 2015 or so", [(0, 7)])
     '        or so'

@@ -34,13 +34,14 @@ _SEASON_START = {"spring": 3, "summer": 6, "autumn": 9, "winter": 12}
 
 @dataclass(frozen=True)
 class TimeOptions:
-    """Options of the time parser.
+    """Options of the parser for natural-language time expressions.
 
     Attributes:
-        now: Time that relative expressions start from, without a time zone.
-        day_first: True if ambiguous dates such as 03/04/2015 have the day first.
-        southern: True if summer is December to February.
-        year: Year to assume for parts of a month or season that have none. If omitted, such parts are ignored.
+        now: Reference time for relative expressions such as "last week", without a time zone.
+        day_first: True to read ambiguous dates such as 03/04/2015 with the day first.
+        southern: True for the southern hemisphere, where summer is December to February.
+        year: Default year for parts of a month or season. If omitted, parts without a year are
+            ignored.
     """
 
     now: datetime
@@ -51,7 +52,10 @@ class TimeOptions:
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Period:
-    """Period of local time from ``start`` to the exclusive ``end``. ``None`` leaves a side open."""
+    """Period of local time with an exclusive end.
+
+    If ``start`` or ``end`` is ``None``, the period is unbounded on that side.
+    """
 
     start: datetime | None = None
     end: datetime | None = None
@@ -60,7 +64,7 @@ class Period:
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class DataWindow:
-    """First or last part of the data's time range, such as its last five years."""
+    """Window at the beginning or end of the data's time range, such as the last five years."""
 
     edge: Literal["first", "last"]
     amount: Annotated[int, Field(ge=1)]
@@ -96,7 +100,7 @@ class ParsedTime:
 
 @dataclass(frozen=True)
 class TimeExpression:
-    """Time expression that was found in a text, with its position and parsed parts.
+    """Time expression in a text, with its position and parsed parts.
 
     Attributes:
         start_index: Start index in the text.
@@ -121,12 +125,12 @@ class TimeExpression:
 
     @property
     def lacks_year(self) -> bool:
-        """True if the expression contains no year, so that another expression must supply it."""
+        """True if the expression has no year, so that the year must come from elsewhere."""
         return self.unit != "fixed" and self.year is None
 
 
 def add_months(moment: datetime, months: int) -> datetime:
-    """Return the time shifted by whole months. The day is limited to the length of the month.
+    """Add a number of months to a time, with the day limited to the length of the month.
 
     >>> add_months(datetime(2012, 1, 31), 1)
     datetime.datetime(2012, 2, 29, 0, 0)
@@ -138,7 +142,7 @@ def add_months(moment: datetime, months: int) -> datetime:
 
 
 def shift(moment: datetime, amount: int, unit: str) -> datetime:
-    """Return the time shifted by a number of units, from minutes to decades."""
+    """Add a number of time units to a time, such as three weeks or two decades."""
     if unit in ("minute", "hour", "day", "week"):
         return moment + timedelta(**{f"{unit}s": amount})
     return add_months(
@@ -147,7 +151,7 @@ def shift(moment: datetime, amount: int, unit: str) -> datetime:
 
 
 def floor(moment: datetime, unit: str) -> datetime:
-    """Return the start of the unit (minute to decade) that contains a time.
+    """Round a time down to the start of a time unit, such as an hour, a quarter, or a decade.
 
     >>> floor(datetime(2015, 8, 19, 7), "quarter")
     datetime.datetime(2015, 7, 1, 0, 0)
@@ -168,7 +172,7 @@ def floor(moment: datetime, unit: str) -> datetime:
 
 
 def parse_day(year: int, month: int, day: int, text: str) -> datetime:
-    """Return a date, or raise an error that explains why it does not exist.
+    """Return a date, or raise an error if the date does not exist.
 
     Raises:
         ValidationError: The month or the day does not exist.
@@ -181,15 +185,15 @@ def parse_day(year: int, month: int, day: int, text: str) -> datetime:
     last = calendar.monthrange(year, month)[1] if year else 29
     if not 1 <= day <= last:
         raise ValidationError(
-            f"{text.strip()!r} is not a date: {calendar.month_name[month]}"
-            f"{f' {year}' if year else ''} has {last} days.",
+            f"{text.strip()!r} is not a valid date, because {calendar.month_name[month]}{(f' {year}' if year else '')} "
+            f"has {last} days.",
             fix="Write an existing date, such as 28 February 2015.",
         )
     return datetime(year or 2000, month, day)
 
 
 def season_months(season: str, southern: bool) -> list[int]:
-    """Return the three months of a season.
+    """Return the numbers of the three months in a season.
 
     >>> season_months("winter", southern=False)
     [12, 1, 2]
@@ -199,7 +203,7 @@ def season_months(season: str, southern: bool) -> list[int]:
 
 
 def resolve_period(expression: TimeExpression, southern: bool = False) -> Period:
-    """Return the period of a time expression that has a year.
+    """Convert a time expression with a year to a period with start and end dates.
 
     Raises:
         ValidationError: The expression has no year or does not name an existing period.
@@ -210,7 +214,7 @@ def resolve_period(expression: TimeExpression, southern: bool = False) -> Period
         year = expression.year
         if year is None:
             raise ValidationError(
-                f"The time expression {expression.text!r} has no year.", fix="Add the year."
+                f"The time expression {expression.text!r} must include a year.", fix="Add the year."
             )
         period = _whole_period(expression, year, southern)
     return _select_portion(period, expression.portion) if expression.portion else period
@@ -279,6 +283,7 @@ def _select_portion(period: Period, portion: tuple[str, int, str]) -> Period:
         finish = shift(begin, amount, unit)
     if begin >= end or finish <= start:
         raise ValidationError(
-            f"The period {period.label} has no {which} {unit}.", fix="Name a part that exists."
+            f"There is no {which} {unit} in the period {period.label}.",
+            fix="Name a part that exists.",
         )
     return Period(max(begin, start), min(finish, end), f"the {which} {plural} of {period.label}")

@@ -16,7 +16,7 @@ MAX_TEXT_CHARS = 4000
 
 
 def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
-    """Return the time parser's options.
+    """Read the options of the time parser from the settings of a capability.
 
     The settings are ``now``, ``timezone``, ``day_first``, and ``hemisphere``.
 
@@ -53,5 +53,5 @@ def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
 
 
 def parse_times(text: str, settings: Mapping[str, Any]) -> ParsedTime:
-    """Return the times in a text, parsed with the options in the settings."""
+    """Parse the time expressions in a text, with options from the settings of a capability."""
     return parse_expressions(text, options_from_settings(settings))

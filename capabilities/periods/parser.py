@@ -41,7 +41,7 @@ _UNTIL = re.compile(r"\b(?:until|till|through|thru|up to|up until|by)(?:\s+the)?
 
 
 def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
-    """Return the periods and recurring times in a text.
+    """Parse the periods and recurring times that a text refers to.
 
     >>> from datetime import datetime
     >>> options = TimeOptions(datetime(2020, 1, 1))
@@ -90,7 +90,7 @@ def _is_range(text: str, first: TimeExpression, second: TimeExpression) -> bool:
 
 
 def _fill_missing_years(text: str, expressions: list[TimeExpression]) -> list[TimeExpression]:
-    """Copy the year of a neighboring expression to expressions that have none."""
+    """Fill in missing years from neighboring time expressions, as in "June to August 2015"."""
     expressions = list(expressions)
     for index in range(len(expressions) - 2, -1, -1):
         first, second = expressions[index], expressions[index + 1]
@@ -127,7 +127,10 @@ def _fill_missing_years(text: str, expressions: list[TimeExpression]) -> list[Ti
 
 
 def _apply_assumed_year(expression: TimeExpression, year: int | None) -> TimeExpression:
-    """Add the assumed year to a part of a month or season. Without one, ignore the part."""
+    """Apply the default year to a part of a month or season that has no year.
+
+    Without a default year, the qualifier (such as "early" in "early June") is dropped.
+    """
     if not expression.lacks_year or expression.portion is None:
         return expression
     if year is not None:
@@ -138,7 +141,7 @@ def _apply_assumed_year(expression: TimeExpression, year: int | None) -> TimeExp
 
 
 def _spread_single_year(expressions: list[TimeExpression]) -> list[TimeExpression]:
-    """Copy a year that the text states once ("In 2015, … June … July") to all expressions."""
+    """Apply the only year in a text, as in "In 2015, ... June ... July", to all expressions."""
     years = [item for item in expressions if item.unit == "year" and item.portion is None]
     lacking = [item for item in expressions if item.lacks_year]
     if len(years) != 1 or not lacking:
@@ -167,7 +170,7 @@ def _consume_expression(
     result: ParsedTime,
     names: list[str],
 ) -> int:
-    """Add the expression at a position, or the range that it forms with the next expression.
+    """Add the time expression at an index, or the range that starts with it, to the result.
 
     Returns:
         The number of expressions used.
@@ -266,7 +269,7 @@ def _add_recurring_range(
 
 
 def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
-    """Remove duplicates and periods that only specify the year or month of another period."""
+    """Remove duplicate periods and those that only give the year or month of a different period."""
     if _COMPARE.search(text):
         unique: list[Period] = []
         for interval in result.periods:

@@ -55,7 +55,7 @@ _WINDOW = re.compile(
 
 
 def find_recurring(text: str) -> ParsedTime:
-    """Return weekdays, times of day, and parts of the data's time range that a text contains.
+    """Find weekdays, hours of the day, and data windows such as "the last five years" in a text.
 
     >>> find_recurring("average load on Mondays at 3 pm").hours
     [15]

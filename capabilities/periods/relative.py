@@ -29,14 +29,14 @@ _NOT_OF_DATA = r"(?!\s+(?:of|in|on)\s+(?:the\s+)?(?:data|record|file|series|meas
 
 
 def parse_count(text: str) -> int:
-    """Return the number that digits or words state; "a" counts as 1."""
+    """Convert a number in digits or words to an integer. The article "a" counts as 1."""
     return int(text) if text.isdigit() else NUMBERS.get(text.lower(), 1)
 
 
 def fixed_expression(
     match: TextMatch, start: datetime, end: datetime, label: str
 ) -> TimeExpression:
-    """Return a time expression whose period is already known."""
+    """Create a time expression for a regular expression match whose period is already known."""
     return TimeExpression(*match.span(), "fixed", period=Period(start, end, label), text=match[0])
 
 
@@ -88,7 +88,7 @@ def _parse_to_date(match: TextMatch, options: TimeOptions) -> TimeExpression:
 
 
 def _parse_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpression | None:
-    """Return the period of "last June", "this summer", or "last Monday"."""
+    """Parse a relative month, season, or weekday, such as "last June" or "this summer"."""
     name, which = match["name"].lower(), match["which"].lower()
     if name in WEEKDAYS:
         today = floor(options.now, "day")
@@ -125,7 +125,7 @@ _NAMES = "|".join(
 def time_rule(
     pattern: str, build_expression: Callable[[TextMatch, TimeOptions], TimeExpression | None]
 ) -> TimeRule:
-    """Return a rule of the scanner: a regular expression and the function that parses its match."""
+    """Create a scanner rule from a regular expression and the function that parses a match."""
     return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build_expression
 
 

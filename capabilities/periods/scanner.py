@@ -259,7 +259,7 @@ _PORTION = re.compile(
 
 
 def find_expressions(text: str, options: TimeOptions) -> list[TimeExpression]:
-    """Return the time expressions in a text, in order. They never overlap.
+    """Find all non-overlapping time expressions in a text, in order of appearance.
 
     >>> options = TimeOptions(datetime(2020, 1, 1))
     >>> [item.text for item in find_expressions("June 2014 or 3 May 2015", options)]
@@ -309,7 +309,7 @@ def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
 
 
 def _extend_with_portion(text: str, expression: TimeExpression) -> TimeExpression:
-    """Include the part that precedes an expression: "early 2008", "the first week of June 2012"."""
+    """Extend a time expression with a preceding qualifier, such as "early" in "early 2008"."""
     match = _PORTION.search(text[: expression.start_index])
     if match is None or expression.unit == "day":
         return expression

@@ -177,9 +177,7 @@ class A2AAgent:
                     await send_once(f"answer {answer_count}", *answer, sent)
                     continue
                 state_name = State.Name(state).removeprefix("TASK_STATE_").lower()
-                raise create_remote_failure(
-                    f"{self._subject}, whose task is {state_name},", reason
-                )
+                raise create_remote_failure(f"{self._subject}, whose task is {state_name},", reason)
             return dict(sent["output"])
 
     @asynccontextmanager

@@ -29,29 +29,31 @@ _INVALID_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 @validate_arguments
 def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
-    """Return a LangChain tool that runs a capability with the same checks as a step of a plan.
+    """Create a LangChain tool that runs a capability with the same checks as a plan step.
 
     - *Arguments:* the capability's parameters, and each input as an object under the name of its
-      type or role. Several inputs of one type are a list.
+      type or role. Several inputs of one type are passed as a list.
     - *Result:* the data that the capability returns.
     - *Approvals:* a required approval interrupts the graph that calls the tool, and the call
       continues after the decision.
     - *Services:* ``services`` provide limits, permissions, guardrails, idempotency, and audit.
     - *Failures:* a failure is returned as a tool error that a model can read.
-    - *Labels:* provenance labels of tool results in the agent's ``messages`` apply to its later
-      calls.
+    - *Labels:* provenance labels of tool results in the agent's ``messages`` apply to the
+      agent's later tool calls.
 
-    ``invoke`` runs the tool on its own event loop, for synchronous code and graphs. A capability
-    that requires an approval fails there, because a synchronous call cannot be interrupted.
+    ``invoke`` runs the tool on its own event loop, for synchronous code and graphs. A
+    capability that requires an approval fails there, because a synchronous call cannot be
+    interrupted.
 
     Args:
-        capability: Decorated capability.
-        services: Services that ``bind`` returned. Defaults to the services of the graph whose run
-            calls the tool, if they include the capability. Otherwise default limits apply, with the
-            checkpointer of that run.
+        capability: Capability to expose, decorated with ``@capability_node``.
+        services: Services that ``bind`` returned. Defaults to the services of the graph whose
+            run calls the tool, if they include the capability. Otherwise default limits apply,
+            with the checkpointer of that run.
 
     Raises:
-        ConfigurationError: The argument is not a capability, or its declaration requires services.
+        ConfigurationError: The argument is not a capability, or its declaration requires
+            services.
 
     >>> import asyncio
     >>> from capgraph import capability_node
@@ -66,7 +68,7 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     spec = getattr(capability, "capability_spec", None)
     if not isinstance(spec, CapabilitySpec):
         raise ConfigurationError(
-            f"{capability!r} is not a capability: it is not decorated.",
+            f"{capability!r} is not a capability, because it is not decorated.",
             fix="Decorate it with @capability_node.",
         )
     resolved = services_for(capability, services)

@@ -42,10 +42,13 @@ _MAX_USERS = 10_000
 
 @runtime_checkable
 class Credentials(Protocol):
-    """Protocol for access tokens; pass your own to ``mcp_capabilities`` or ``remote_capability``."""
+    """Protocol for providers of access tokens that remote tools and agents accept.
+
+    Pass an implementation to ``mcp_capabilities`` or ``remote_capability``.
+    """
 
     async def get_token(self, caller: Caller, *, rejected: str | None = None) -> str:
-        """Return an access token of a user.
+        """Return an access token for a user.
 
         Args:
             caller: The authenticated user.
@@ -57,10 +60,10 @@ class Credentials(Protocol):
 
 
 def current_user(subject: str) -> Caller:
-    """Return the authenticated user for whom the running step acts.
+    """Return the authenticated user on whose behalf the current step runs.
 
     Args:
-        subject: Part of the error that names the server, such as ``The MCP server x``.
+        subject: Name of the remote server for the error message, such as ``The MCP server x``.
 
     Raises:
         CapabilityError: The run has no authenticated user.
@@ -68,7 +71,7 @@ def current_user(subject: str) -> Caller:
     caller = current_caller()
     if not (caller.authenticated and caller.user_id):
         raise CapabilityError(
-            f"{subject} requires the credentials of a user, but the run has no authenticated user.",
+            f"{subject} requires user credentials, but the run has no authenticated user.",
             fix="Serve the agent with a login.",
             severity=ErrorSeverity.CRITICAL,
         )
@@ -78,20 +81,20 @@ def current_user(subject: str) -> Caller:
 def signed_subject(
     key: str, *, issuer: str, audience: str, algorithm: str = "ES256", key_id: str | None = None
 ) -> SubjectToken:
-    """Return a function that signs a JWT with the user's ID as its subject.
+    """Create a function that signs a JWT with the user's ID as its subject.
 
-    The authorization server must trust the key. Nothing has to be stored for each user, so runs in
-    the background and on workers have credentials, too.
+    The authorization server must trust the key. No per-user state is stored, so background runs
+    and runs on workers have credentials, too.
 
     Args:
         key: Private key as PEM text.
         issuer: Issuer (``iss``) of the JWT.
         audience: Audience (``aud``) of the JWT, such as the URL of the token endpoint.
-        algorithm: Algorithm of the signature.
-        key_id: ID of the key, for the header ``kid``.
+        algorithm: Signature algorithm.
+        key_id: ID of the key for the ``kid`` header.
 
     Raises:
-        ConfigurationError: The key does not fit the algorithm.
+        ConfigurationError: The key is not valid for the algorithm.
         MissingExtraError: PyJWT is not installed.
     """
     require_extra("jwt", "mcp")
@@ -180,7 +183,10 @@ class TokenExchange:
         return f"TokenExchange({self._url!r})"
 
     async def get_token(self, caller: Caller, *, rejected: str | None = None) -> str:
-        """Return an access token of a user; see :meth:`Credentials.get_token`."""
+        """Return a cached access token for a user, or exchange a signed JWT for a new token.
+
+        See :meth:`Credentials.get_token` for the parameters.
+        """
         user = (caller.tenant, caller.user_id)
         token, expires_at = self._tokens.get(user, ("", 0.0))
         if time.monotonic() < expires_at and token != rejected:
@@ -217,7 +223,7 @@ class TokenExchange:
         error = content.get("error") if isinstance(content, dict) else None
         reason = sanitize_text(str(error or f"HTTP status {reply.status_code}"), 200)
         raise CapabilityError(
-            f"The token endpoint {self._url} refused a token for the user: {reason}.",
+            f"The token endpoint {self._url} refused to issue a token for the user: {reason}.",
             fix="Allow the client to exchange tokens, and give the user access.",
             severity=ErrorSeverity.CRITICAL,
         )

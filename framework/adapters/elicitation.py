@@ -20,7 +20,7 @@ _SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool
 
 
 def supports_elicitation(context: Context[Any, Any]) -> bool:
-    """Return True if the MCP client can show forms to its user."""
+    """Return True if the MCP client supports elicitation, that is, forms shown to the user."""
     can = context.client_capabilities
     return can is not None and can.elicitation is not None
 
@@ -28,15 +28,15 @@ def supports_elicitation(context: Context[Any, Any]) -> bool:
 async def elicit_answers(
     questions: Mapping[str, Any], context: Context[Any, Any], state: str
 ) -> Mapping[str, Any] | InputRequiredResult:
-    """Request the answers to a call's questions from the client's user.
+    """Ask the user of an MCP client to answer the questions of a call.
 
-    In newer protocol versions, the call ends with the forms, and the client repeats it with the
-    answers.
+    In newer protocol versions, the call ends by returning the forms, and the client repeats the
+    call with the answers.
 
     Args:
         questions: Approval requests and questions by name.
         context: Context of the MCP call.
-        state: State that the client sends back with the answers if the call ends.
+        state: State that the client returns with the answers if the call ends.
 
     Returns:
         The client's responses by form name, or the result with which the call must end.
@@ -51,7 +51,7 @@ async def elicit_answers(
 
 
 def elicitation_forms(questions: Mapping[str, Any]) -> dict[str, ElicitRequestFormParams]:
-    """Return the forms of questions, by form name.
+    """Build the elicitation forms for a set of questions, by form name.
 
     Args:
         questions: Questions by name. An approval of several steps has one form for each step.
@@ -64,17 +64,17 @@ def elicitation_forms(questions: Mapping[str, Any]) -> dict[str, ElicitRequestFo
 
 
 def is_asked_before_run(question: Any) -> bool:
-    """Return True if a question is an approval request that precedes the whole run."""
+    """Return True if a question is an approval request that is sent before any step runs."""
     return is_approval_request(question) and question["steps"][0].get("kind", STEP) == STEP
 
 
 def read_answer(name: str, question: Any, responses: Mapping[str, Any]) -> Any:
-    """Return the answer to a question from the client's responses.
+    """Extract the answer to a question from the responses of an MCP client.
 
     Args:
         name: Name of the question.
-        question: Approval request, or a question of a capability.
-        responses: Responses of the client by form name.
+        question: Approval request, or question that a capability asks.
+        responses: Client responses by form name.
     """
     if is_approval_request(question):
         return {
@@ -129,12 +129,12 @@ def _build_form(message: str, fields: Mapping[str, Any], required: str) -> Elici
 
 
 class _Field(NamedTuple):
-    """Form field for a step parameter.
+    """Form field for a parameter of a step.
 
     Attributes:
         name: Name of the parameter.
         schema: JSON schema of the field.
-        is_json: True if the value is not scalar, so that it is entered as JSON text.
+        is_json: True if the value is not a scalar and must be entered as JSON text.
     """
 
     name: str
@@ -156,7 +156,7 @@ def _build_step_fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _build_parameter_fields(step: Mapping[str, Any]) -> dict[str, _Field]:
-    """Return the form field for each parameter, by the field's name in the form."""
+    """Build a form field for each step parameter, keyed by the name of the field in the form."""
     values = step.get("parameters") or {}
     schema = step.get("parameters_schema") or {}
     declared = schema.get("properties") or {}
@@ -200,7 +200,7 @@ def _flatten_schema(
 
 
 def _infer_schema(value: Any) -> dict[str, Any]:
-    """Return a JSON schema for the value of an undeclared parameter."""
+    """Infer a JSON schema from the value of an undeclared parameter."""
     return {
         "type": next(
             (name for name, scalar in _SCALAR_TYPES.items() if type(value) is scalar), None

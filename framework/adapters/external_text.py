@@ -18,7 +18,7 @@ _RESERVED_NAMES = frozenset({*INFRASTRUCTURE_ROLES, "respond", "clarify"})
 
 
 def sanitize_text(raw: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    r"""Return external text without control and invisible characters, cut to ``max_length``.
+    r"""Remove control and invisible characters from external text and limit its length.
 
     >>> sanitize_text("Adds two\x1b[2J numbers.\u202e"), sanitize_text("abcdef", 4)
     ('Adds two[2J numbers.', 'abc…')
@@ -28,7 +28,7 @@ def sanitize_text(raw: str, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 def sanitize_schema(schema: Any) -> Any:
-    r"""Return an external JSON schema with its titles and descriptions sanitized.
+    r"""Sanitize the titles and descriptions in a JSON schema from an external source.
 
     >>> sanitize_schema({"title": "A\u200bB", "enum": ["A\u200bB"]})
     {'title': 'AB', 'enum': ['A\u200bB']}
@@ -48,7 +48,7 @@ def sanitize_schema(schema: Any) -> Any:
 
 
 def capability_name(external_name: str, prefix: str = "", used_names: Collection[str] = ()) -> str:
-    """Return an unused capability name for an external tool.
+    """Create a valid and unused capability name for an external tool.
 
     >>> capability_name("files/read all", "disk"), capability_name("router")
     ('disk_files_read_all', 'router_tool')
@@ -66,25 +66,25 @@ def capability_name(external_name: str, prefix: str = "", used_names: Collection
 
 
 def is_http_url(value: Any) -> bool:
-    """Return True if a value is an HTTP or HTTPS URL."""
+    """Return True if a value is a string with an HTTP or HTTPS URL."""
     return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 def task_with_inputs(step: StepContext) -> str:
-    """Return a step's task, followed by its inputs as JSON."""
+    """Return the task of a step as text, followed by the step's inputs as JSON."""
     input_text = "\n\n" + json.dumps(serialize_inputs(step.inputs), ensure_ascii=False)
     return step.task + input_text if step.inputs else step.task
 
 
 def create_remote_failure(subject: str, reason: str) -> CapabilityError:
-    """Return an error for a failure that an external agent or tool reported."""
+    """Create an error for a failure that a remote agent or tool reported."""
     return CapabilityError(
         f"{subject} reported a failure: {sanitize_text(reason, 4000) or 'no reason was given'}"
     )
 
 
 def unreachable_error(subject: str, exc: Exception) -> CapabilityError:
-    """Return a retriable error for an external agent that cannot be reached."""
+    """Create a retriable error for a remote agent that cannot be reached."""
     return CapabilityError(
         f"{subject} cannot be reached ({sanitize_text(str(exc), 300) or type(exc).__name__}).",
         fix="Check that it is running and that its address is correct.",

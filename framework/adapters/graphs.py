@@ -43,14 +43,14 @@ def graph_capability(
     description: str | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Create a capability from a compiled LangGraph graph.
+    """Create a capability that runs a compiled LangGraph graph as a step.
 
-    The input's fields become the graph's initial state. The output's fields are read from its final
-    state and validated. The graph runs inside the step:
+    The input's fields become the graph's initial state. The output's fields are read from its
+    final state and validated. The graph runs inside the step:
 
-    - Its checkpoints belong to the turn's thread, in a namespace of the step, even if it was
-      compiled with another checkpointer. Nodes that completed do not run again after a crash, a
-      retry, or an interrupt.
+    - Its checkpoints belong to the turn's thread, in a namespace of the step, even if the
+      graph was compiled with a different checkpointer. Completed nodes do not run again after
+      a crash, a retry, or an interrupt.
     - Its ``interrupt()`` interrupts the step.
     - Its stream is part of the outer stream with ``subgraphs=True``.
     - It receives the run's ``context``.
@@ -61,11 +61,12 @@ def graph_capability(
         output: Context type that the capability provides.
         name: Name of the capability. Defaults to the name of the graph.
         description: Description for planners.
-        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`.
+        **options: Keyword arguments for
+            :func:`~capgraph.adapters.schema_capability.capability_from_schema`.
 
     Raises:
-        ConfigurationError: The argument is not a compiled graph, it has static breakpoints, or a
-            field of ``input`` or ``output`` is not a key of its state.
+        ConfigurationError: The argument is not a compiled graph, it has static breakpoints, or
+            a field of ``input`` or ``output`` is not a key of its state.
 
     >>> from langgraph.graph import START, StateGraph
     >>> from typing import TypedDict
@@ -119,24 +120,26 @@ def agent_capability(
     keeps_dialogue: bool = False,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Create a capability from an agent, workflow, team, graph, or function that performs a task.
+    """Create a capability that delegates a task to an agent, workflow, team, graph, or function.
 
     The task is the step's ``task_objective``, followed by the values of the step's inputs. The
-    result is stored under ``output``. If the agent reports that it did not succeed, the step fails.
-    The agent runs inside the step like the graph of :func:`graph_capability`.
+    result is stored under ``output``. If the agent reports that it did not succeed, the step
+    fails. The agent runs inside the step like the graph of :func:`graph_capability`.
 
     Args:
-        agent: Any object that :func:`~capgraph.adapters.task_graph.task_graph` accepts, such as a
-            graph of ``create_agent`` or ``build_graph``.
+        agent: Any object that :func:`~capgraph.adapters.task_graph.task_graph` accepts, such as
+            a graph of ``create_agent`` or ``build_graph``.
         name: Name of the capability. Defaults to the name of the agent or its graph.
         description: Description for planners.
         provides: Context type of the result. Defaults to a type named after the capability.
-        services: Services for the agent's own capabilities. Defaults to those of the enclosing run.
-        keeps_dialogue: True to pass the next messages of the thread to the agent, until a tool of
-            :func:`~capgraph.agents.handoffs.handoff_tool` ends the dialogue. The agent receives the
-            messages of its dialogue.
-        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
-            such as ``requires``.
+        services: Services for the agent's own capabilities. Defaults to those of the enclosing
+            run.
+        keeps_dialogue: True to pass later messages in the thread to the agent, until a tool
+            created by :func:`~capgraph.agents.handoffs.handoff_tool` ends the dialogue. The
+            agent receives the messages of its dialogue.
+        **options: Keyword arguments for
+            :func:`~capgraph.adapters.schema_capability.capability_from_schema`, such as
+            ``requires``.
 
     Raises:
         ConfigurationError: The agent cannot perform a task, or it keeps a dialogue but has no
@@ -154,7 +157,8 @@ def agent_capability(
     inner = _as_subgraph(inner, f"The agent {name!r}")
     if keeps_dialogue and CONVERSATION not in inner.channels:
         raise ConfigurationError(
-            f"The agent {name!r} cannot keep a dialogue: its graph has no conversation.",
+            f"The agent {name!r} cannot keep a dialogue because its graph does not store a "
+            "conversation.",
             fix="Pass an agent of capgraph.agents, or a graph with a key 'messages'.",
         )
 
@@ -189,7 +193,10 @@ def agent_capability(
 def _hand_off(
     request: HandoffRequest, name: str, step: StepContext, *, in_dialogue: bool
 ) -> ResultWithState:
-    """Return the result of an agent whose tool handed the request over."""
+    """Build the step result of an agent that handed the request over.
+
+    The recipient is a different agent or the planner.
+    """
     if not in_dialogue:
         raise CapabilityError(
             f"The agent {name!r} cannot hand over to {request.to or 'the planner'!r}: it keeps no"
@@ -212,7 +219,7 @@ def _get_default_name(graph: Any, output: type[CapabilityContext]) -> str:
 
 
 def _as_subgraph(graph: Any, subject: str) -> Any:
-    """Return a copy of a graph that stores its checkpoints in the step's thread."""
+    """Return a copy of a graph that stores its checkpoints in the thread of the current step."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{subject} is a {type(graph).__name__}, not a compiled graph.",
@@ -225,7 +232,7 @@ def _as_subgraph(graph: Any, subject: str) -> Any:
 def _check_keys(state_keys: list[str], fields: list[str], name: str, direction: str) -> None:
     if missing := [field for field in fields if field not in state_keys]:
         raise ConfigurationError(
-            f"The graph {name!r} has no {direction} key {', '.join(map(repr, missing))}: its"
-            f" {direction} keys are {sorted(state_keys)}.",
+            f"The graph {name!r} has no {direction} key {', '.join(map(repr, missing))}. Its "
+            f"{direction} keys are {sorted(state_keys)}.",
             fix="Use context types whose fields are keys of the graph's state.",
         )

@@ -97,7 +97,7 @@ class ToolResult(CapabilityContext):
     content: list[dict[str, Any]] = Field(default_factory=list)
 
     def get_summary(self) -> str:
-        """Return the text, or the types of the content blocks if the text is empty."""
+        """Return the text of the result, or the content types if the result has no text."""
         types = ", ".join(str(block.get("type")) for block in self.content)
         return self.text or types or "nothing"
 
@@ -129,7 +129,7 @@ class McpCapabilities(list[type[BaseCapability]]):
         self._server = server
 
     async def aclose(self) -> None:
-        """Close the connection. The next step that needs it opens a new one."""
+        """Close the connection to the MCP server. The next tool call opens a new connection."""
         await self._server.aclose()
 
     async def __aenter__(self) -> McpCapabilities:
@@ -156,39 +156,42 @@ async def mcp_capabilities(
     mode: str = "auto",
     **declarations: Any,
 ) -> McpCapabilities:
-    """Return the tools of an MCP server as capabilities.
+    """Connect to an MCP server and return its tools as capabilities.
 
-    A tool whose schema is invalid or refers to another document is omitted with a warning, unless
-    ``allow`` lists it. A graph does not pick up tools that the server adds later. Build a new graph with the same
-    checkpointer from ``registry.with_(*await mcp_capabilities(server))``.
+    A tool whose schema is invalid or refers to another document is omitted with a warning,
+    unless ``allow`` lists it. A graph does not pick up tools that the server adds later. To use
+    new tools, build a new graph with the same checkpointer. Its registry comes from
+    ``registry.with_(*await mcp_capabilities(server))``.
 
     Args:
-        server: ``StdioServerParameters``, the URL of a streamable HTTP server, a server object in
-            this process, or a function that returns an ``mcp`` transport.
+        server: ``StdioServerParameters``, the URL of a streamable HTTP server, a server object
+            in this process, or a function that returns an ``mcp`` transport.
         prefix: Prefix of the capability names, to avoid clashes between servers.
         allow: Names of the tools to use. Default: all.
         effects: Effects by tool name, which override the annotations.
         permission: Permission that callers need, for all tools or by tool name.
-        pins: Digests of the reviewed tools; see :class:`McpCapabilities`. A step whose tool differs
-            or is not listed needs an approval.
-        timeout_seconds: Time limit of a call, and of connecting to the server.
+        pins: Digests of the reviewed tools; see :class:`McpCapabilities`. A step whose tool
+            differs or is not listed needs an approval.
+        timeout_seconds: Timeout for each call and for connecting to the server.
         sends_externally: True if the tools' arguments leave the organization.
         headers: HTTP headers for each request to a URL, such as ``Authorization``.
-        auth: ``httpx2.Auth`` of each request to a URL, such as ``mcp.client.auth.OAuthClientProvider``.
-        credentials: Access tokens of the users for whom the tools act. Each user has a connection
-            of their own, whose requests carry the user's token. The tools are listed with
-            ``headers`` and ``auth`` instead.
-        mode: Protocol mode of ``mcp.Client``. Use ``legacy`` for a server whose tools elicit input
-            while they run, which the newest protocol does not support.
-        **declarations: Declarations of :class:`~capgraph.base.spec.Declarations`, ``max_attempts``,
-            and so on, each as one value for all tools or values by tool name. ``examples`` must be
-            given by tool name.
+        auth: ``httpx2.Auth`` for each request to a URL, such as
+            ``mcp.client.auth.OAuthClientProvider``.
+        credentials: Provider of access tokens for the users on whose behalf the tools act. Each
+            user has a separate connection whose requests carry the user's token. The tools are
+            listed with ``headers`` and ``auth`` instead.
+        mode: Protocol mode of ``mcp.Client``. Use ``legacy`` for a server whose tools elicit
+            input while they run, which the newest protocol does not support.
+        **declarations: Declarations of :class:`~capgraph.base.spec.Declarations`,
+            ``max_attempts``, and so on, each as one value for all tools or values by tool name.
+            ``examples`` must be given by tool name.
 
     Raises:
         CapabilityError: The server cannot be reached.
-        ConfigurationError: The argument is not a server, or the server has no tool of a given name.
-        ValidationError: A declaration is unknown or invalid, or a tool in ``allow`` has an invalid
-            schema.
+        ConfigurationError: The argument is not a server, or the server has no tool of a given
+            name.
+        ValidationError: A declaration is unknown or invalid, or a tool in ``allow`` has an
+            invalid schema.
     """
     check_names("mcp_capabilities", declarations, accepted_names("mcp"))
     if not isinstance(declarations.get("examples", {}), Mapping):
@@ -229,7 +232,8 @@ async def mcp_capabilities(
         by_tool = [effects or {}, *(v for v in declared.values() if isinstance(v, Mapping))]
         if unknown := sorted({*(allow or ()), *chain(*by_tool)} - set(tools)):
             raise ConfigurationError(
-                f"The MCP server has no tools named {unknown}. Its tools are {sorted(tools)}.",
+                f"The MCP server has no tools named {unknown}. The available tools are "
+                f"{sorted(tools)}.",
                 fix="Use the server's names, without the prefix.",
             )
         omitted_tools = {} if allow is not None else _find_unusable_tools(tools, hub)
@@ -242,14 +246,17 @@ async def mcp_capabilities(
             own_name = capability_name(name, prefix, capabilities)
             client = _ToolClient(hub, name, pin, (effects or {}).get(name) or tool_effect(tool))
             capabilities[own_name] = _tool_to_capability(
-                own_name, tool, client, _tool_declarations(name, declared)
+                own_name, tool, client, _select_tool_declarations(name, declared)
             )
         stack.pop_all()
     return McpCapabilities(list(capabilities.values()), digests, hub, omitted_tools)
 
 
 def _find_unusable_tools(tools: Mapping[str, Tool], server: _Server) -> dict[str, str]:
-    """Return why each tool whose schema cannot be used is omitted, and log a warning for it."""
+    """Find tools whose schema is invalid, and return the reason for each tool name.
+
+    A warning is logged for each of these tools.
+    """
     reasons = {}
     for name, tool in tools.items():
         try:
@@ -262,8 +269,12 @@ def _find_unusable_tools(tools: Mapping[str, Tool], server: _Server) -> dict[str
     return reasons
 
 
-def _tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declarations of one tool, including those for all tools."""
+def _select_tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the declarations that apply to one tool.
+
+    Values that are not mappings apply to all tools. Mappings contain a value for each tool
+    name.
+    """
     own_values = {}
     for declaration, value in declared.items():
         if not isinstance(value, Mapping):
@@ -293,7 +304,9 @@ def _tool_to_capability(
 
 
 def tool_effect(tool: Tool) -> Effect:
-    """Return the effect of a tool from its annotations. Without annotations it is ``once``.
+    """Derive the effect of a tool (``none``, ``idempotent``, or ``once``) from its annotations.
+
+    Without annotations, the effect is ``once``.
 
     >>> from mcp_types import Tool, ToolAnnotations
     >>> hints = ToolAnnotations(idempotent_hint=True, destructive_hint=False)
@@ -309,7 +322,7 @@ def tool_effect(tool: Tool) -> Effect:
 
 
 def tool_digest(tool: Tool) -> str:
-    """Return a digest of a tool's name, schemas, and annotations."""
+    """Compute a digest of a tool's name, schemas, and annotations, to detect changes."""
     hints = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
     return compute_digest([tool.name, tool.input_schema, tool.output_schema, hints])
 
@@ -384,7 +397,7 @@ class _PinCheck:
 
 @dataclass
 class _ToolCall:
-    """Call in flight, with its open question and the number of answered ones."""
+    """MCP tool call in flight, with its open question and the number of answered questions."""
 
     connection: _Connection
     tool: Tool
@@ -398,12 +411,12 @@ class _ToolCall:
 
 @dataclass(frozen=True)
 class _ToolClient:
-    """Client of one tool.
+    """Client for one tool of an MCP server.
 
     Attributes:
         server: Server of the tool.
         name: Name of the tool on the server.
-        pin: Digest of the reviewed tool; empty if it was not reviewed.
+        pin: Digest of the reviewed tool, or an empty string if the tool was not reviewed.
         effect: Effect of the tool.
     """
 
@@ -413,7 +426,10 @@ class _ToolClient:
     effect: Effect
 
     def describe_change(self, tools: Mapping[str, Tool]) -> str:
-        """Return how the tool differs from the reviewed one, or an empty string."""
+        """Describe how the tool differs from its reviewed version.
+
+        Returns an empty string if the tool is unchanged or no longer exists.
+        """
         tool = tools.get(self.name)
         if tool is None or tool_digest(tool) == self.pin:
             return ""
@@ -427,11 +443,11 @@ class _ToolClient:
         )
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
-        """Call the tool for a step.
+        """Call the MCP tool for a step and return the tool's output.
 
         Raises:
             CapabilityError: The tool failed, no longer exists, or changed, or the server cannot be
-                reached. Only the last one is retried.
+                reached. Only the last case is retried.
             ConnectionError: The connection was lost after the call was sent.
         """
         user = await self.server.authorize()
@@ -474,7 +490,10 @@ class _ToolClient:
         return output
 
     def _must_not_repeat(self, connection: _Connection) -> bool:
-        """Return True if a call that its process lost must not be made again."""
+        """Return True if a tool call that was lost with its process must not be repeated.
+
+        This applies to tools with the effect ``once`` on servers with an older protocol version.
+        """
         return (
             self.effect == "once"
             and connection.client.protocol_version not in MODERN_PROTOCOL_VERSIONS
@@ -500,7 +519,7 @@ class _ToolClient:
         return call
 
     async def _wait_for_result(self, call: _ToolCall, step: StepContext) -> CallToolResult:
-        """Wait for the result of a call. The server's questions interrupt the step."""
+        """Wait for the result of a tool call. Questions from the server interrupt the step."""
         for _ in range(call.answer_count):
             interrupt(None)  # replays an answer that the call already received
         while True:
@@ -562,7 +581,7 @@ class _ToolClient:
 
 
 async def _has_asked_before(step: StepContext) -> bool:
-    """Return True if the server asked a question in this step's call in an earlier process."""
+    """Return True if the server asked a question during this tool call in an earlier process."""
 
     def not_yet() -> None:
         raise _NotAskedError("No question is recorded.")
@@ -574,13 +593,13 @@ async def _has_asked_before(step: StepContext) -> bool:
 
 
 class _NotAskedError(CapabilityError):
-    """Signal of :func:`_has_asked_before` that no question is recorded."""
+    """Raised by :func:`_has_asked_before` if no question is recorded for the tool call."""
 
 
 def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
-    """Return a user's answer as an elicitation result.
+    """Convert a user's answer to the result of an MCP elicitation.
 
-    The answer is an object (also as JSON text), the only value, or a refusal.
+    The answer is an object (also as JSON text), the value of the only field, or a refusal.
 
     Raises:
         ValidationError: The answer does not match the requested schema.
@@ -607,7 +626,10 @@ def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
 
 
 class _Connection:
-    """Open connection, owned by its own task so that it survives the step that opened it."""
+    """Open connection to an MCP server.
+
+    A separate task owns the connection, so that it outlives the step that opened it.
+    """
 
     def __init__(
         self,
@@ -643,13 +665,13 @@ class _Connection:
             self.ready.set()
 
     def close(self) -> None:
-        """Request the close of the connection, without waiting for it."""
+        """Request that the connection be closed, without waiting until it is closed."""
         self.closing.set()
         if not self.ready.is_set():
             self.task.cancel()
 
     def mask(self, value: Any) -> Any:
-        """Return a value from the server without the tokens that it received."""
+        """Mask the user's access tokens in a value that the server returned."""
         if isinstance(value, Mapping):
             return {self.mask(name): self.mask(item) for name, item in value.items()}
         if isinstance(value, list):
@@ -677,10 +699,10 @@ class _Connection:
 
 
 class _UserAuth(httpx2.Auth):
-    """Authentication of each request with a user's token.
+    """HTTP authentication that adds a user's access token to each request.
 
     Attributes:
-        tokens: The latest tokens.
+        tokens: Most recent tokens, which are masked in text from the server.
     """
 
     def __init__(self, credentials: Credentials, user: Caller) -> None:
@@ -690,7 +712,7 @@ class _UserAuth(httpx2.Auth):
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Send a request with a token, and once more with a new token if the server rejects it."""
+        """Add the user's token to a request, and retry once with a new token if it is rejected."""
         token = await self._credentials.get_token(self._user)
         response = yield self._with_token(request, token)
         if response.status_code == httpx2.codes.UNAUTHORIZED:
@@ -705,7 +727,10 @@ class _UserAuth(httpx2.Auth):
 
 
 class _Server:
-    """MCP server with one connection for each event loop and, with credentials, each user."""
+    """MCP server with a separate connection for each event loop.
+
+    With per-user credentials, each user also has a separate connection.
+    """
 
     def __init__(
         self,
@@ -723,7 +748,7 @@ class _Server:
         ] = {}
 
     async def authorize(self) -> Caller | None:
-        """Return the user for whom the running step acts; ``None`` without credentials.
+        """Return the user on whose behalf the current step runs, or ``None`` without credentials.
 
         Raises:
             CapabilityError: The run has no authenticated user, or the user has no token.
@@ -743,7 +768,7 @@ class _Server:
         return f"the MCP server {PurePath(str(label)).name}".strip()
 
     async def get_connection(self, user: Caller | None = None) -> _Connection:
-        """Return the connection of this event loop and of a user, and open one if needed.
+        """Return the connection for the current event loop and user, and open one if necessary.
 
         Raises:
             CapabilityError: The server cannot be reached. Nothing was sent, so the step may be
@@ -775,7 +800,10 @@ class _Server:
         return connection
 
     def _close_unused(self) -> None:
-        """Forget connections of closed event loops, and close those used longest ago."""
+        """Drop connections of closed event loops, and close idle connections above the maximum.
+
+        The least recently used connections are closed first.
+        """
         for key in [key for key in self._connections if key[0].is_closed()]:
             self._connections.pop(key, None)
         loop = asyncio.get_running_loop()
@@ -791,7 +819,7 @@ class _Server:
             self._connections.pop(key).close()
 
     async def list_tools(self, user: Caller | None = None) -> dict[str, Tool]:
-        """Return the server's current tools, cached as long as the server allows.
+        """List the server's current tools, with caching for as long as the server allows.
 
         Raises:
             CapabilityError: The server does not list its tools.

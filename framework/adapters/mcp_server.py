@@ -55,12 +55,12 @@ def as_mcp_server(
     caller: Caller | CallerResolver | None = None,
     **options: Any,
 ) -> MCPServer[Any]:
-    """Return an MCP server that offers capabilities as tools.
+    """Create an MCP server that exposes capabilities as tools.
 
-    Each call passes the stages of a step, including permissions, limits, guards, and idempotency.
-    Approvals are requested by elicitation. If the client does not support elicitation, the call
-    fails and nothing runs. A call with a key in ``_meta["capgraph/idempotency-key"]`` runs once,
-    and repeated calls return the first result.
+    Each call passes through the stages of a step, including permissions, limits, guards, and
+    idempotency. Approvals are requested by elicitation. If the client does not support
+    elicitation, the call fails and nothing runs. A call with a key in
+    ``_meta["capgraph/idempotency-key"]`` runs once, and repeated calls return the first result.
 
     The server is an ``mcp`` server: run it with ``run("stdio")`` or ``run("streamable-http",
     port=…)``, or mount ``streamable_http_app()`` in a web application.
@@ -68,10 +68,10 @@ def as_mcp_server(
     Args:
         capabilities: Registry, capabilities, or the services returned by ``bind``.
         name: Name of the server.
-        checkpointer: Checkpointer that stores questions and effects. Default: in memory, so they
-            are lost when the process ends.
+        checkpointer: Checkpointer that stores questions and effects. By default, they are kept
+            in memory and lost when the process ends.
         caller: Caller for permissions and records, or a function that returns the caller of a
-            request. Default: the caller known to the server's authentication.
+            request. Defaults to the caller that the server authenticated.
         **options: Options of ``mcp.server.MCPServer``, such as ``auth`` and ``instructions``.
 
     Raises:
@@ -126,7 +126,7 @@ class _CapabilityTools:
     async def call(
         self, spec: CapabilitySpec, arguments: Mapping[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
-        """Run a capability, or resume it with an answer.
+        """Run a capability for an MCP tool call, or resume the run with the client's answers.
 
         Raises:
             ValidationError: A parameter has the wrong type.
@@ -244,10 +244,10 @@ class _CapabilityServer(MCPServer[Any]):
 
 
 async def _wait_for_cleanup(run: Coroutine[Any, Any, None]) -> None:
-    """Wait for a run. If the waiting task is cancelled, cancel the run once and let it clean up.
+    """Wait for a run to finish. If the waiting task is canceled, cancel the run only once.
 
-    The ``mcp`` package cancels repeatedly until a task ends, which would interrupt LangGraph's
-    cleanup.
+    The ``mcp`` package cancels a task repeatedly until the task ends, which would interrupt
+    LangGraph's cleanup.
     """
     task = asyncio.create_task(run)
     try:
@@ -260,7 +260,7 @@ async def _wait_for_cleanup(run: Coroutine[Any, Any, None]) -> None:
 
 
 def capability_tool(spec: CapabilitySpec, registry: Registry) -> Tool:
-    """Return the MCP tool that describes a capability."""
+    """Build the MCP tool definition for a capability."""
     output = registry.context_types.get(spec.provides[0]) if len(spec.provides) == 1 else None
     return Tool(
         name=spec.name,
@@ -276,13 +276,16 @@ def capability_tool(spec: CapabilitySpec, registry: Registry) -> Tool:
 
 
 def _is_answered(snapshot: StateSnapshot, spec: CapabilitySpec) -> bool:
-    """Return True if a call already ran. Failures count only for the effect ``once``."""
+    """Return True if a tool call has already been answered.
+
+    A failed call counts as answered only if the capability has the effect ``once``.
+    """
     has_ended = bool(snapshot.values) and not snapshot.next
     return has_ended and (snapshot.values.get("success", True) or spec.effect == "once")
 
 
 def call_result(output: Any, *, is_error: bool = False) -> CallToolResult:
-    """Return an MCP call result with a tool's output or its error."""
+    """Convert the output or the error of a capability to an MCP call result."""
     if is_error:
         return CallToolResult(content=[TextContent(text=str(output))], is_error=True)
     data = output if isinstance(output, Mapping) else {"value": output}

@@ -52,26 +52,29 @@ def remote_capability(
     origins: Collection[str] = (),
     **options: Any,
 ) -> type[BaseCapability]:
-    """Create a capability from a remote agent.
+    """Create a capability that delegates its steps to a remote agent.
 
-    The agent receives the step's task, followed by the values of its inputs. The parameters
-    ``message`` and ``data`` (A2A) or ``input`` (graph) replace the task. The result is stored under
-    ``output``, and files of an A2A agent under ``files``. If the agent asks a question, the step is
-    interrupted. If it fails or rejects the task, the step fails. Its status messages become the
-    step's progress.
+    The agent receives the step's task, followed by the values of the step's inputs. The
+    parameters ``message`` and ``data`` (A2A) or ``input`` (graph) replace the task. The result
+    is stored under ``output``, and files from an A2A agent under ``files``. If the agent asks a
+    question, the step is interrupted. If the agent fails or rejects the task, the step fails.
+    Status messages from the agent are reported as progress of the step.
 
     Args:
         agent: URL of an A2A agent, its card (see :func:`agent_card`), or a ``RemoteGraph``.
-        name: Name of the capability. Defaults to the name of the card or graph, or the URL's host.
+        name: Name of the capability. Defaults to the name of the card or graph, or the URL's
+            host.
         description: Description for planners. Defaults to the description in the card.
         provides: Context type of the result. Defaults to a type named after the capability.
-        effect: Effect of the remote work. ``idempotent`` is safe, because a step that restarts
-            follows the work that it started.
+        effect: Effect of the remote work. ``idempotent`` is safe, because a restarted step
+            follows the remote work that it already started.
         headers: HTTP headers for each request to an A2A agent, such as ``Authorization``.
-        credentials: Access tokens of the users for whom an A2A agent acts.
-        origins: Origins that an A2A agent's card may contain in addition to the URL's own.
-        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
-            such as ``requires``, ``permission``, and ``timeout_seconds``.
+        credentials: Provider of access tokens for the users on whose behalf an A2A agent acts.
+        origins: Origins that URLs in an A2A agent's card may have in addition to the agent's
+            own.
+        **options: Keywords of
+            :func:`~capgraph.adapters.schema_capability.capability_from_schema`, such as
+            ``requires``, ``permission``, and ``timeout_seconds``.
 
     Raises:
         ConfigurationError: The argument is not a remote agent.
@@ -123,14 +126,14 @@ class _Input(BaseModel):
 
 
 class _RemoteGraphAgent:
-    """Client of a graph on a LangGraph Agent Server."""
+    """Client for a remote graph on a LangGraph Agent Server."""
 
     Parameters = _Input
 
     def __init__(self, graph: RemoteGraph) -> None:
         if graph.client is None:
             raise ConfigurationError(
-                f"The RemoteGraph {graph.name!r} has no asynchronous client.",
+                f"The RemoteGraph {graph.name!r} must have an asynchronous client.",
                 fix="Create it with url=… or client=….",
             )
         self._client, self._assistant = graph.client, graph.assistant_id
@@ -138,7 +141,7 @@ class _RemoteGraphAgent:
         self._subject = f"The graph {graph.name!r} on its Agent Server"
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
-        """Run the remote graph on a step's task, in a thread that belongs to the step.
+        """Run the remote graph on the task of a step, in a thread that belongs to the step.
 
         Raises:
             CapabilityError: The graph failed or cannot be reached.
@@ -212,7 +215,11 @@ class _RemoteGraphAgent:
 
 
 def _read_output(values: Any, subject: str) -> dict[str, Any]:
-    """Return the graph's output: the key ``output``, else its last message, else its whole state."""
+    """Extract the output from the final state of a remote graph.
+
+    The output is the value of the key ``output``, or else the structured response, the last
+    message, or the whole state.
+    """
     if not isinstance(values, Mapping):
         return {"output": values}
     if values.get("success") is False:

@@ -32,10 +32,10 @@ _SCALAR_TYPES = ["string", "number", "boolean", "null"]
 def parse_request(
     spec: CapabilitySpec, arguments: Mapping[str, Any]
 ) -> tuple[PlannedStep, Contexts]:
-    """Convert the arguments of a call to a step's parameters and inputs.
+    """Convert a capability call's arguments to a plan step and its input data.
 
-    An input is an object (or a list of objects) under the name of its type or role. All other names
-    are parameters.
+    An object, or a list of objects, under the name of a required type or role becomes an input.
+    All other arguments become parameters.
 
     Args:
         spec: Specification of the capability.
@@ -47,7 +47,8 @@ def parse_request(
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
     >>> parse_request(spec, {"PLACE": {"name": "Rome"}, "days": 3})
-    ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
+    ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name':
+    'Rome'}}})
     """
     remaining = dict(arguments)
     inputs: list[dict[str, str]] = []
@@ -68,7 +69,7 @@ def parse_request(
 
 
 def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityContext]]) -> Schema:
-    """Return the JSON schema of the arguments that :func:`parse_request` accepts.
+    """Build the JSON schema of a capability's arguments, as accepted by :func:`parse_request`.
 
     Args:
         spec: Specification of the capability.
@@ -122,12 +123,14 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
 
 
 def services_for(capability: Any, services: Services | None) -> Services:
-    """Return the services for a capability, with the capability added if it is missing.
+    """Return the services to run a capability with, registering the capability if necessary.
 
-    Without ``services``, return those of the surrounding run, or default services.
+    If ``services`` is None, use the services of the enclosing run, or default services outside
+    a run.
 
     Raises:
-        ConfigurationError: The capability's declaration requires services, but there are none.
+        ConfigurationError: The capability's declaration requires services, but none are
+            available.
     """
     spec = capability.capability_spec
     if services is None:
@@ -137,10 +140,10 @@ def services_for(capability: Any, services: Services | None) -> Services:
 
 
 def failure_message(record: StepRecord) -> str | None:
-    """Return the reason why a step has no usable result, or None if it succeeded.
+    """Return the reason why a step has no usable result, or None if the step succeeded.
 
     Raises:
-        StoppedError: A user or a rule stopped the run.
+        StoppedError: The run was stopped by a user or a rule.
     """
     if record.error is not None:
         if record.updates.get("control_is_killed"):
@@ -152,9 +155,10 @@ def failure_message(record: StepRecord) -> str | None:
 
 
 def record_output(record: StepRecord) -> Any:
-    """Return a step's output as plain data: the only context type's data, or the data by type.
+    """Return a step's output as plain data.
 
-    A plain value, which is stored under ``value``, is returned itself.
+    If the output has a single context type, return the data of that type. Otherwise, return the
+    data by context type. A scalar result that is stored under ``value`` is unwrapped.
     """
     return unwrap_output(
         {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
@@ -162,7 +166,10 @@ def record_output(record: StepRecord) -> Any:
 
 
 def unwrap_output(outputs: Mapping[str, Any]) -> Any:
-    """Return outputs by context type in the form that callers receive; see :func:`record_output`."""
+    """Convert outputs by context type to the value that callers receive.
+
+    See :func:`record_output` for the rules.
+    """
     unwrapped = {
         context_type: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
         for context_type, data in outputs.items()
@@ -171,9 +178,9 @@ def unwrap_output(outputs: Mapping[str, Any]) -> Any:
 
 
 def collect_labels(state: Any) -> dict[str, str]:
-    """Return the provenance labels of an agent's tool results, each with its source.
+    """Collect the provenance labels from an agent's messages, mapping each label to its source.
 
-    Labels are stored in the messages, so they apply as long as the messages exist.
+    Labels are stored in the messages, so a label applies only as long as its message is kept.
     """
     values = state if isinstance(state, Mapping) else {}
     messages = [*(values.get("conversation") or ()), *(values.get("messages") or ())]
@@ -187,6 +194,10 @@ def collect_labels(state: Any) -> dict[str, str]:
 
 
 def label_metadata(record: StepRecord) -> dict[str, dict[str, str]] | None:
-    """Return a record's provenance labels as message metadata, for :func:`collect_labels`."""
+    """Format a step record's provenance labels as message metadata.
+
+    The metadata can be read with :func:`collect_labels`. Return None if the record has no
+    labels.
+    """
     labels = {label: source for entry in record.labels.values() for label, source in entry.items()}
     return {LABELS_KEY: labels} if labels else None

@@ -25,11 +25,11 @@ CapabilityCall = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
 
 
 class ResultWithState(NamedTuple):
-    """Result of a capability that also writes state keys.
+    """Capability result combined with updates to the application's state.
 
     Attributes:
-        result: The result.
-        updates: Values of state keys.
+        result: Return value of the capability.
+        updates: New values by state key.
     """
 
     result: Any

@@ -80,9 +80,9 @@ def _report(error: CapgraphError, problems: list[CapgraphError] | None) -> None:
 
 
 def _add_location(location: str, error: CapgraphError) -> CapgraphError:
-    """Return the error with the location of the settings entry that caused it.
+    """Prefix an error message with the location of the settings entry that caused the error.
 
-    Its type and fix do not change.
+    The new error keeps the original type, fix, and severity.
     """
     located = type(error)(f"{location}: {error.message}", fix=error.fix, severity=error.severity)
     located.__cause__ = error
@@ -150,7 +150,11 @@ def _import_reference(name: Any, location: str) -> Any:
 
 
 def _resolve_value(key: str, value: Any, location: str) -> Any:
-    """Return the object for a YAML value: a reference, middleware, gate, policy, or plain value."""
+    """Convert a value from a YAML settings file to the object that it describes.
+
+    Depending on the key, the object is an imported reference, middleware, a gate, or an
+    approval policy. Other values are returned unchanged.
+    """
     if key in _REFERENCE_KEYS:
         return _resolve_references(value, location)
     if key == "behaviors":
@@ -237,7 +241,10 @@ def _list_omitted_tools(capabilities: McpCapabilities, location: str) -> list[Ca
 
 
 def _build_server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:
-    """Return keyword arguments of ``mcp_capabilities``, with values for all or for single tools."""
+    """Build the keyword arguments of ``mcp_capabilities`` from an MCP server's settings.
+
+    Each setting is one value for all tools of the server, or a mapping of values by tool name.
+    """
     approve = declared.pop("approve", None)
     options = {}
     for key, value in declared.items():
@@ -258,7 +265,10 @@ def _build_server_options(declared: dict[str, Any], location: str) -> dict[str, 
 
 
 def _is_single_value(key: str, value: Mapping[str, Any]) -> bool:
-    """Return True if a mapping is one value for all tools, and not values by tool name."""
+    """Return True if a settings mapping is a single value for all tools.
+
+    Return False if the mapping contains values by tool name.
+    """
     return (key == "gate" and "use" in value) or (
         key == "requires_approval" and bool(value) and set(value) <= set(_POLICY_FIELDS)
     )

@@ -36,11 +36,14 @@ TaskFunction = Callable[[Mapping[str, Any], Runtime[Any]], Awaitable[Mapping[str
 
 
 class _TaskState(NamedInputs, TaskOutput):
-    """State of a graph that performs a task."""
+    """State of a graph that runs one task and returns its output."""
 
 
 class _ConversationState(_TaskState):
-    """State of a graph that works on a task in a conversation. Its run replaces the conversation."""
+    """State of a graph that runs a task as part of a conversation.
+
+    Each run replaces the stored conversation.
+    """
 
     conversation: NotRequired[list[AnyMessage]]
 
@@ -106,7 +109,10 @@ def task_graph(
 
 
 def target_name(target: Any) -> str:
-    """Return the name of an agent, a graph, or a function; by default, the name of its class."""
+    """Return the name of an agent, graph, or function.
+
+    An object without a name is named after its class.
+    """
     attributes = ("graph_name", "agent_id", "name", "__name__")
     names = (getattr(target, attribute, None) for attribute in attributes)
     return str(next((name for name in names if name), type(target).__name__))
@@ -132,14 +138,17 @@ def reject_breakpoints(graph: Pregel[Any, Any, Any, Any], subject: str) -> None:
                 node_names = "every node" if nodes == "*" else ", ".join(map(repr, nodes))
                 position = f" in its subgraph {path!r}" if path else ""
                 raise ConfigurationError(
-                    f"{subject} has static breakpoints ({option} of {node_names}{position}), which do not"
-                    " interrupt a step.",
+                    f"{subject} has static breakpoints ({option} of {node_names}{position}), "
+                    "which are not supported because they do not interrupt the step.",
                     fix=f"Compile it without {option}, and call interrupt() in the node.",
                 )
 
 
 def _find_registered(name: str, services: Services | None) -> Any:
-    """Return the capability with a name from the services' registry, or None."""
+    """Look up a capability by name in the services' registry.
+
+    Return None if the capability is not registered or there are no services.
+    """
     spec = services.registry.capabilities.get(name) if services is not None else None
     return None if spec is None else spec.cls
 
@@ -180,7 +189,11 @@ def _create_capability_task(declared_spec: CapabilitySpec, bound: Services | Non
 def _read_parameters(
     spec: CapabilitySpec, task: Any, inputs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return parameters read from a task. A single missing text parameter receives the whole task."""
+    """Extract a capability's parameters from the text of a task.
+
+    If exactly one required parameter is missing and it is a string, it receives the whole text.
+    This does not apply to capabilities that define their own ``parameters_from``.
+    """
     required = [name for name in required_parameters(spec.parameters) if name not in inputs]
     has_own_reader = (
         getattr(spec.cls, "parameters_from", None) is not BaseCapability.parameters_from
@@ -212,7 +225,10 @@ def _adapt_graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGra
 
 
 def _read_final_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message graph's output: its structured response, or else its last message."""
+    """Extract the task output from the final state of a message-based graph.
+
+    The output is the structured response, or the text of the last message if there is none.
+    """
     outcome = state.get("execution_outcome") or {}
     if outcome.get("status", "completed") != "completed":
         text = str(state["messages"][-1].text)
@@ -248,7 +264,10 @@ def _create_function_task(function: Callable[..., Any]) -> TaskFunction:
 
 
 def _read_outcome(result: Any) -> Mapping[str, Any]:
-    """Return the result of an agent or function as an outcome. Any other value becomes the output."""
+    """Normalize the return value of an agent or function to a task outcome.
+
+    A value that is not already an outcome becomes ``output``.
+    """
     if isinstance(result, Mapping) and "output" in result:
         return {name: result[name] for name in TaskOutput.__annotations__ if name in result}
     if hasattr(result, "output") and hasattr(result, "success"):

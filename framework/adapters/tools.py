@@ -139,7 +139,7 @@ async def _call_tool(
     values: dict[str, Any],
     step: StepContext,
 ) -> Any:
-    """Run a tool with a step's parameters and the injected arguments."""
+    """Call a tool with a step's parameters and the arguments injected from the step context."""
     sync = _is_sync(tool)
     # Calling the function directly is faster. LangChain's wrapper only serves callbacks here, and
     # the arguments are already validated.
@@ -172,7 +172,10 @@ def _is_sync(tool: BaseTool) -> bool:
 
 
 def _get_plain_function(tool: BaseTool) -> Callable[..., Any] | None:
-    """Return a tool's own function if it can be called without LangChain, or None."""
+    """Return the function behind a tool if it can be called without LangChain's wrapper.
+
+    Return None if the tool requires the wrapper, for example because it has its own callbacks.
+    """
     as_call = tool.response_format == "content_and_artifact"
     if type(tool) is not StructuredTool or tool.callbacks or tool.verbose or as_call:
         return None
@@ -184,7 +187,9 @@ def _get_plain_function(tool: BaseTool) -> Callable[..., Any] | None:
 
 
 def _find_injected_arguments(tool: BaseTool) -> dict[str, Getter]:
-    """Return a getter for each argument that is injected and that no plan may supply.
+    """Return a getter for each tool argument that is injected at run time.
+
+    Injected arguments are supplied by the framework and must not appear in a plan.
 
     Raises:
         ConfigurationError: An injected argument is not supported.
@@ -225,7 +230,7 @@ def _is_required(function: Any, schema: Any, name: str) -> bool:
 
 
 def _hide_arguments(names: Collection[str], schema: Any) -> Any:
-    """Return a tool's JSON schema without the injected arguments."""
+    """Remove injected arguments from a tool's argument schema."""
     if isinstance(schema, dict):
         properties = schema.get("properties", {})
         visible = {name: part for name, part in properties.items() if name not in names}
@@ -248,10 +253,10 @@ def _hide_arguments(names: Collection[str], schema: Any) -> Any:
 def _bind_injected(
     tool: StructuredTool, injected: Mapping[str, Getter], step: StepContext
 ) -> BaseTool:
-    """Return a copy of a tool whose function receives the injected arguments directly.
+    """Return a copy of a tool whose function receives its injected arguments directly.
 
-    The tool's own schema keeps its fields and validators, and callbacks do not receive injected
-    values.
+    The argument schema keeps its fields and validators, and callbacks do not receive the
+    injected values.
     """
     function: Any = tool.coroutine or tool.func
     signature = inspect.signature(function)

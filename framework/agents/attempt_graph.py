@@ -46,13 +46,14 @@ class _AgentRun:
     """State of one agent run.
 
     Attributes:
-        execute: Runs the agent's own graph.
+        execute: Function that runs the agent's own graph.
         execution_id: ID of the run.
         result: Result of the run, including changes by behaviors.
         error: Exception that the run raised.
         summary: Summary of the conversation.
         values: Final state of the agent's graph.
-        labels: Labels of the data that its tools returned, also before the run was resumed.
+        labels: Provenance labels of the data returned by the agent's tools, including data from
+            before the run was resumed.
     """
 
     execute: Callable[[], Awaitable[AgentResult]]
@@ -80,21 +81,21 @@ def build_attempt_graph(
     output_schema: Any,
     to_conversation: Callable[[str, Mapping[str, Any], Any], list[Any]],
 ) -> Any:
-    """Return a graph with one node that runs an agent's own graph as one attempt.
+    """Build a single-node graph that runs an agent's graph as one attempt.
 
     Args:
         agent_graph: Compiled graph of the agent.
-        agent_id: ID of the agent, which its hooks receive.
-        name: Name of the agent's capability, which a resumed run must have too.
+        agent_id: ID of the agent, which is passed to hooks.
+        name: Name of the agent's capability. A resumed run must use the same name.
         behaviors: Middleware around the run.
-        services: Services returned by ``bind``, if any.
+        services: Services returned by ``bind``, or None.
         state_schema: State schema of both graphs.
         output_schema: Output schema of both graphs.
-        to_conversation: Function that returns the messages that later runs see, from the task, the
-            final state and the answer.
+        to_conversation: Function that converts the task, the final state, and the answer to the
+            messages that later runs see.
     """
-    spec = _agent_capability(agent_id, name, behaviors, services).capability_spec
-    run_services = _run_services(services, unbound_services(spec))
+    spec = _create_run_capability(agent_id, name, behaviors, services).capability_spec
+    run_services = _select_run_services(services, unbound_services(spec))
     # Tokens of the model are not streamed before a guardrail has checked the answer.
     guarded = any(isinstance(one, TurnGuardrail) for one in behaviors)
     guarded = guarded or (services is not None and services.guard is not None)
@@ -154,17 +155,20 @@ def build_attempt_graph(
 
 
 def get_execution_id(runtime: Runtime[Any]) -> str:
-    """Return the ID of a run: its thread, and inside another graph the task as well."""
+    """Return the ID of the current run, derived from the thread ID.
+
+    Inside another graph, the ID also contains the checkpoint namespace.
+    """
     config_values = current_configurable()
     namespace = str(config_values.get("checkpoint_ns") or "").rpartition("|")[0]
     return "/".join(part for part in (str(config_values.get("thread_id") or ""), namespace) if part)
 
 
-def _run_services(services: Services | None, unbound: Services) -> Services:
-    """Return the services under which the run itself executes: only settings that concern runs.
+def _select_run_services(services: Services | None, unbound: Services) -> Services:
+    """Return the services for an agent's run, reduced to the settings that apply to whole runs.
 
-    The run takes no concurrency slot, because it only waits for its model and its tools, which take
-    their own slots.
+    The run does not occupy a concurrency slot, because it only waits for its model and tools,
+    which occupy slots of their own.
     """
     settings = (services or unbound).settings
     boundless = settings.limits.model_copy(update={"max_parallel": sys.maxsize})
@@ -184,10 +188,10 @@ def _run_services(services: Services | None, unbound: Services) -> Services:
     )
 
 
-def _agent_capability(
+def _create_run_capability(
     agent_id: str, run_name: str, middleware: Sequence[Any], services: Services | None
 ) -> Any:
-    """Return the capability that represents an agent's run."""
+    """Create the capability that represents a whole run of an agent."""
     hooks = [_AgentHooks(b, agent_id) if _is_plain_hooks(b) else b for b in middleware]
     limits = services.limits if services is not None else None
 
@@ -200,7 +204,10 @@ def _agent_capability(
 
         @staticmethod
         def get_retry_policy() -> dict[str, Any]:
-            """Return one attempt: a run calls tools, so only ``RetryBehavior`` repeats it."""
+            """Return a retry policy with a single attempt.
+
+            A run calls tools, so it is repeated only by ``RetryBehavior``.
+            """
             return {"max_attempts": 1}
 
         async def execute(self) -> Any:
@@ -225,21 +232,21 @@ def _agent_capability(
 
 
 def _is_plain_hooks(behavior: Any) -> bool:
-    """Return True for an object that has hooks and no stage."""
+    """Return True if an object defines behavior hooks but no middleware stage."""
     if hasattr(behavior, "stage") or hasattr(behavior, "parts"):
         return False
     return any(hasattr(behavior, n) for n in ("before_execute", "after_execute", "on_error"))
 
 
 class _ErrorRecorder(BaseBehavior):
-    """Behavior that records the exception of a run, to raise it to the agent's caller."""
+    """Behavior that records a run's exception so that it can be raised to the agent's caller."""
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
         _current_run().error = error
 
 
 class _AgentHooks:
-    """Hooks of a behavior, which receive the agent's result instead of the step's output."""
+    """Wrapper for behavior hooks that passes them the agent's result instead of the step's output."""
 
     def __init__(self, behavior: Any, agent_id: str) -> None:
         self._behavior, self._agent_id = behavior, agent_id

@@ -46,7 +46,10 @@ class RunOutput(TaskOutput):
 
 
 class RunState(TaskInput, RunOutput):
-    """State of an agent's graph. ``conversation`` is kept between runs of a thread."""
+    """State of an agent's graph.
+
+    The ``conversation`` is kept across all runs of a thread.
+    """
 
     conversation: NotRequired[Annotated[list[AnyMessage], operator.add]]
     summary: NotRequired[dict[str, Any] | None]
@@ -70,7 +73,10 @@ _default_ids_lock = Lock()
 
 
 def _claim_default_id(agent: BaseAgent) -> str:
-    """Return the class's ID with the lowest number that no other agent of the process uses."""
+    """Reserve a default ID for an agent, with a numeric suffix if the ID is already in use.
+
+    IDs are unique within the process.
+    """
     name = type(agent).agent_id
     with _default_ids_lock:
         candidates = (name if number == 1 else f"{name}#{number}" for number in count(1))
@@ -186,7 +192,7 @@ class BaseAgent:
 
     @property
     def reads_context(self) -> bool:
-        """True if a subclass overrides ``execute``, which reads ``context``."""
+        """True if a subclass overrides ``execute``, which may read the ``context`` argument."""
         return hasattr(type(self).execute, "override")
 
     # --- Graph ----------------------------------------------------------------------------
@@ -195,10 +201,11 @@ class BaseAgent:
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> AgentGraph:
         """Compile the agent to a LangGraph graph.
 
-        The graph has the input ``task`` and the outputs ``output``, ``success`` and ``error``.
+        The graph has the input ``task`` and the outputs ``output``, ``success``, and ``error``.
 
         Args:
-            checkpointer: Checkpointer of the graph. Inside another graph that graph's is used.
+            checkpointer: Checkpointer of the graph. A subgraph uses the checkpointer of its parent
+                graph.
             **options: Further arguments of LangGraph's ``compile``, such as ``store``.
         """
         graph = self._build_work_graph()
@@ -217,14 +224,17 @@ class BaseAgent:
         return compile_graph(graph, checkpointer=checkpointer, name=self.graph_name, **options)
 
     def _build_work_graph(self) -> StateGraph[Any, Any, Any, Any]:
-        """Return the graph without behaviors, for an override or for this kind of agent."""
+        """Build the agent's graph without behaviors.
+
+        The graph calls the overridden ``execute`` method if a subclass defines one.
+        """
         override = getattr(type(self).execute, "override", None)
         return (
             self._build() if override is None else self._build_override_graph("execute", override)
         )
 
     def _require_work(self) -> None:
-        """Raise an error if the class is abstract."""
+        """Raise a ConfigurationError if the agent class defines no work to run."""
         kind = type(self)
         names = ("_build", "compile", "execute")
         if all(getattr(kind, name) is getattr(BaseAgent, name) for name in names):
@@ -234,14 +244,17 @@ class BaseAgent:
             )
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
-        """Return the graph of this kind of agent, unless it overrides ``execute``."""
+        """Build the graph for this kind of agent if ``execute`` is not overridden."""
         self._require_work()
         raise NotImplementedError
 
     def _build_override_graph(
         self, method: str, override: Callable[..., Any]
     ) -> StateGraph[Any, Any, Any, Any]:
-        """Return a graph that calls an overridden method, or ``stream_execute`` if the run streams."""
+        """Build a graph that calls an overridden method of the agent.
+
+        A streaming run calls an overridden ``stream_execute`` instead, if there is one.
+        """
 
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
             task = state["task"]
@@ -259,7 +272,7 @@ class BaseAgent:
         return single_node_graph("work", work, RunState, output_schema=RunOutput)
 
     async def _collect_stream(self, stream: AsyncIterator[AgentStep]) -> AgentResult:
-        """Run an overridden ``stream_execute`` and combine its steps to a result."""
+        """Run an overridden ``stream_execute`` and combine its steps into an agent result."""
         write = get_stream_writer()
         steps: list[AgentStep] = []
         async for item in stream:
@@ -271,11 +284,11 @@ class BaseAgent:
     def _to_conversation(
         self, task: str, values: Mapping[str, Any], answer: Any
     ) -> list[BaseMessage]:
-        """Return the messages of this run that later runs of the thread see."""
+        """Return this run's messages that are shown to later runs of the thread."""
         return to_conversation(task, answer)
 
     def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the steps so far from a state of the agent's graph."""
+        """Return the steps recorded so far in the state of the agent's graph."""
         return list(values.get("steps") or ())
 
     # --- Entry points ---------------------------------------------------------------------
@@ -285,12 +298,12 @@ class BaseAgent:
         """Run a task.
 
         Args:
-            task: The task in words.
-            context: Value of ``Runtime.context`` in the tools.
+            task: Text of the task.
+            context: Value of ``Runtime.context`` for the agent's tools.
 
         Returns:
-            The result. ``metadata["execution_id"]`` identifies the run. A run that waits for a
-            person is not successful, and ``metadata["interrupts"]`` contains its questions.
+            The result. ``metadata["execution_id"]`` identifies the run. If the run waits for human
+            input, ``success`` is False and ``metadata["interrupts"]`` contains the questions.
         """
         unwrapped = is_running_override(self)
         graph_input = {"task": task, "streamed": False}
@@ -300,16 +313,16 @@ class BaseAgent:
 
     @validate_arguments
     async def _execute_graph(self, task: str, context: Any = None) -> AgentResult:
-        """Run the whole graph, even if an override of this agent is running."""
+        """Run the agent's complete graph, even if an overridden method of the agent is running."""
         graph_input = {"task": task, "streamed": False}
         return await self._await_result(self._run_graph(graph_input, uuid4().hex, context))
 
     @validate_arguments
     async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
-        """Run a task and yield each step when it is finished.
+        """Run a task and yield each step as soon as it finishes.
 
-        The arguments are those of :meth:`execute`. The last step has the output in ``observation``,
-        or the reason why there is no output.
+        The arguments are the same as for :meth:`execute`. The last step has the output, or the
+        reason why there is no output, in ``observation``.
         """
         async with aclosing(
             self._stream_graph(task, context, unwrapped=is_running_override(self))
@@ -331,7 +344,7 @@ class BaseAgent:
                     yielded += 1
                     yield item
                     continue
-                for step in (*item.steps[yielded:], *_closing_steps(item)):
+                for step in (*item.steps[yielded:], *_build_closing_steps(item)):
                     yield step
 
     @validate_arguments
@@ -343,24 +356,23 @@ class BaseAgent:
         answer: Any = None,
         context: Any = None,
     ) -> AgentResult:
-        """Resume a run that was interrupted or waits for a person.
+        """Resume a run that was interrupted or is waiting for human input.
 
-        Finished steps do not run again. A completed run passes the behaviors of the agent again.
+        Finished steps do not run again. For a completed run, only the agent's behaviors run again.
 
         Args:
             execution_id: ``metadata["execution_id"]`` of the run.
-            from_step: Index of the step to continue after, counted from 0. Defaults to the last
-                step.
-            answer: Answer to the question that the run waits for.
-            context: As for :meth:`execute`.
+            from_step: Zero-based index of the step to continue after. Defaults to the last step.
+            answer: Answer to the question for which the run is waiting.
+            context: Value of ``Runtime.context`` for the agent's tools.
 
         Raises:
-            ValueError: The run is not stored, or it has no such step.
+            ValueError: The run is not stored, or ``from_step`` does not exist.
         """
         if self.checkpoint_manager is None:
             raise ValueError(
-                f"{self!r} has no checkpoint_manager: its runs are not stored."
-                " Fix: pass checkpoint_manager=CheckpointManager(…)."
+                f"Cannot resume a run of {self!r}: runs are not stored without a "
+                "checkpoint_manager. Fix: pass checkpoint_manager=CheckpointManager(…)."
             )
         thread: Any = {"configurable": {"thread_id": execution_id}}
         graph = self._get_graph()
@@ -427,7 +439,7 @@ class BaseAgent:
         checkpoint_config: Any = None,
         unwrapped: bool = False,
     ) -> AsyncGenerator[AgentStep | AgentResult]:
-        """Run the graph; yield its finished steps and, at the end, the result."""
+        """Run the agent's graph and yield each finished step, followed by the result of the run."""
         graph = (
             compile_graph(self._build(), name=self.graph_name) if unwrapped else self._get_graph()
         )
@@ -509,8 +521,11 @@ class BaseAgent:
         return result
 
 
-def _closing_steps(result: AgentResult) -> list[AgentStep]:
-    """Return the step that reports how the run ended, unless the last step already does."""
+def _build_closing_steps(result: AgentResult) -> list[AgentStep]:
+    """Return the final step, which reports how a run ended.
+
+    The list is empty if the last step already reports the outcome.
+    """
     last_step = result.steps[-1] if result.steps else None
     if result.success:
         text = str(result.output)

@@ -15,14 +15,14 @@ from capgraph.stores.state_store import BaseStateStore
 
 @dataclass
 class BlackboardEntry(DictSerializable):
-    """Entry of a blackboard.
+    """Entry on a blackboard that agents share.
 
     Attributes:
-        key: The key.
-        value: The value.
-        author: Name of the author.
+        key: Key of the entry.
+        value: Stored value.
+        author: Name of the agent that wrote the entry.
         written_at: Time of the write.
-        metadata: Further details.
+        metadata: Additional details about the entry.
     """
 
     key: str
@@ -33,14 +33,14 @@ class BlackboardEntry(DictSerializable):
 
 
 class Blackboard:
-    """Shared board in a state store.
+    """Shared key-value board for agents, backed by a state store.
 
     Each entry is stored separately, so concurrent writes do not conflict.
 
     Args:
-        store: The state store. Processes that share the store share the board.
+        store: State store that holds the board. Processes that share the store share the board.
         namespace: Name of the board.
-        ttl: Lifetime of an entry in seconds. By default entries do not expire.
+        ttl: Lifetime of each entry in seconds. By default, entries do not expire.
 
     >>> import asyncio
     >>> from capgraph.stores import InMemoryStateStore
@@ -62,34 +62,38 @@ class Blackboard:
 
     @validate_arguments
     async def write(self, key: str, value: Any, author: str, **metadata: Any) -> None:
-        """Write a value. It replaces an existing value of the key.
+        """Write a value to the blackboard, replacing any existing value of the key.
 
         Raises:
-            ValidationError: The value is not plain data. The error names the position.
+            ValidationError: The value is not plain data. The error message names the location of
+                the invalid data.
         """
         entry = BlackboardEntry(key, value, author, metadata=metadata)
         await self._store.set(self._prefix + key, entry.to_dict(), self._ttl)
 
     @validate_arguments
     async def read(self, key: str) -> Any:
-        """Return the value of a key, or None."""
+        """Return the value stored under a key, or None if the key does not exist."""
         entry = await self.read_entry(key)
         return None if entry is None else entry.value
 
     @validate_arguments
     async def read_entry(self, key: str) -> BlackboardEntry | None:
-        """Return the entry of a key with its author, time and metadata, or None."""
+        """Return the blackboard entry for a key, including its author, time, and metadata.
+
+        Return None if the key does not exist.
+        """
         data = await self._store.get(self._prefix + key)
         return None if data is None else BlackboardEntry.from_dict(data)
 
     async def list_entries(self) -> dict[str, BlackboardEntry]:
-        """Return all entries by key, the oldest first."""
+        """Return all blackboard entries by key, oldest first."""
         values = (await self._store.entries(self._prefix)).values()
         entries = sorted(map(BlackboardEntry.from_dict, values), key=lambda e: e.written_at)
         return {entry.key: entry for entry in entries}
 
     async def keys(self) -> list[str]:
-        """Return all keys, that of the oldest entry first."""
+        """Return the keys of all blackboard entries, oldest entry first."""
         return list(await self.list_entries())
 
     @validate_arguments

@@ -21,15 +21,15 @@ _MAX_ATTEMPTS = 3
 
 
 class ChainOfThoughtAgent(BaseAgent):
-    """Agent whose model reasons inside ``<thinking>`` and then answers, for tasks without tools.
+    """Agent whose model reasons in ``<thinking>`` tags before it answers. It does not use tools.
 
     Args:
-        model: A chat model.
+        model: Chat model that reasons and answers.
         system_prompt: System prompt that replaces the default.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
-        ConfigurationError: There is no model, or tools are passed, which this agent does not call.
+        ConfigurationError: There is no model, or tools are passed, which are not supported.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
@@ -94,7 +94,9 @@ async def _route_start(state: Mapping[str, Any]) -> str:
 
 
 def parse_thought(text: str) -> tuple[str, str]:
-    """Return the reasoning and the answer of a text. Unfinished reasoning has no answer.
+    """Split a model's text into its reasoning and its answer.
+
+    If the ``<thinking>`` tag is not closed, the answer is empty.
 
     >>> parse_thought("<thinking>hm</thinking> 4"), parse_thought("4"), parse_thought("<thinking>hm")
     (('hm', '4'), ('', '4'), ('hm', ''))

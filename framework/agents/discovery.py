@@ -17,13 +17,14 @@ DiscoverAgents = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, st
 
 
 class AgentDiscoveryBehavior:
-    """Background task that discovers a supervisor's members and replaces them when they change.
+    """Background task that periodically discovers a supervisor's members and updates the team.
 
-    A running run keeps its members.
+    Runs that are already in progress keep their members.
 
     Args:
-        discovery_fn: Function that returns the members and their descriptions, both by name.
-        interval_seconds: Seconds between two discoveries.
+        discovery_fn: Function that returns two dictionaries: the members by name and their
+            descriptions by name.
+        interval_seconds: Interval between discoveries in seconds.
 
     Raises:
         ValueError: ``interval_seconds`` is not positive.
@@ -56,10 +57,10 @@ class AgentDiscoveryBehavior:
 
     @validate_arguments
     async def start(self, supervisor: SupervisorOrchestrator) -> None:
-        """Discover the members once, then periodically in the background.
+        """Discover the team's members now, and then periodically in the background.
 
         Args:
-            supervisor: The team whose members are updated.
+            supervisor: Team whose members are updated.
 
         Raises:
             RuntimeError: The discovery is already running.
@@ -79,7 +80,7 @@ class AgentDiscoveryBehavior:
             self._task = None
 
     async def refresh_once(self) -> None:
-        """Discover the members once and replace them if any changed.
+        """Discover the team's members once, and replace them if anything has changed.
 
         Raises:
             RuntimeError: :meth:`start` was not called.
@@ -111,6 +112,6 @@ class AgentDiscoveryBehavior:
 
 
 def _is_same(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any]) -> bool:
-    """Return True if the members are the same instances with the same descriptions."""
+    """Return True if two discoveries found the same member instances and descriptions."""
     instances = old[0].keys() == new[0].keys() and all(old[0][k] is new[0][k] for k in new[0])
     return instances and bool(old[1] == new[1])

@@ -19,15 +19,16 @@ from capgraph.langgraph_compat import running_graph_messages
 def handoff(
     to: str, update: Mapping[str, Any] | None = None, *, parent: bool = False
 ) -> Command[Any]:
-    """Return a ``Command`` that hands control to another node.
+    """Return a LangGraph ``Command`` that hands control to a different node.
 
     Args:
-        to: Name of the node that continues.
-        update: Update of the graph's state.
+        to: Name of the node that takes over.
+        update: Update to the graph's state.
         parent: True if the node belongs to the parent graph.
 
     Raises:
-        ConfigurationError: ``to`` is empty. LangGraph would end the run without an error.
+        ConfigurationError: ``to`` is empty, which LangGraph would treat as the silent end of
+            the run.
 
     >>> handoff("support").goto
     'support'
@@ -42,7 +43,7 @@ def handoff(
 
 
 class HandoffTool(StructuredTool):
-    """Tool that ends an agent's run and hands the request to another capability or the planner."""
+    """Tool that ends an agent's run and hands over to a different capability or the planner."""
 
 
 @validate_arguments

@@ -23,14 +23,14 @@ _SUMMARY_PROMPT = (
 
 @dataclass(slots=True)
 class RecalledContext:
-    """Context of one model call.
+    """Conversation context that is passed to a model call.
 
     Attributes:
-        conversation: The conversation. The task is its last message.
+        conversation: Messages of the conversation, ending with the task.
         messages: Messages of the current run.
-        summary: Summary of omitted messages: ``text``, and the number of messages it covers
-            (``upto``).
-        facts: Facts from the store.
+        summary: Summary of the omitted messages, with its ``text`` and the number of messages
+            it covers (``upto``).
+        facts: Facts that were remembered in the store.
     """
 
     conversation: list[BaseMessage]
@@ -39,7 +39,7 @@ class RecalledContext:
     facts: list[str]
 
     def extend_system_prompt(self, prompt: str) -> str:
-        """Return a system prompt with the summary and the facts appended."""
+        """Append the conversation summary and the remembered facts to a system prompt."""
         parts = [prompt]
         if self.summary.get("text"):
             parts.append(f"What happened before, in short:\n{self.summary['text']}")
@@ -95,13 +95,15 @@ class Memory:
         runtime: Runtime[Any],
         model: Any,
     ) -> RecalledContext:
-        """Return the context of the next model call.
+        """Build the conversation context of the next model call.
+
+        Older messages that do not fit are omitted and covered by a summary.
 
         Args:
-            conversation: The conversation. The task is its last message.
+            conversation: Messages of the conversation, ending with the task.
             messages: Messages of the current run.
-            state: State of the graph, with the summary so far.
-            runtime: Runtime of the graph, for its store.
+            state: State of the graph, including the current summary.
+            runtime: Runtime of the graph, which provides the store.
             model: Model that writes the summary.
         """
         *before, task = conversation
@@ -146,7 +148,7 @@ class Memory:
         return [str(item.value.get("fact", item.value)) for item in items]
 
     def fact_tools(self) -> list[Any]:
-        """Return the tools that write facts to the store."""
+        """Return the tools with which the model stores facts for later conversations."""
         if not self.facts:
             return []
 
@@ -161,7 +163,7 @@ class Memory:
 
 
 def _group_conversation(conversation: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
-    """Group each tool call of earlier runs with its results."""
+    """Group the messages of a conversation so that each tool call stays with its results."""
     units: list[list[BaseMessage]] = []
     for message in conversation:
         if not isinstance(message, ToolMessage) or not units:
@@ -171,7 +173,7 @@ def _group_conversation(conversation: Sequence[BaseMessage]) -> list[list[BaseMe
 
 
 def _group_messages(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
-    """Group each message of the model with the tool results that follow it."""
+    """Group each model message with the tool results that follow it."""
     units: list[list[BaseMessage]] = []
     for message in messages:
         if isinstance(message, AIMessage) or not units:

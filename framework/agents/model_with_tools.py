@@ -38,7 +38,10 @@ def supports_tools(model: Any) -> bool:
 
 
 def get_role_model(agent: BaseAgent) -> RoleModel:
-    """Return an agent's model with the model middleware of its services or of the enclosing run."""
+    """Return an agent's model together with the model middleware that applies to it.
+
+    The middleware comes from the agent's services, or else from those of the enclosing run.
+    """
     services = agent.services or next(iter(find_enclosing_services()), None)
     if services is None:
         return RoleModel("agent", agent.model)
@@ -48,10 +51,10 @@ def get_role_model(agent: BaseAgent) -> RoleModel:
 
 
 class ModelWithTools:
-    """Model of an agent, bound to its tools.
+    """Chat model of an agent, bound to the tools that it may call.
 
     Args:
-        agent: The agent.
+        agent: Agent that owns the model.
         tools: Tools that the model may call, including the answer type.
     """
 
@@ -72,19 +75,19 @@ class ModelWithTools:
         )
 
     async def ask(self, messages: Sequence[BaseMessage], system_prompt: str = "") -> AIMessage:
-        """Ask the model for the next message.
+        """Ask an agent's model for its next message.
 
         Args:
             messages: The conversation so far.
             system_prompt: Text of the system message.
 
         Returns:
-            A message with tool calls or text. If it cannot be read,
-            ``additional_kwargs["unreadable"]`` has the reason.
+            A message with tool calls or text. If the message cannot be parsed,
+            ``additional_kwargs["unreadable"]`` contains the reason.
 
         Raises:
-            ModelError: The call failed, the model refused, or its answer was cut off. The cause is
-                chained.
+            ModelError: The call failed, the model refused, or the answer was truncated. The
+                original exception is chained.
         """
         prompt = [*to_text_messages(messages, system_prompt, self._text_instructions)]
         role = get_role_model(self._agent)
@@ -129,7 +132,7 @@ def require_model(agent: BaseAgent, model: Any) -> Any:
     """Return a model after checking that it is a chat model.
 
     Raises:
-        ConfigurationError: It is not a chat model.
+        ConfigurationError: The value is not a chat model.
     """
     if not hasattr(model, "ainvoke"):
         raise ConfigurationError(

@@ -12,12 +12,12 @@ from capgraph.configs.run_context import run_context
 
 @dataclass(frozen=True, slots=True)
 class OverrideCall:
-    """Running call of an overridden method.
+    """Call of an overridden agent method that is currently running.
 
     Attributes:
-        agent: The agent.
-        method: Name of the method.
-        task: Task of the call.
+        agent: Agent whose method is called.
+        method: Name of the overridden method.
+        task: Task that was passed to the method.
     """
 
     agent: Any
@@ -26,13 +26,13 @@ class OverrideCall:
 
 
 def current_override() -> OverrideCall | None:
-    """Return the innermost running call of an overridden method."""
+    """Return the innermost running call of an overridden agent method, or None if there is none."""
     call: OverrideCall | None = run_context().running_method
     return call
 
 
 def is_running_override(agent: Any) -> bool:
-    """Return True if an overridden method of this agent is running."""
+    """Return True if an overridden method of the given agent is currently running."""
     running = current_override()
     return running is not None and running.agent is agent
 
@@ -40,10 +40,10 @@ def is_running_override(agent: Any) -> bool:
 def run_through_graph(
     entry_point: Callable[..., Any], override: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap an override in a method that runs it as the work of the agent's graph.
+    """Wrap an overridden agent method so that a call runs it through the agent's graph.
 
-    The wrapper calls the override directly in two cases: a subclass calls ``super()``, or another
-    overridden method delegates the same task to it. Any other nested call is a separate run.
+    The wrapper calls the method directly if a subclass calls ``super()``, or if a different
+    overridden method delegates the same task. Any other nested call is a separate run.
     """
     name = override.__name__
 

@@ -12,17 +12,17 @@ from capgraph.selection import BaseRouter
 
 
 class PipelineOrchestrator(BaseOrchestrator):
-    """Team that runs its members in sequence. A failure ends the sequence.
+    """Team that runs its members in sequence and stops at the first failure.
 
-    The keys of ``agent_outputs`` are ``step_0_<name>``, ``step_1_<name>`` and so on.
+    The keys of ``agent_outputs`` are ``step_0_<name>``, ``step_1_<name>``, and so on.
 
     Args:
-        agents: The members in order.
-        pass_context: True if the members' context includes ``original_task``, ``step_0_output`` and
-            so on, in addition to the caller's values. A context that is not a mapping is passed
-            unchanged.
-        router: Router that chooses the member of each step, instead of the order.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        agents: Members in the order in which they run.
+        pass_context: True if the members' context includes ``original_task``,
+            ``step_0_output``, and so on, in addition to the caller's values. A context that is
+            not a mapping is passed unchanged.
+        router: Router that chooses the member for each step instead of the given order.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     >>> import asyncio
     >>> row = PipelineOrchestrator([lambda task: task.upper(), lambda task: task + "!"])

@@ -102,7 +102,7 @@ class PlanExecuteAgent(BaseAgent):
 
         async def step(state: PlanState, runtime: Runtime[Any]) -> dict[str, Any]:
             found = await worker.ainvoke({"task": self._step_prompt(state)})
-            return self._step_update(state, found)
+            return self._build_step_update(state, found)
 
         builder = StateGraph(PlanState, output_schema=RunOutput)
         builder.add_node("plan", partial(self._plan, asker))
@@ -145,7 +145,7 @@ class PlanExecuteAgent(BaseAgent):
         }
 
     def _parse_plan(self, message: AIMessage) -> tuple[list[str], str | None]:
-        """Return the steps of a plan, or why the plan is invalid."""
+        """Parse a model's plan. Return its steps and, if the plan is invalid, the reason."""
         steps = _parse_steps(str(message.text))
         if not steps:
             return [], f"The model returned no plan: {str(message.text)[:200]!r}."
@@ -166,7 +166,9 @@ class PlanExecuteAgent(BaseAgent):
             step=state["plan"][number],
         )
 
-    def _step_update(self, state: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    def _build_step_update(
+        self, state: Mapping[str, Any], result: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the state update after a step."""
         number = len(state["results"]) + 1
         step = state["plan"][number - 1]
@@ -192,7 +194,7 @@ class PlanExecuteAgent(BaseAgent):
 
 
 class _StepWorker(ReActAgent):
-    """Agent that works on one step with a limited number of tool calls."""
+    """Agent that executes one step of a plan with a limited number of tool calls."""
 
     def __init__(self, agent: PlanExecuteAgent) -> None:
         most = agent.max_tool_calls_per_step

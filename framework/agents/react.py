@@ -41,7 +41,10 @@ _RUN_START: dict[str, Any] = {**RUN_DEFAULTS, "messages": [], "turns": 0, "unusa
 
 
 class ReActState(RunState):
-    """State of the loop. ``messages`` are those of one run."""
+    """State of a reasoning loop with tool calls.
+
+    The ``messages`` belong to a single run.
+    """
 
     messages: NotRequired[Annotated[list[AnyMessage], operator.add]]
     turns: NotRequired[int]
@@ -134,7 +137,7 @@ class ReActAgent(BaseAgent):
         *,
         is_first: bool = False,
     ) -> Command[Any]:
-        """Call the model once and return the command that follows from its message."""
+        """Call the model once and return a command with the state update and the next nodes."""
         if is_first and state.get("going_on"):
             return Command(update={"going_on": False}, goto=_next_nodes(state))
         if is_first:
@@ -164,15 +167,19 @@ class ReActAgent(BaseAgent):
         return Command(update=update, goto=goto)
 
     def _limit_error(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
-        """Return the error of a reached limit, before a model call or for the calls it asks for."""
-        if calls is None and (failed := self._repeated_failure(state["messages"])) is not None:
+        """Return an error message if the agent has reached a limit, or None.
+
+        The limits are checked before each model call and for the tool calls that the model
+        requests.
+        """
+        if calls is None and (failed := self._find_repeated_failure(state["messages"])) is not None:
             return failed
         if calls is not None or state["turns"] < self.max_steps:
             return None
         return f"Reached max_steps={self.max_steps} without Final Answer"
 
-    def _repeated_failure(self, messages: Sequence[BaseMessage]) -> str | None:
-        """Return an error if a tool call failed in two messages with the same arguments."""
+    def _find_repeated_failure(self, messages: Sequence[BaseMessage]) -> str | None:
+        """Return an error message if a tool call failed twice with the same arguments, or None."""
         answer_name = self.response_format.__name__ if self.response_format is not None else None
         failed: set[str] = set()
         for _, pairs in _iter_turns(messages):
@@ -189,7 +196,7 @@ class ReActAgent(BaseAgent):
         return None
 
     def _handle_message(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
-        """Return the state update that follows from a message of the model."""
+        """Convert a message from the model to an update of the graph's state."""
         calls, answer_type = message.tool_calls, self.response_format
         answer_calls = [
             call
@@ -248,7 +255,7 @@ class ReActAgent(BaseAgent):
         output: Any,
         error: str | None,
     ) -> dict[str, Any]:
-        steps = _to_steps([*state["messages"], *new_messages])
+        steps = _convert_to_steps([*state["messages"], *new_messages])
         text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         if error is None:
             steps.append(AgentStep("", FINAL_ANSWER, {"answer": output}, text).to_plain())
@@ -284,7 +291,7 @@ class ReActAgent(BaseAgent):
     def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         if values.get("success") is not None:
             return list(values.get("steps") or ())
-        return _to_steps(values.get("messages") or ())
+        return _convert_to_steps(values.get("messages") or ())
 
 
 def _next_nodes(state: Mapping[str, Any]) -> Any:
@@ -298,7 +305,10 @@ def _next_nodes(state: Mapping[str, Any]) -> Any:
 def _iter_turns(
     messages: Sequence[BaseMessage],
 ) -> Iterator[tuple[AIMessage, list[tuple[ToolCall, ToolMessage | None]]]]:
-    """Yield each model message with its tool calls and their answers. IDs of calls may repeat."""
+    """Yield each model message with its tool calls and their results.
+
+    Results are matched per message, because call IDs may repeat.
+    """
     for index, message in enumerate(messages):
         if isinstance(message, AIMessage):
             following = takewhile(lambda m: not isinstance(m, AIMessage), messages[index + 1 :])
@@ -312,8 +322,8 @@ def _iter_turns(
             yield message, pairs
 
 
-def _to_steps(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Return one step for each answered tool call of the messages."""
+def _convert_to_steps(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Convert each tool call that has a result to an agent step."""
     return [
         AgentStep(
             str(message.text),
@@ -329,7 +339,7 @@ def _to_steps(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _last_observation(state: Mapping[str, Any]) -> Any:
-    steps = _to_steps(state["messages"])
+    steps = _convert_to_steps(state["messages"])
     return steps[-1]["observation"] if steps else None
 
 
@@ -340,16 +350,16 @@ def _error_message(call: Any, reason: str) -> ToolMessage:
 
 
 def insert_tool_descriptions(prompt: str, tools: Sequence[Any]) -> str:
-    """Replace ``{tool_descriptions}`` in a prompt. Other braces stay unchanged."""
+    """Replace ``{tool_descriptions}`` in a prompt, leaving all other braces unchanged."""
     lines = "\n".join(f"- {tool.name}: {tool.description}" for tool in tools)
     return prompt.replace("{tool_descriptions}", lines or "No tools available.")
 
 
 def check_minimum(agent: BaseAgent, minimum: int, **values: int) -> int:
-    """Return a number option of an agent.
+    """Check that an integer option of an agent is not below its minimum, and return the value.
 
     Raises:
-        ConfigurationError: The number is below the minimum.
+        ConfigurationError: The value is not an integer or is below the minimum.
     """
     [(name, number)] = values.items()
     if type(number) is not int or number < minimum:

@@ -39,13 +39,13 @@ class ReflexionState(RunState):
 
 
 class ReflexionAgent(BaseAgent):
-    """Agent whose model critiques the answers of another agent. A rejected answer is tried again.
+    """Agent whose model critiques an inner agent's answers and retries rejected ones.
 
     Args:
-        inner_agent: The agent that answers. Accepts anything that can be a workflow node.
-        max_reflections: Maximum number of retries.
+        inner_agent: Agent that answers. Any object that can be a workflow node is accepted.
+        max_reflections: Maximum number of retries after a rejected answer.
         model: Model that critiques the answers. Defaults to the inner agent's model.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: ``max_reflections`` is below 0, or there is no model.
@@ -141,7 +141,7 @@ async def _route_next(state: Mapping[str, Any]) -> str:
 
 
 def parse_critique(text: str) -> str | None:
-    """Return the objection of a critique, or None if the critique is a plain yes.
+    """Return the objection in a critique, or None if the critique simply approves the answer.
 
     >>> parse_critique("YES."), parse_critique("NO: too short"), parse_critique("Yes, but it is late")
     (None, 'too short', 'Yes, but it is late')

@@ -16,21 +16,21 @@ FINAL_ANSWER = "Final Answer"
 
 
 def to_conversation(task: str, answer: Any) -> list[BaseMessage]:
-    """Return a task and its answer as conversation messages."""
+    """Convert a task and its answer to a pair of conversation messages."""
     text = answer if isinstance(answer, str) else json.dumps(to_plain(answer), ensure_ascii=False)
     return [HumanMessage(task), AIMessage(text)]
 
 
 @dataclass(slots=True)
 class AgentStep:
-    """One step of an agent run.
+    """Single step of an agent run, with a thought, an action, and the result.
 
     Attributes:
         thought: Reasoning text of the model.
-        action: Name of the called tool, or of another action of the agent.
+        action: Name of the called tool, or of a different action, such as the final answer.
         action_input: Arguments of the action.
         observation: Result of the action as text.
-        metadata: Further details.
+        metadata: Additional details about the step.
 
     >>> AgentStep("I need the level.", "read_level", {"tank": 3}, "7 litres").action
     'read_level'
@@ -43,7 +43,7 @@ class AgentStep:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the step as plain data for a graph's state."""
+        """Convert the agent step to plain data for a graph's state."""
         return asdict(self)
 
 
@@ -52,12 +52,12 @@ class AgentResult:
     """Result of an agent run.
 
     Attributes:
-        output: The answer; an instance of ``response_format`` if the agent has one.
+        output: Answer, which is an instance of ``response_format`` if the agent has one.
         steps: Steps of the run, in order.
-        metadata: ``execution_id``, further entries of the agent, and ``labels`` of the data it
-            read.
+        metadata: ``execution_id``, additional entries from the agent, and the ``labels`` of the
+            data that it read.
         success: True if the task was completed. Reaching a limit is not a success.
-        error: Why the run failed, or None.
+        error: Reason for the failure, or None.
 
     >>> AgentResult("4").success
     True
@@ -71,7 +71,7 @@ class AgentResult:
 
     @classmethod
     def coerce(cls, value: Any) -> AgentResult:
-        """Convert a result, the output of an agent's graph or a plain output to a result."""
+        """Convert an agent result, the output of an agent's graph, or a plain value to a result."""
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping) and "output" in value:
@@ -88,7 +88,7 @@ class AgentResult:
         return cls(value)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the result as plain data for a graph's state."""
+        """Convert the agent result to plain data for a graph's state."""
         output = self.output
         return {
             "output": output.model_dump(mode="json") if hasattr(output, "model_dump") else output,
@@ -99,7 +99,10 @@ class AgentResult:
         }
 
     def with_output(self, output: Any) -> AgentResult:
-        """Return a copy with another output, which also replaces the last step's observation."""
+        """Return a copy of the agent result with a different output.
+
+        The output also replaces the last step's observation if the two were equal.
+        """
         steps = list(self.steps)
         if steps and steps[-1].observation == str(self.output):
             last_step, text = steps[-1], str(output)

@@ -14,7 +14,7 @@ _MESSAGE_KEYS = ("messages", "conversation")
 
 
 def snapshot_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of an agent's graph as plain data."""
+    """Convert the state of an agent's graph to plain data that can be stored."""
     plain = {name: value for name, value in values.items() if not name.startswith("__")}
     for name in _MESSAGE_KEYS:
         if name in plain:
@@ -30,10 +30,11 @@ async def restore_state(
     """Load the state of a run from a ``CheckpointManager``.
 
     Args:
-        manager: The manager.
+        manager: Checkpoint manager that stores the run.
         execution_id: ID of the run.
-        from_step: Index of the step after which the state was saved; None for the last state.
-        read_steps: Function that returns the steps of a state.
+        from_step: Index of the step after which the state was saved; None selects the latest
+            state.
+        read_steps: Function that returns the steps recorded in a state.
 
     Raises:
         ValueError: The run or the step is not stored.
@@ -49,14 +50,15 @@ async def restore_state(
     if not states:
         position = "" if from_step is None else f" at step {from_step}"
         raise ValueError(
-            f"The run {execution_id!r} is not stored{position}. Fix: pass metadata['execution_id']"
-            " of a result, and one of its steps, counted from 0."
+            f"No state is stored for the run {execution_id!r}{position}. Fix: pass "
+            "metadata['execution_id'] of a result, and the index of one of its steps, counted "
+            "from 0."
         )
     return states[0]
 
 
 def _restore_messages(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored state with its messages as message objects."""
+    """Return a stored state with its serialized messages converted back to message objects."""
     messages = {name: messages_from_dict(state[name]) for name in _MESSAGE_KEYS if name in state}
     return {**state, **messages}
 
@@ -69,18 +71,18 @@ async def find_state_after_step(
     *,
     is_wrapped: bool,
 ) -> Any:
-    """Return the first state of a run that contains a step.
+    """Return the earliest stored state of a run that contains the given step.
 
     Args:
-        graph: Graph of the agent.
-        thread: Config of the thread.
-        from_step: Index of the step.
-        read_steps: Function that returns the steps of a state.
-        is_wrapped: True if behaviors or services wrap the agent's own graph, which then has its own
-            checkpoint namespace.
+        graph: Graph of the agent, with a checkpointer.
+        thread: LangGraph config that selects the thread.
+        from_step: Zero-based index of the step.
+        read_steps: Function that returns the steps recorded in a state.
+        is_wrapped: True if behaviors or services wrap the agent's own graph, which then has its
+            own checkpoint namespace.
 
     Raises:
-        ValueError: The run has no such step.
+        ValueError: The run does not contain the step.
     """
     configs = [thread]
     if is_wrapped:
@@ -98,4 +100,7 @@ async def find_state_after_step(
         for snapshot in reversed(history):
             if 0 <= from_step < len(read_steps(snapshot.values)):
                 return snapshot
-    raise ValueError(f"The run has no step {from_step}. Fix: pass a step index, counted from 0.")
+    raise ValueError(
+        f"from_step is {from_step}, but the run has no step with this index. Fix: pass a step "
+        "index, counted from 0."
+    )

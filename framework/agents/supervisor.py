@@ -97,14 +97,17 @@ class SupervisorOrchestrator(BaseOrchestrator):
         return self.members
 
     def replace_agents(self, agents: Mapping[str, Any], descriptions: Mapping[str, str]) -> None:
-        """Replace the members for later runs. A running run keeps its members.
+        """Replace the members of the team for future runs.
+
+        Runs that are already in progress keep their members.
 
         Args:
             agents: Members by name.
             descriptions: Descriptions of the members by name.
 
         Raises:
-            ConfigurationError: A member cannot run a task. The members are unchanged then.
+            ConfigurationError: A member cannot run a task. In this case, the members are not
+                replaced.
         """
         if agents:
             SupervisorOrchestrator(self.model, agents, services=self.services).compile()
@@ -115,7 +118,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
             self.router.agent_descriptions = dict(descriptions)
 
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Split the task, delegate the subtasks and write the answer."""
+        """Split the task into subtasks, delegate them to members, and combine their results."""
         member_results = await team_run.delegate(await self._plan_subtasks(task, team_run), context)
         if not any(result.success for result in member_results):
             return ""
@@ -145,7 +148,10 @@ class SupervisorOrchestrator(BaseOrchestrator):
 
 
 def _parse_subtasks(text: str, task: str) -> Subtasks:
-    """Parse subtasks from text. Without any, the whole task becomes one subtask."""
+    """Parse a list of subtasks from a model's text.
+
+    If the text contains no subtasks, the whole task becomes the only subtask.
+    """
     start, end = text.find("["), text.rfind("]")
     try:
         values = json.loads(text[start : end + 1]) if start >= 0 else []

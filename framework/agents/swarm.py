@@ -89,7 +89,7 @@ class SwarmOrchestrator(BaseOrchestrator):
         }
 
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Delegate subtasks until the coordinator reports that the task is done."""
+        """Delegate tasks to members until the coordinator decides that the whole task is done."""
         output: Any = ""
         unknown_count = 0
         remark = ""
@@ -140,7 +140,11 @@ def _format_history(team_run: TeamRun) -> str:
 
 
 def _parse_next(text: str) -> _Next:
-    """Parse the lines ``AGENT: …`` and ``TASK: …``, or ``DONE`` followed by the answer."""
+    """Parse a coordinator's decision from text.
+
+    The text contains the lines ``AGENT: …`` and ``TASK: …``, or ``DONE`` followed by the
+    answer.
+    """
     text = text.strip()
     if text.upper().startswith("DONE"):
         return _Next(done=True, answer=text[4:].strip(" :\n."))

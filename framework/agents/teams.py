@@ -42,15 +42,16 @@ class OrchestratorResult:
     """Result of a team run.
 
     Attributes:
-        final_output: The answer.
-        agent_outputs: Results of the members by name. The kind of team defines the key of a member
+        final_output: Final answer of the team.
+        agent_outputs: Results by member name. Each kind of team defines the keys for members
             that ran more than once.
-        subtask_outputs: Member, subtask and result, in the order of the subtasks.
+        subtask_outputs: Tuples of member name, subtask, and result, in the order of the
+            subtasks.
         rounds: Number of delegation rounds.
-        success: True if all subtasks succeeded. Partial failure and reaching a limit are not
+        success: True if all subtasks succeeded. A partial failure or a reached limit is not a
             success.
-        error: Why the run failed, or None.
-        metadata: ``execution_id`` and further entries of the team.
+        error: Reason for the failure, or None.
+        metadata: ``execution_id`` and additional entries from the team.
     """
 
     final_output: Any = ""
@@ -63,18 +64,18 @@ class OrchestratorResult:
 
 
 class BaseOrchestrator(BaseAgent):
-    """Agent whose members do the work.
+    """Base class for teams, which are agents that delegate their work to members.
 
-    A team runs, streams and resumes like any agent. Its ``behaviors`` and ``services``, including
-    budgets, apply to all members. Finished work of a member does not run again after an
-    interruption.
+    A team runs, streams, and resumes like any other agent. Its ``behaviors`` and ``services``,
+    including budgets, apply to all members. Work that a member finished is not repeated after
+    an interruption.
 
     Args:
-        model: The chat model that leads the team.
-        members: Members by name: agents, capabilities, tools, graphs, workflows, teams or functions
-            of the task.
-        router: Router that chooses the member for a subtask.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        model: Chat model that leads the team.
+        members: Members by name: agents, capabilities, tools, graphs, workflows, teams, or
+            functions of the task.
+        router: Router that chooses a member for each subtask.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
     """
 
     @validate_arguments
@@ -101,7 +102,7 @@ class BaseOrchestrator(BaseAgent):
 
     @property
     def reads_context(self) -> bool:
-        """True if a subclass overrides ``execute`` or ``run``, which read ``context``."""
+        """True if a subclass overrides ``execute`` or ``run``, which may read their ``context``."""
         return super().reads_context or hasattr(type(self).run, "override")
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -110,11 +111,11 @@ class BaseOrchestrator(BaseAgent):
             cls.run = run_through_graph(BaseOrchestrator._run_team_graph, vars(cls)["run"])  # type: ignore[method-assign]
 
     async def run(self, task: str, context: Any = None) -> OrchestratorResult:
-        """Run a task with the team.
+        """Run a task with the team and return the results of all members.
 
         Args:
-            task: The task in words.
-            context: Value of ``Runtime.context`` in the members' tools.
+            task: Text of the task.
+            context: Value of ``Runtime.context`` for the members' tools.
         """
         return self._to_team_result(await self.execute(task, context))
 
@@ -151,9 +152,9 @@ class BaseOrchestrator(BaseAgent):
 
     @abstractmethod
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Lead the team through a task and return the final output.
+        """Work on a task by delegating to the team's members, and return the final output.
 
-        A custom team overrides this method and calls ``team_run.delegate``, ``team_run.ask_model``
+        A custom team overrides this method and calls ``team_run.delegate``, ``team_run.ask_model``,
         and ``team_run.route``. A team without members overrides ``run`` instead.
         """
 
@@ -166,7 +167,7 @@ class BaseOrchestrator(BaseAgent):
         )
 
     async def _execute_run_override(self, task: str, context: Any) -> AgentResult:
-        """Run a subclass's ``run`` and convert its result to an agent's result."""
+        """Call a subclass's ``run`` method and convert the team result to an ``AgentResult``."""
         with label_scope({}) as labels:
             result = await type(self).run.override(self, task, context)  # type: ignore[attr-defined]
         propagate_labels(labels)
@@ -220,9 +221,9 @@ class Answer(BaseModel):
 
 
 class TeamRun:
-    """One run of a team.
+    """Single run of a team, with operations such as delegating subtasks.
 
-    Each operation is a LangGraph task, so a resumed run does not repeat it.
+    Each operation is a LangGraph task, so it is not repeated when the run is resumed.
     """
 
     def __init__(self, team: BaseOrchestrator, graphs: Mapping[str, TaskGraph]) -> None:
@@ -236,16 +237,16 @@ class TeamRun:
     async def ask_model(
         self, system_prompt: str, prompt: str, answer_type: type[AnswerT]
     ) -> AnswerT:
-        """Ask the leading model for an answer of a given type.
+        """Ask the team's leading model for an answer of the given type.
 
         Args:
-            system_prompt: The system message.
-            prompt: The user message.
+            system_prompt: Text of the system message.
+            prompt: Text of the user message.
             answer_type: Pydantic type of the answer.
 
         Raises:
             ModelError: The model call failed.
-            MalformedAnswerError: The answer is not of this type.
+            MalformedAnswerError: The answer cannot be parsed as ``answer_type``.
         """
         messages = [SystemMessage(system_prompt), HumanMessage(prompt)]
 
@@ -267,7 +268,9 @@ class TeamRun:
         raise MalformedAnswerError(kept["told"], fix=kept["fix"], text=kept["text"])
 
     async def write_answer(self, system_prompt: str, prompt: str) -> str:
-        """Ask the leading model for the final answer, as an object or as plain text.
+        """Ask the team's leading model for the final answer as text.
+
+        A structured reply is preferred. If it is malformed, the raw text is the answer.
 
         Raises:
             ModelError: The model call failed.
@@ -278,7 +281,10 @@ class TeamRun:
             return get_raw_answer(exc).strip()
 
     async def route(self, subtask: str, available: Iterable[str] | None = None) -> str:
-        """Return the member that the router chooses, or an empty string if none fits."""
+        """Ask the router to choose the member for a subtask.
+
+        Return the member's name, or an empty string if no member is suitable.
+        """
         names = list(self._graphs if available is None else available)
 
         async def route() -> str:
@@ -291,11 +297,11 @@ class TeamRun:
     async def delegate(
         self, subtasks: Sequence[tuple[str, str]], context: Any
     ) -> list[AgentResult]:
-        """Run subtasks on members in parallel and return their results in order.
+        """Run subtasks on team members in parallel and return the results in the given order.
 
         Args:
             subtasks: Pairs of member name and subtask.
-            context: Value of ``Runtime.context`` in the members' tools.
+            context: Value of ``Runtime.context`` for the members' tools.
         """
         self.rounds += 1
         with label_scope(self._labels) as labels:
@@ -344,7 +350,7 @@ class TeamRun:
         ]
 
     def build_result(self, output: Any) -> AgentResult:
-        """Return the result of the run with its final output."""
+        """Build the result of the team's run from its final output and the completed subtasks."""
         subtasks = [[item.member, item.subtask, item.result.to_plain()] for item in self._completed]
         metadata: dict[str, Any] = {"subtasks": subtasks, "rounds": self.rounds}
         return AgentResult(
@@ -357,7 +363,7 @@ class TeamRun:
 
 
 def _to_plain(output: Any) -> dict[str, Any]:
-    """Return the plain form of a member's output."""
+    """Convert a team member's output to plain data."""
     return AgentResult.coerce(output).to_plain()
 
 
@@ -372,14 +378,14 @@ def _to_step(subtask: _CompletedSubtask) -> AgentStep:
 
 
 def name_members(agents: Iterable[Any]) -> dict[str, Any]:
-    """Return agents by name. Repeated names get a number, such as ``name#2``."""
+    """Map agents to their names. Repeated names receive a suffix, such as ``name#2``."""
     members = list(agents)
     names = map(target_name, members)
     return dict(zip(number_duplicates(names), members, strict=True))
 
 
 def number_duplicates(names: Iterable[str]) -> Iterator[str]:
-    """Yield names, and number the repeated ones, such as ``name#2``.
+    """Yield names with a numeric suffix for duplicates, such as ``name#2``.
 
     >>> list(number_duplicates(["a", "b", "a"]))
     ['a', 'b', 'a#2']
@@ -391,10 +397,11 @@ def number_duplicates(names: Iterable[str]) -> Iterator[str]:
 
 
 def get_raw_answer(error: ModelError) -> str:
-    """Return the text of a malformed model answer.
+    """Return the raw text of a malformed model answer from the error that reports it.
 
     Raises:
-        ModelError: The error has no text, because the model call itself failed.
+        ModelError: The model call itself failed, so there is no answer text. The original error
+            is raised again.
     """
     text = getattr(error, "text", "")
     if not text:

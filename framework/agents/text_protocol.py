@@ -51,7 +51,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args")
 
 
 def build_instructions(tools: Sequence[Any]) -> str:
-    """Return the instructions of the protocol with the descriptions of the tools."""
+    """Return the system instructions for text-based tool calls, with the tool descriptions."""
     return _INSTRUCTIONS + "\n".join(_describe_tool(tool) for tool in tools)
 
 
@@ -64,9 +64,9 @@ def _describe_tool(tool: Any) -> str:
 def to_text_messages(
     messages: Sequence[BaseMessage], system_prompt: str, text_instructions: str
 ) -> Iterator[BaseMessage]:
-    """Yield the messages of a prompt.
+    """Yield the messages of a model prompt, starting with the system message.
 
-    With text instructions, calls and observations become text.
+    If text instructions are given, tool calls and tool results are converted to text.
     """
     if system := "\n\n".join(part for part in (system_prompt, text_instructions) if part):
         yield SystemMessage(system)
@@ -80,7 +80,7 @@ def to_text_messages(
 
 
 def parse_step(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
-    r"""Parse the next step from the text of a message.
+    r"""Parse the tool call or final answer that a model wrote as text.
 
     >>> found = parse_step(AIMessage('Thought: hm\nAction: add\nAction Input: {"a": 1}'), [])
     >>> found.text, found.tool_calls[0]["name"], found.tool_calls[0]["args"]
@@ -103,7 +103,7 @@ def parse_step(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
         return mark_unreadable(message, "It has neither an action nor a final answer.")
     if step["action"].strip().lower() == FINAL_ANSWER.lower():
         return _parsed_message(message, _parse_answer(step["input"].strip()), text)
-    name = _tool_name(step["action"].strip(), tools)
+    name = _match_tool_name(step["action"].strip(), tools)
     args = _parse_arguments(name, step["input"].strip(), tools)
     if tools and any(character in name for character in '{}"\n'):
         names = ", ".join(_tool_names(tools))
@@ -118,9 +118,10 @@ def parse_step(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
 
 
 def parse_calls(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
-    r"""Return the tool calls that a model wrote as JSON text, if the text contains nothing else.
+    r"""Parse tool calls that a model wrote as JSON text instead of structured calls.
 
-    Models without a working tool template write calls as JSON, in a code fence or a tag.
+    The JSON may be in a code fence or a tag. The list is empty if the text contains anything
+    else.
 
     >>> from types import SimpleNamespace
     >>> add = SimpleNamespace(name="add")
@@ -138,7 +139,7 @@ def parse_calls(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def contains_call(text: str, tools: Sequence[Any]) -> bool:
-    """Return True if a text contains a tool call as JSON, even among other words."""
+    """Return True if a text contains a tool call written as JSON, even among other text."""
     parts = (match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text))
     return any(_parse_call(part, tools) is not None for part in (text, *parts))
 
@@ -155,12 +156,12 @@ def _parse_call(text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
     if (
         not isinstance(name, str)
         or not argument_keys
-        or _tool_name(name, tools) not in _tool_names(tools)
+        or _match_tool_name(name, tools) not in _tool_names(tools)
     ):
         return None
     args = value[argument_keys[0]]
     args = parse_json(args) if isinstance(args, str) else args
-    return _tool_call(_tool_name(name, tools), args) if isinstance(args, dict) else None
+    return _tool_call(_match_tool_name(name, tools), args) if isinstance(args, dict) else None
 
 
 def _tool_call(name: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -176,8 +177,11 @@ def _tool_names(tools: Sequence[Any]) -> list[str]:
     ]
 
 
-def _tool_name(written_name: str, tools: Sequence[Any]) -> str:
-    """Return the registered name of a tool. Models add quotes and change the case."""
+def _match_tool_name(written_name: str, tools: Sequence[Any]) -> str:
+    """Find the registered tool name that matches a name written by a model.
+
+    Quotes, parentheses, spaces, and case are ignored, because models often change them.
+    """
     name = written_name.strip().strip("`'\"*").removesuffix("()")
     normalized = name.casefold().replace(" ", "_")
     return next((known for known in _tool_names(tools) if known.casefold() == normalized), name)
@@ -192,13 +196,13 @@ def _parsed_message(
 
 
 def mark_unreadable(message: AIMessage, reason: str) -> AIMessage:
-    """Return a message with the reason why it cannot be read."""
+    """Return a copy of a model message that is marked as unreadable for the given reason."""
     additional = {**message.additional_kwargs, "unreadable": reason}
     return message.model_copy(update={"additional_kwargs": additional})
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON text, with or without a code fence. Return other text unchanged."""
+    """Parse JSON text, with or without a code fence. Text that is not JSON is returned unchanged."""
     try:
         return json.loads(re.sub(r"^```\w*", "", text.strip()).removesuffix("```"))
     except ValueError:
@@ -206,10 +210,11 @@ def parse_json(text: str) -> Any:
 
 
 def _parse_arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
-    """Return a call's arguments, or None if they cannot be read.
+    """Parse the arguments of a tool call from text, or return None if this is not possible.
 
-    A value that is not an object is the argument of a tool with a single parameter. Text that is
-    not JSON counts as such a value if it is one line and does not look like an object.
+    A value that is not an object becomes the argument of a tool with a single parameter. Text
+    that is not JSON is such a value only if it is a single line and does not look like an
+    object.
     """
     value = parse_json(text)
     if isinstance(value, str) and text.strip()[:1] in ("{", "[", "`"):
@@ -226,7 +231,10 @@ def _parse_arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, An
 
 
 def _parse_leading_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object at the start of a text. The text after it is not part of the call."""
+    """Parse the JSON object at the start of a text, ignoring any text after the object.
+
+    Return None if the text does not begin with a JSON object.
+    """
     json_text = re.sub(r"^```\w*\s*", "", text.strip())
     try:
         value, _ = json.JSONDecoder().raw_decode(json_text)
@@ -236,7 +244,7 @@ def _parse_leading_object(text: str) -> dict[str, Any] | None:
 
 
 def _parse_answer(text: str) -> str:
-    """Return the answer from text or from ``{"answer": …}``."""
+    """Extract the final answer from plain text or from JSON text such as ``{"answer": …}``."""
     value = parse_json(text.strip())
     if isinstance(value, dict) and set(value) == {"answer"}:
         value = value["answer"]

@@ -38,14 +38,14 @@ ExecuteTool = Callable[[ToolCallRequest], Awaitable[Any]]
 def build_tool_node(
     tools: Sequence[Any], services: Services | None = None, behaviors: Sequence[Any] = ()
 ) -> ToolNode:
-    """Return the node that runs tool calls and returns errors as observations.
+    """Build a LangGraph node that runs tool calls and returns errors as observations.
 
     Args:
-        tools: LangChain tools, functions or capabilities.
-        services: Services that make each call an attempt at a capability: the registered capability
-            of the tool's name, else one created from the tool. Without services, those of the
-            enclosing run apply. Without any, the tool is called directly.
-        behaviors: Behaviors of the agent. Their guardrails check arguments and observations.
+        tools: LangChain tools, functions, or capabilities.
+        services: Services under which each call runs as an attempt at a capability. Tools that
+            are not registered there are converted to capabilities. Without services, those of
+            the enclosing run apply. If there are none, the tool is called directly.
+        behaviors: Behaviors of the agent, whose guardrails check arguments and observations.
     """
     guards = [b.guards for b in behaviors if isinstance(b, GuardrailBehavior)]
 
@@ -73,15 +73,20 @@ def build_tool_node(
         return message
 
     capabilities: dict[str, Any] = {}
-    langchain_tools = [_as_langchain_tool(item, services, capabilities) for item in tools]
+    langchain_tools = [_convert_to_langchain_tool(item, services, capabilities) for item in tools]
     node = ToolNode(langchain_tools, handle_tool_errors=_format_tool_error, awrap_tool_call=guarded)
     _check_unique_names(node, len(langchain_tools))
     lookup = _CapabilityLookup(services, capabilities, node.tools_by_name)
     return node
 
 
-def _as_langchain_tool(item: Any, services: Services | None, capabilities: dict[str, Any]) -> Any:
-    """Return an item as ``ToolNode`` accepts it. A capability is stored under the tool's name."""
+def _convert_to_langchain_tool(
+    item: Any, services: Services | None, capabilities: dict[str, Any]
+) -> Any:
+    """Convert a tool, function, or capability to a form that ``ToolNode`` accepts.
+
+    Capabilities are also stored in ``capabilities`` under the name of the tool.
+    """
     if hasattr(item, "capability_spec"):
         tool = as_tool(item, services)
         capabilities[tool.name] = item
@@ -95,7 +100,7 @@ def _as_langchain_tool(item: Any, services: Services | None, capabilities: dict[
 
 
 class _CapabilityLookup:
-    """Lookup of the capability and the services of each tool."""
+    """Mapping from tools to the capabilities and services that execute them."""
 
     def __init__(
         self,
@@ -116,7 +121,10 @@ class _CapabilityLookup:
             self._services = services.with_capabilities(*new)
 
     def find(self, tool: BaseTool) -> tuple[CapabilitySpec, Services] | None:
-        """Return the capability of a tool and its services, or None without services."""
+        """Return the capability and services that execute a tool.
+
+        Return None for a handoff tool, or if no services are available.
+        """
         if isinstance(tool, HandoffTool) or (
             self._services is None and not find_enclosing_services()
         ):
@@ -134,13 +142,13 @@ def _check_unique_names(node: ToolNode, tool_count: int) -> None:
     if len(node.tools_by_name) < tool_count:
         names = ", ".join(sorted(node.tools_by_name))
         raise ConfigurationError(
-            f"Tool names must be unique: {tool_count} tools have the names {names}.",
+            f"Tool names must be unique, but {tool_count} tools share the names {names}.",
             fix="Rename the tools that share a name.",
         )
 
 
 def attach_labels(message: BaseMessage, labels: Mapping[str, str]) -> BaseMessage:
-    """Return a message with the labels of the data it was made from."""
+    """Return a copy of a message with the provenance labels of the data from which it was made."""
     return message.model_copy(update={"response_metadata": {LABELS_KEY: dict(labels)}})
 
 

@@ -36,10 +36,10 @@ _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
 
 
 class DecisionProblem(NamedTuple):
-    """Problem of an approval decision.
+    """Validation problem in an approval decision.
 
     Attributes:
-        path: Dotted path of the invalid value, which begins with the step's key.
+        path: Dotted path to the invalid value, beginning with the step's key.
         message: Description of the problem.
     """
 
@@ -90,7 +90,7 @@ class ApprovalDecision(BaseModel):
 
     @property
     def new_steps(self) -> Any:
-        """Steps of an edited plan, from ``steps`` or from ``parameters``."""
+        """Edited plan steps in an approval decision, from ``steps`` or from ``parameters``."""
         return self.steps if self.steps is not None else (self.parameters or {}).get("steps")
 
 
@@ -162,7 +162,10 @@ def parse_decisions(
 
 
 def _read_decision_list(reply: Any, steps: Mapping[str, Any]) -> list[Any] | None:
-    """Return the decisions in a reply from LangChain or Agent Inbox, or ``None`` for other replies."""
+    """Return the list of decisions in a reply from LangChain or Agent Inbox.
+
+    Return ``None`` for replies in any other format.
+    """
     if isinstance(reply, Mapping) and [*reply] == ["decisions"] and "decisions" not in steps:
         reply = reply["decisions"]
     is_list = isinstance(reply, list) and bool(reply)
@@ -171,7 +174,7 @@ def _read_decision_list(reply: Any, steps: Mapping[str, Any]) -> list[Any] | Non
 
 
 def _convert_langchain(decision: Mapping[str, Any], step: Mapping[str, Any]) -> Any:
-    """Convert a decision from LangChain's or Agent Inbox's format."""
+    """Convert an approval decision from the format of LangChain or Agent Inbox."""
     fields = dict(decision)
     word = _INBOX_DECISIONS.get(fields["type"], fields["type"])
     converted: dict[str, Any] = {"decision": word}

@@ -21,15 +21,15 @@ from capgraph.state import TurnView
 
 
 def is_model_plan(view: TurnView) -> bool:
-    """Return True if a model wrote the turn's current plan."""
+    """Return True if the current plan of the turn was written by a model."""
     history = view.state.get("planning_history") or []
     return bool(history and history[-1].get("model_written"))
 
 
 def is_grounding_checked(spec: CapabilitySpec, view: TurnView) -> bool:
-    """Return True if a capability's parameters are checked for invented values.
+    """Return True if a capability's parameters must be checked for values that the model invented.
 
-    They are checked if the capability has an effect and a model wrote the plan.
+    The check applies to capabilities with an effect when a model wrote the plan.
     """
     return spec.effect != "none" and is_model_plan(view)
 
@@ -41,18 +41,18 @@ def ungrounded_parameters(
     registry: Registry,
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the parameters of a step that a model invented (ungrounded), by path.
+    """Return the parameter values of a step that a model invented, by path.
 
-    A value is grounded if it occurs in the conversation, in a result that the step or the planner
-    reads, or in declared values. Plans that callers send and values that approvers edit are always
-    grounded.
+    Invented values are called ungrounded. A value is grounded if it occurs in the conversation,
+    in a result that the step or the planner reads, or among declared values. Plans from callers
+    and edits by approvers are always grounded.
 
     Args:
         step: Planned step.
-        values: Validated parameters of the step.
+        values: Validated parameter values of the step.
         view: View of the turn.
         registry: Registry of the agent.
-        inputs: Input data of the step. Defaults to the stored results that the step names.
+        inputs: Input data of the step. Defaults to the stored results to which the step refers.
     """
     spec = registry.capabilities.get(step["capability"])
     planned = view.steps_by_key.get(plan_key(step["context_key"]))
@@ -74,7 +74,10 @@ def ungrounded_parameters(
 
 
 def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, Any]]:
-    """Return the ungrounded (invented) parameters of the current plan, by context key."""
+    """Find the ungrounded parameters in all steps of the current plan.
+
+    Ungrounded values were invented by the model. They are returned by context key and path.
+    """
     found = {}
     for step in view.steps:
         spec = registry.capabilities.get(step["capability"])
@@ -87,7 +90,7 @@ def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, 
 
 
 def describe_ungrounded(values: Mapping[str, Any]) -> str:
-    """Return a sentence that warns the approver about ungrounded (invented) parameters.
+    """Format a warning for the approver about parameter values that the model invented.
 
     >>> describe_ungrounded({"to": "Ada"})
     "Ungrounded: to='Ada'. Neither the conversation nor a result that the step reads contains it."
@@ -107,9 +110,9 @@ def _iterate_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
 
 
 def _iterate_planner_results(view: TurnView) -> Iterator[Any]:
-    """Yield the results that the planner may have copied values from.
+    """Yield the stored results from which the planner may have copied values.
 
-    These are the results that it reviewed in this turn, or all results if it reads the
+    These are the results reviewed in the current turn, or all results if the planner reads the
     conversation.
     """
     history = view.state.get("planning_history") or []

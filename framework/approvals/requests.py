@@ -60,7 +60,7 @@ _DECISIONS = {
 
 
 def step_request(keys: Sequence[str], view: TurnView, registry: Registry) -> dict[str, Any]:
-    """Return the approval request for steps of the plan."""
+    """Build the approval request for the given steps of the current plan."""
     entries = [
         request_entry(
             view.get_step(key), view.pending_approvals.get(key) or {}, view.contexts, registry
@@ -71,7 +71,9 @@ def step_request(keys: Sequence[str], view: TurnView, registry: Registry) -> dic
 
 
 def escape_data(value: Any) -> Any:
-    r"""Return plain data with control characters escaped, because they could deceive the approver.
+    r"""Escape control characters in plain data.
+
+    Unescaped characters, such as text direction marks, could mislead the approver.
 
     >>> escape_data({"to": ["pay\u202elap"]})
     {'to': ['pay\\u202elap']}
@@ -89,14 +91,14 @@ def request_entry(
     contexts: Mapping[str, Mapping[str, Any]],
     registry: Registry,
 ) -> dict[str, Any]:
-    """Return a step's entry in an approval request.
+    """Build a step's entry in an approval request.
 
     Args:
-        step: Planned step.
+        step: Planned step that requires approval.
         pending: Pending approval request in the state, from
             :meth:`capgraph.base.ports.ApprovalRequest.to_state`.
-        contexts: Stored context data.
-        registry: Registry of the agent.
+        contexts: Stored context data by type and key.
+        registry: Registry of the agent's capabilities.
     """
     spec = registry.capabilities.get(step["capability"])
     kind, reason = pending.get("kind", STEP), pending.get("reason")
@@ -147,9 +149,9 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 def decision_schema(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of the reply to an approval request.
+    """Build the JSON schema of a valid reply to an approval request.
 
-    For each context key, it has one alternative per allowed decision.
+    For each context key, the schema has one alternative per allowed decision.
 
     >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
     >>> found = decision_schema({"steps": steps})["properties"]["a"]["oneOf"]
@@ -193,12 +195,14 @@ def _build_alternative(
 def embed_schema(
     schema: Mapping[str, Any], number: int, definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a JSON schema that may be part of another one, and add its definitions to a mapping.
+    """Prepare a JSON schema for embedding in an outer schema.
+
+    The definitions of the schema are moved to the outer schema, and its references are updated.
 
     Args:
-        schema: The schema.
-        number: Number that makes the names of its definitions unique.
-        definitions: ``$defs`` of the surrounding schema.
+        schema: JSON schema to embed.
+        number: Number that makes the names of the moved definitions unique.
+        definitions: ``$defs`` of the outer schema, which are updated in place.
 
     >>> definitions: dict = {}
     >>> embed_schema({"$ref": "#/$defs/A", "$defs": {"A": {"type": "string"}}}, 1, definitions)
@@ -240,7 +244,10 @@ def describe_question(question: Any) -> str:
 
 
 def is_approval_request(question: Any) -> bool:
-    """Return True for an approval request, and False for a capability's question to the user."""
+    """Return True if a question is an approval request.
+
+    Return False for a question that a capability asks the user.
+    """
     return isinstance(question, Mapping) and isinstance(question.get("steps"), list)
 
 
@@ -261,12 +268,12 @@ def _describe_step(step: Mapping[str, Any]) -> str:
 
 
 def restricts_approvers(pending: Mapping[str, Any]) -> bool:
-    """Return True if a pending request may only be approved by certain people."""
+    """Return True if only certain people may approve a pending request."""
     return "needed" in (pending.get("approvals") or {})
 
 
 def _describe_approvals(approvals: Mapping[str, Any]) -> str:
-    """Return a text that names the approvers so far and the number of missing approvals."""
+    """Describe who has approved a request so far and how many approvals are missing."""
     sentences = [str(approvals["refused"])] if approvals.get("refused") else []
     if "needed" in approvals:
         agreed = ", ".join(map(str, approvals["agreed"])) or "nobody"
@@ -279,9 +286,9 @@ def _describe_approvals(approvals: Mapping[str, Any]) -> str:
 
 
 def _limit_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry whose inputs are shown as previews if it is too large.
+    """Replace the inputs of a large approval entry with previews.
 
-    If the entry is still too large, its approving decisions are removed.
+    If the entry is still too large, decisions that approve it are removed.
     """
     previews = {
         name: _preview_input(value) for name, value in entry.get("input_values", {}).items()
@@ -313,7 +320,10 @@ def _limit_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preview_input(value: Any) -> Any:
-    """Return the start, end, size, and SHA-256 digest of a large input's JSON text."""
+    """Return a preview of a large input, or a small input unchanged.
+
+    A preview contains the start, end, size, and SHA-256 digest of the input's JSON text.
+    """
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=repr)
     if len(text) <= 2 * MAX_PREVIEW_CHARS:
         return value
@@ -328,7 +338,7 @@ def _preview_input(value: Any) -> Any:
 def _summarize_inputs(
     step: Mapping[str, Any], contexts: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> dict[str, str]:
-    """Return summaries of a step's inputs, by label and context key."""
+    """Summarize a step's input data for the approver, by label and context key."""
     types = registry.context_types
     spec = registry.capabilities.get(step["capability"])
     kinds = {need.label: need.type for need in spec.requires} if spec else {}
@@ -346,7 +356,7 @@ def _summarize_inputs(
 
 
 def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
-    """Return the approval request for the current plan."""
+    """Build the approval request for the current plan as a whole."""
     steps = view.steps
     risky = [
         step["context_key"]
@@ -385,12 +395,13 @@ def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
 
 
 def text_request(source: str, text: Any, reasons: Sequence[str]) -> dict[str, Any]:
-    """Return the approval request for a prompt or an answer.
+    """Build the approval request for a model prompt or an answer.
 
     Args:
-        source: Role of the model that receives the prompt, or node that writes the answer.
+        source: Role of the model that receives the prompt, or name of the node that writes the
+            answer.
         text: Text to approve.
-        reasons: Reasons why approval is required.
+        reasons: Reasons why the text requires approval.
     """
     entry = {
         "context_key": source,
@@ -411,7 +422,7 @@ def text_request(source: str, text: Any, reasons: Sequence[str]) -> dict[str, An
 
 
 def _add_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
-    """Return a step with its validated parameters, including defaults."""
+    """Return a copy of a planned step with validated parameters, including default values."""
     spec = registry.capabilities.get(step["capability"])
     if spec is None or spec.parameters is None:
         return step
@@ -423,7 +434,10 @@ def _add_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
 
 
 def _find_duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:
-    """Return the keys of steps that have the same ``once`` effect as another step."""
+    """Find steps that would perform the same ``once`` effect more than once.
+
+    Return the context keys of these steps.
+    """
     seen: dict[str, list[str]] = {}
     for step in steps:
         spec = registry.capabilities.get(step["capability"])
@@ -436,7 +450,10 @@ def _find_duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Regist
 
 
 def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an approval request that includes its entries as LangChain's ``HITLRequest``."""
+    """Build an approval request with the given entries.
+
+    The request also contains the entries in the form of LangChain's ``HITLRequest``.
+    """
     return {
         "type": "approval",
         "version": REQUEST_VERSION,
@@ -447,7 +464,10 @@ def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dic
 
 
 def _build_langchain_request(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return entries as LangChain actions, and the decisions that each kind of action allows."""
+    """Convert approval entries to LangChain's format for human approval.
+
+    The result contains one action per entry, and the decisions that each kind of action allows.
+    """
     actions: list[dict[str, Any]] = []
     allowed: dict[str, list[str]] = {}
     for entry in entries:

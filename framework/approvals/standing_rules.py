@@ -78,20 +78,20 @@ class StandingRule(BaseModel):
 
 
 async def add_rule(store: BaseStore, rule: StandingRule) -> StandingRule:
-    """Store a standing rule. It replaces a rule with the same ID."""
+    """Store a standing approval rule, replacing any rule with the same ID."""
     await store.aput(NAMESPACE, rule.id, rule.model_dump(mode="json"))
     return rule
 
 
 async def list_rules(store: BaseStore, *, include_expired: bool = True) -> list[StandingRule]:
-    """Return the standing rules, oldest first.
+    """Return all standing approval rules, oldest first.
 
     Args:
         store: LangGraph store that contains the rules.
         include_expired: True to include expired rules.
 
     Raises:
-        ValidationError: The store contains an invalid rule.
+        ValidationError: The store contains a rule that cannot be parsed.
     """
     rules = await _read_rules(store)
     now = datetime.now(UTC)
@@ -103,7 +103,7 @@ async def list_rules(store: BaseStore, *, include_expired: bool = True) -> list[
 
 
 async def revoke_rule(store: BaseStore, rule_id: str) -> None:
-    """Delete a standing rule. The next step that it covered requires approval again.
+    """Delete a standing approval rule, so that the steps it covered require approval again.
 
     Raises:
         ValidationError: The rule does not exist.
@@ -115,12 +115,12 @@ async def revoke_rule(store: BaseStore, rule_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ActiveRules:
-    """Standing rules that have not expired.
+    """Standing approval rules that have not expired.
 
     Attributes:
-        rules: Rules, oldest first.
-        problem: Reason why rules could not be read. In this case, the steps they cover require
-            approval.
+        rules: Active rules, oldest first.
+        problem: Reason why some rules could not be read, or an empty string. The steps that
+            these rules cover require approval.
         now: Time at which the rules were read.
     """
 
@@ -129,10 +129,10 @@ class ActiveRules:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def find_rule(self, pending: Mapping[str, Any], view: TurnView) -> StandingRule | None:
-        """Return the first rule that approves a pending request, or None.
+        """Return the first standing rule that approves a pending request, or None.
 
-        A rule replaces an approval that a capability declares. It does not replace an approval that
-        a policy requires, or one that only certain people may give.
+        A rule can replace an approval that a capability declares. It cannot replace an approval
+        that a policy requires or that only certain people may give.
         """
         if pending.get("kind") != STEP or pending.get("reason") or restricts_approvers(pending):
             return None
@@ -141,10 +141,10 @@ class ActiveRules:
 
 
 async def load_active_rules(store: BaseStore | None, now: float) -> ActiveRules:
-    """Read the rules that have not expired, and skip unreadable ones.
+    """Load the standing approval rules that have not expired, skipping unreadable rules.
 
     Args:
-        store: LangGraph store, or None.
+        store: LangGraph store that contains the rules, or None.
         now: Current time in seconds since the epoch.
     """
     moment = datetime.fromtimestamp(now, UTC)
@@ -174,7 +174,8 @@ async def _read_rules(store: BaseStore, unreadable: list[str] | None = None) -> 
             except PydanticValidationError as exc:
                 if unreadable is None:
                     raise ValidationError(
-                        f"The standing rule {item.key!r} has {exc.error_count()} invalid fields.",
+                        f"Cannot read the standing rule {item.key!r}: {exc.error_count()} of its "
+                        "fields are invalid.",
                         fix=f"Delete it: revoke_rule(store, {item.key!r}).",
                     ) from exc
                 unreadable.append(item.key)

@@ -16,8 +16,9 @@ class ApprovalPolicy:
     Attributes:
         approvers: Number of different users who must approve.
         not_requester: True if the user who requested the turn must not approve.
-        expires_seconds: Lifetime of an approval request and of each approval, in seconds. None means
-            until the end of the turn. Expired approvals are requested again.
+        expires_seconds: Lifetime of an approval request and of each approval, in seconds. None
+            means that both are valid until the end of the turn. Expired approvals are requested
+            again.
 
     Raises:
         ValueError: A number is out of range.
@@ -37,12 +38,12 @@ class ApprovalPolicy:
 
     @property
     def restricts_approvers(self) -> bool:
-        """True if the identity of the approvers matters."""
+        """True if the policy depends on who approves, not only on whether someone approves."""
         return self.approvers > 1 or self.not_requester
 
     @classmethod
     def from_declaration(cls, value: bool | ApprovalPolicy) -> ApprovalPolicy:
-        """Return the policy for a value of ``requires_approval``.
+        """Convert a value of ``requires_approval`` to an approval policy.
 
         >>> ApprovalPolicy.from_declaration(True)
         ApprovalPolicy(approvers=1, not_requester=False, expires_seconds=None)

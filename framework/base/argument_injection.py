@@ -30,14 +30,14 @@ from capgraph.configs.logger import ComponentLogger
 
 
 class Progress(Protocol):
-    """Function that streams the progress of a step: ``progress("half done", 0.5)``."""
+    """Callback that reports a step's progress, for example ``progress("half done", 0.5)``."""
 
     def __call__(self, message: str, fraction: float | None = None, /) -> None:
-        """Emit a progress event.
+        """Report the progress of the current step.
 
         Args:
             message: Description of the current activity.
-            fraction: Completed fraction, between 0 and 1.
+            fraction: Completed fraction of the work, between 0 and 1.
         """
 
 
@@ -54,12 +54,13 @@ Getter = Callable[[StepContext], Any]
 
 
 class Injection(NamedTuple):
-    """Rule for injecting an argument of a certain type.
+    """Rule that determines how arguments of a certain type are injected at run time.
 
     Attributes:
         kind: Name of the type, for error messages.
-        get: Function that returns the argument for a step. None if the type is not supported.
-        fix: Instruction for the author if the type is not supported.
+        get: Function that returns the argument for a step, or None if the type is not
+            supported.
+        fix: Advice for error messages if the type is not supported.
     """
 
     kind: str
@@ -70,8 +71,8 @@ class Injection(NamedTuple):
 def find_injection(annotation: Any) -> Injection | None:
     """Return the injection rule for an annotation, or None if the type is not injected.
 
-    ``Optional``, ``Annotated``, and string annotations are read as in LangGraph and LangChain. A type
-    that contains an injected type, such as a list of it, is not supported.
+    ``Optional``, ``Annotated``, and string annotations are interpreted as in LangGraph and
+    LangChain. Types that contain an injected type, such as lists, are not supported.
 
     >>> from langchain_core.runnables import RunnableConfig
     >>> find_injection(RunnableConfig | None).kind, find_injection(int)
@@ -121,7 +122,7 @@ def check_parameter(owner: str, name: str, annotation: Any) -> None:
         annotation: Type of the parameter.
 
     Raises:
-        ValidationError: The type is injected, so no plan may supply it.
+        ValidationError: The type is injected, so a plan cannot supply the parameter.
     """
     found = find_injection(annotation)
     if found is not None:
@@ -135,17 +136,18 @@ def check_parameter(owner: str, name: str, annotation: Any) -> None:
 def argument_getter(
     owner: str, name: str, annotation: Any, *, is_input: bool = False
 ) -> Getter | None:
-    """Return the function that supplies an argument, or None if the plan supplies it.
+    """Return a getter for an injected argument, or None if the plan supplies the argument.
 
     Args:
         owner: Name of the function, for the error message.
         name: Name of the argument.
         annotation: Type of the argument.
-        is_input: True if the argument is an input with a context type, so that any name is valid.
+        is_input: True if the argument is an input with a context type, for which any name is
+            valid.
 
     Raises:
-        ValidationError: The argument has a type or name that LangGraph or LangChain reserves, but
-            that capabilities do not support.
+        ValidationError: The argument has a type or name that LangGraph or LangChain reserves,
+            but that capabilities do not support.
     """
     found = find_injection(annotation)
     if found is not None and found.get is not None:
@@ -163,11 +165,11 @@ def argument_getter(
 
 
 def argument_getters(function: Any) -> dict[str, Getter]:
-    """Return the functions that supply an ``execute`` function's injected arguments, by name.
+    """Return getters for the injected arguments of an ``execute`` function, by argument name.
 
     Args:
-        function: An ``execute`` function. Its first argument is the state or the instance. Arguments
-            without annotation are matched by name, as in a LangGraph node.
+        function: An ``execute`` function. Its first argument is the state or the instance.
+            Arguments without annotations are matched by name, as in a LangGraph node.
 
     >>> def execute(state, config, limit=3): ...
     >>> list(argument_getters(execute))
@@ -197,7 +199,7 @@ def argument_getters(function: Any) -> dict[str, Getter]:
 def resolve_hints(function: Any) -> dict[str, Any]:
     """Return the type hints of a function, a ``partial``, or a callable object.
 
-    An annotation that cannot be resolved remains a string and does not affect the others.
+    Annotations that cannot be resolved remain strings.
     """
     while isinstance(function, partial):
         function = function.func
@@ -214,7 +216,10 @@ def resolve_hints(function: Any) -> dict[str, Any]:
 
 
 def _resolve_hint(annotation: Any, names: dict[str, Any]) -> Any:
-    """Evaluate a string annotation, or return it unchanged if it refers to an unknown name."""
+    """Evaluate a string annotation.
+
+    An annotation that refers to an unknown name is returned unchanged.
+    """
     holder: Any = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
         return get_type_hints(holder, names, include_extras=True)["it"]
@@ -223,13 +228,16 @@ def _resolve_hint(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def is_command(annotation: Any) -> bool:
-    """Return True if a type is LangGraph's ``Command``."""
+    """Return True if an annotation is LangGraph's ``Command`` type, with or without arguments."""
     kind = get_origin(annotation) or annotation
     return isinstance(kind, type) and "langgraph.types.Command" in _qualified_names(kind)
 
 
 def _unwrap(annotation: Any) -> tuple[Any, list[Any], bool]:
-    """Return a type without ``Annotated`` and ``Optional``, its metadata, and whether it is optional."""
+    """Strip ``Annotated`` and ``Optional`` from a type.
+
+    Return the inner type, the metadata from ``Annotated``, and whether the type is optional.
+    """
     marks: list[Any] = []
     is_optional = False
     while True:
@@ -262,7 +270,7 @@ def _unsupported_injection(kind: str) -> Injection:
 
 
 def current_run_config() -> Mapping[str, Any]:
-    """Return the configuration of the current run, as LangGraph passes it to a node."""
+    """Return the LangChain configuration of the current run, as LangGraph passes it to a node."""
     from langchain_core.runnables.config import ensure_config  # heavy
 
     return ensure_config()
@@ -294,7 +302,8 @@ def _get_store(_value: Any, is_optional: bool, step: StepContext) -> Any:
     found = getattr(_require_runtime("the store", is_optional, step), "store", None)
     if found is None and not is_optional:
         raise CapabilityError(
-            f"{step.capability!r} requires a store, but the graph has none.",
+            f"The capability {step.capability!r} requires a LangGraph store, but the graph has "
+            "none.",
             fix="Build the graph with store=…, or annotate the argument as BaseStore | None.",
         )
     return found

@@ -87,12 +87,12 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
                 setattr(cls, name, list(entries or []))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:
-        """Check the required attributes before any code of the subclass runs."""
+        """Check that the class defines all required attributes before it is instantiated."""
         for attribute in ("name", "description"):
             if getattr(cls, attribute, None) is None:
                 raise NotImplementedError(
-                    f"{cls.__name__} has no {attribute}: the class attribute is missing."
-                    f' Fix: add {attribute} = "...".'
+                    f"{cls.__name__} is missing the required class attribute {attribute}. Fix: "
+                    f'add {attribute} = "...".'
                 )
         if getattr(cls.execute, "__isabstractmethod__", False):
             raise NotImplementedError(
@@ -110,32 +110,43 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         @staticmethod
         @abstractmethod
         async def execute(state: Any, **kwargs: Any) -> Any:
-            """Run the capability. Subclasses override it as ``execute(self)`` or as a static method.
+            """Run the capability.
+
+            Subclasses override this method as ``execute(self)`` or as a static method.
 
             Args:
                 state: State of the graph. Read-only.
-                **kwargs: Arguments that the signature names: ``step``, ``context`` (inputs by type),
+                **kwargs: Arguments that the override declares: ``step``, ``context`` (inputs by
+                type),
                     ``runtime``, ``logger``, ``streamer``.
 
             Returns:
-                A dictionary with state updates and outputs, or context objects.
+                A dictionary of state updates and outputs, or context objects.
 
             Raises:
                 ValidationError: Required data is missing or invalid.
                 CapabilityError: The capability failed.
                 NotImplementedError: The method was called on the base class.
             """
-            raise NotImplementedError("execute is abstract. Fix: override it in the subclass.")
+            raise NotImplementedError(
+                "BaseCapability.execute is abstract. Fix: override it in the subclass."
+            )
 
     # --- properties and methods for execute(self) -----------------------------------------
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Validated inputs by context type: a list for ``many``, None for a missing optional input."""
+        """Validated inputs of the step by context type.
+
+        An input declared as ``many`` is a list, and a missing optional input is None.
+        """
         return self._step_context().inputs
 
     @property
     def parameters(self) -> Any:
-        """Parameters of the step: an instance of ``Parameters``, or a dictionary without that model."""
+        """Parameters of the step.
+
+        They are an instance of the ``Parameters`` model, or a dictionary if there is no such model.
+        """
         return self._step_context().parameters
 
     @property
@@ -145,7 +156,7 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """State of the graph when the step started. Read-only."""
+        """Read-only state of the graph as of the start of the step."""
         return self._step_context().state
 
     @property
@@ -170,7 +181,10 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @property
     def idempotency_key(self) -> str:
-        """Key to pass to external systems. It stays the same in retries, restarts, and replays."""
+        """Idempotency key of the step, for requests to external systems.
+
+        The key stays the same across retries, restarts, and replays.
+        """
         return self._step_context().idempotency_key
 
     @property
@@ -179,34 +193,36 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         return get_logger("capability", self.name)
 
     def chat_model(self, role: str = "capability") -> Any:
-        """Return the chat model configured for a role, or None."""
+        """Return the chat model configured for a role, or None if the role has no model."""
         return self._step_context().model(role)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
-        """Stream the progress of the step. Outside a run this does nothing.
+        """Report the progress of the current step as a stream event.
+
+        Outside a run, this method does nothing.
 
         Args:
             message: Description of the current activity.
-            fraction: Completed fraction, between 0 and 1.
+            fraction: Completed fraction of the work, between 0 and 1.
         """
         self._step_context().notify(message, fraction)
 
     def store(self, context: CapabilityContext) -> None:
-        """Add an output in addition to the return value.
+        """Add an output of the step in addition to the return value of ``execute``.
 
         Args:
-            context: The output, an instance of a declared context type.
+            context: Output, which must be an instance of a declared context type.
         """
         self._step_context().stored_outputs.append(context)
 
     def once(self, key: str, call: Callable[[], Any]) -> Awaitable[Any]:
-        """Run a part of the step at most once, across retries, approval requests, and restarts.
+        """Run part of a step at most once, even across retries, approval requests, and restarts.
 
-        Code before an ``interrupt()`` runs again when the answer arrives. A call inside ``once`` does not
-        run again, because its first result is stored and returned.
+        Code before an ``interrupt()`` normally runs again when the answer arrives. A call inside
+        ``once`` does not, because its first result is stored and returned.
 
         Args:
-            key: Name of the part, unique within the step.
+            key: Name of this part, which must be unique within the step.
             call: Function to run. It may return an awaitable. The result must be plain data.
         """
         return self._step_context().once(key, call)
@@ -223,7 +239,9 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
     # --- methods that the framework calls -------------------------------------------------
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Classify an exception of ``execute``. Override it for errors of your domain.
+        """Classify an exception raised by ``execute``.
+
+        Override this method to classify domain-specific errors.
 
         Args:
             exc: Exception that ``execute`` raised.
@@ -231,8 +249,8 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
                 ``current_state``, and ``effect``.
 
         Returns:
-            The classification, or None for the default. By default, transient errors of networks and
-            services are RETRIABLE, errors of the project have their own severity, and all others are
+            The classification, or None for the default. By default, transient network and service
+            errors are RETRIABLE, capgraph errors have their own severity, and all others are
             CRITICAL.
         """
         name = context.get("capability", "unknown_capability")
@@ -245,62 +263,66 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Decide by words or patterns whether a task needs this capability.
+        """Decide from the text of a task whether this capability is needed.
 
-        Selection without a chat model calls it before it compares the task with the examples. It applies
-        only if the task resembles a request that the agent supports.
+        Without a chat model, this method is called before the task is compared with the declared
+        examples. The decision applies only if the task resembles a request that the agent supports.
 
         Args:
             task: Text of the task.
 
         Returns:
-            True or False if the text is decisive. None, the default, if the examples should decide.
+            True or False if the text is decisive, or None (the default) to let the examples decide.
         """
         return None
 
     @staticmethod
     def parameters_from(task: str) -> Mapping[str, Any]:
-        """Extract parameters from a task, for planning without a chat model.
+        """Extract parameter values from the text of a task when planning without a chat model.
 
         Args:
             task: Text of the task.
 
         Returns:
-            Parameter values by name. Missing parameters keep their defaults.
+            Parameter values by name. Omitted parameters keep their default values.
         """
         return {}
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return the retry policy.
+        """Return the retry policy for steps of this capability.
 
         Returns:
-            A dictionary with ``max_attempts`` (including the first attempt), ``delay_seconds`` (before the
-            second attempt), and ``backoff_factor`` (by which each further delay is multiplied).
+            A dictionary with ``max_attempts`` (including the first attempt), ``delay_seconds``
+            (before the second attempt), and ``backoff_factor`` (by which each further delay is
+            multiplied).
         """
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Return facts from the current state for the planning model, such as column names.
+        """Return notes about the current state, such as column names, for the planning prompt.
 
-        The planner treats them as data, not as instructions.
+        The planning model treats the notes as data, not as instructions.
 
         Args:
             state: State of the graph. Read-only.
-            config: Settings section of the capability.
+            config: Section of the settings for this capability.
 
         Returns:
-            The notes. Empty by default.
+            Text of the notes, which is empty by default.
         """
         return ""
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Return the planning guide. The default is None."""
+        """Create the capability's guide for the planner. By default, there is none."""
         return None
 
     def _create_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Return the selection guide. The default relies on the declared ``examples``."""
+        """Create the guide that helps the classifier select this capability.
+
+        By default, there is no guide, and selection relies on the declared ``examples``.
+        """
         if not self.examples:
             _warn_missing_examples(type(self))
         return None
@@ -313,7 +335,7 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @property
     def classifier_guide(self) -> TaskClassifierGuide | None:
-        """The selection guide, including the declared ``examples``, created on first use."""
+        """Guide for selecting this capability, including its ``examples``. Created on first use."""
         guide: TaskClassifierGuide | None = self._get_guide("classifier")
         return guide
 
@@ -338,7 +360,7 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @classmethod
     def spec(cls) -> CapabilitySpec:
-        """Return the declarations of the class as a frozen value.
+        """Return the declarations of the capability class as an immutable specification.
 
         Raises:
             ValidationError: A declaration is invalid.

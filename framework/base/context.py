@@ -63,23 +63,25 @@ class CapabilityContext(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _suggest_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Add the nearest field name to pydantic's errors about unknown fields."""
+        """Validate the data, and suggest the closest field name for each unknown field."""
         try:
             return handler(data)
         except PydanticValidationError as exc:
             raise _add_suggestions(exc, cls) from None
 
     def get_summary(self) -> str:
-        """Return the data as text for the user. Agents without a chat model answer with it.
+        """Summarize the data as text for the user.
 
-        By default, return the fields as one line. Long values are truncated, with the omitted length.
+        Agents without a chat model use this summary as their answer. By default, all fields are
+        formatted on one line, and long values are truncated.
         """
         return short_summary(self)
 
     def get_files(self) -> list[str]:
         """Return the paths of files that the step created for the user.
 
-        By default, return ``path`` and ``paths`` if ``CONTEXT_CATEGORY`` is ``"ARTIFACT"``.
+        By default, these are the values of ``path`` and ``paths`` if ``CONTEXT_CATEGORY`` is
+        ``"ARTIFACT"``.
         """
         if self.CONTEXT_CATEGORY != "ARTIFACT":
             return []
@@ -87,7 +89,7 @@ class CapabilityContext(BaseModel):
         return [str(path) for path in named if path]
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return data to show as tables: rows of plain data, by table name.
+        """Return the data to display as tables: lists of rows, by table name.
 
         By default, return every field that is a list of records.
 
@@ -105,7 +107,7 @@ class CapabilityContext(BaseModel):
 
 
 def _add_suggestions(exc: PydanticValidationError, cls: type[BaseModel]) -> PydanticValidationError:
-    """Return the validation error with the closest field name added for each unknown field."""
+    """Add the closest matching field name to each unknown-field error in a validation error."""
     errors = exc.errors(include_url=False)
     if all(error["type"] != _UNKNOWN_FIELD for error in errors):
         return exc

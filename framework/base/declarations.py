@@ -66,11 +66,11 @@ _READ_BY_DECORATOR = {
 
 
 def accepted_names(form: Form, *, yaml: bool = False) -> tuple[str, ...]:
-    """Return the names of the declarations that a form of capability accepts.
+    """Return the declaration names that are valid for a given form of capability.
 
     Args:
         form: Form of the capability, such as ``"class"`` or ``"tool"``.
-        yaml: True to add the keys of a YAML entry that name the adapted object.
+        yaml: True to include the YAML keys that identify the adapted object.
 
     >>> "requires" in accepted_names("tool"), "requires" in accepted_names("function")
     (True, False)
@@ -81,10 +81,10 @@ def accepted_names(form: Form, *, yaml: bool = False) -> tuple[str, ...]:
 
 
 class DeclarationMeta(ABCMeta):
-    """Metaclass of capabilities and infrastructure nodes.
+    """Metaclass for capabilities and infrastructure nodes that rejects late declarations.
 
-    The decorator reads the declarations of a class once. A later assignment would have no effect, so it
-    raises an error.
+    The decorator reads the declarations of a class only once. Assigning a declaration later
+    would have no effect, so it raises an error.
     """
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -92,8 +92,8 @@ class DeclarationMeta(ABCMeta):
             # The spec may be copied from another class.
             if name in valid_names and getattr(vars(cls).get(spec), "cls", None) is cls:
                 raise ValidationError(
-                    f"{cls.__name__}.{name} cannot be set to {value!r}: the decorator has already"
-                    " read the declarations of the class.",
+                    f"Cannot set {cls.__name__}.{name} to {value!r} because the declarations of "
+                    "the class have already been read.",
                     fix=f"Set {name} in the class body, or in a decorated subclass.",
                 )
         super().__setattr__(name, value)
@@ -152,8 +152,11 @@ def check_attributes(target: type[Any], base: type[Any], valid_names: Collection
     base_classes, overridable = set(base.__mro__), set(dir(base))
     classes = [cls for cls in target.__mro__ if cls not in base_classes]
     defined = {name for cls in classes for name in vars(cls)}
-    hooks = [*_overridable_methods(base) - defined, *{"Parameters"} & set(valid_names) - defined]
-    own = _annotated_names(classes, "__init__" in defined)
+    hooks = [
+        *_list_overridable_methods(base) - defined,
+        *{"Parameters"} & set(valid_names) - defined,
+    ]
+    own = _list_annotated_names(classes, "__init__" in defined)
     for cls in classes:
         # Other base classes need not follow the rules of capabilities.
         is_strict = cls is target or issubclass(cls, base)
@@ -189,8 +192,11 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _overridable_methods(base: type[Any]) -> set[str]:
-    """Return the methods that authors override: static methods and guide factories."""
+def _list_overridable_methods(base: type[Any]) -> set[str]:
+    """Return the names of the methods that capability authors may override.
+
+    These are the static methods and the guide factories of the base class.
+    """
     return {
         name
         for name in dir(base)
@@ -200,12 +206,15 @@ def _overridable_methods(base: type[Any]) -> set[str]:
 
 
 def _is_member(value: Any) -> bool:
-    """Return True for a method, a property, or a nested class."""
+    """Return True if a class attribute is a method, a property, or a nested class."""
     return isinstance(value, type) or hasattr(type(value), "__get__")
 
 
-def _annotated_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
-    """Return the annotated attributes that are no declarations: class variables and instance fields."""
+def _list_annotated_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
+    """Return the names of annotated attributes that are not declarations.
+
+    These are class variables, and also instance fields if the class has an initializer.
+    """
     return {
         name
         for cls in classes

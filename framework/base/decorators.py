@@ -90,7 +90,10 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
 
 def _set_examples(target: type[Any], options: dict[str, Any]) -> None:
-    """Set the examples of the decorator call as a class attribute."""
+    """Set the examples passed to the decorator as an attribute of the decorated class.
+
+    All other declarations must be set in the class body and are rejected.
+    """
     owner = f"capability_node got {sorted(options)} for the class {target.__name__}"
     for name, value in options.items():
         if name not in DECLARED:
@@ -105,13 +108,14 @@ def _set_examples(target: type[Any], options: dict[str, Any]) -> None:
             )
         if name in vars(target):
             raise ValidationError(
-                f"{owner}, which also has the attribute 'examples'.", fix="Declare them once."
+                f"{owner}, but the class already has the attribute 'examples'.",
+                fix="Declare them once.",
             )
         setattr(target, name, value)
 
 
 def _add_defaults(target: Any) -> None:
-    """Add the default declarations to a class that does not inherit from the base class."""
+    """Add default values for missing declarations to a class without the capability base class."""
     for name, value in DECLARED.items():
         if not hasattr(target, name):
             setattr(target, name, value)
@@ -159,8 +163,8 @@ def infrastructure_node(
     after = after or getattr(cls, "after", None)
     if before and after:
         raise ValueError(
-            f"The infrastructure node {cls.name!r} has before={before!r} and after={after!r}."
-            " Fix: set only one of them."
+            f"The infrastructure node {cls.name!r} must not have both before={before!r} and "
+            f"after={after!r}. Fix: set only one of them."
         )
     behaviors = getattr(cls, "behaviors", ())
     if not isinstance(behaviors, (list, tuple)):
@@ -190,8 +194,8 @@ def _check_class(cls: Any, kind: str) -> None:
         function = getattr(cls, method, None)
         if not callable(function) or getattr(function, "__isabstractmethod__", False):
             raise ValueError(
-                f"The {kind} {cls.__name__} ({cls.name!r}) has no method {method!r}."
-                f" Fix: define {method}, or inherit it from the base class."
+                f"The {kind} {cls.__name__} ({cls.name!r}) must have the method {method!r}. Fix: "
+                f"define {method}, or inherit it from the base class."
             )
         if method != "execute":
             _check_static(cls, kind, method)
@@ -207,8 +211,8 @@ def _check_class(cls: Any, kind: str) -> None:
 def _check_static(cls: Any, kind: str, method: str) -> None:
     """Check that a method is synchronous and static.
 
-    The framework calls the method on the class, and only after a failure. A wrong definition would
-    otherwise hide that failure.
+    The framework calls the method on the class after a failure. An invalid definition would
+    raise an error that hides the original failure.
     """
     function = inspect.getattr_static(cls, method)
     label = f"The method {method!r} of the {kind} {cls.__name__} ({cls.name!r})"

@@ -33,15 +33,15 @@ from capgraph.helpers.plain_data import parse_enum, to_plain, validation_message
 
 @dataclass
 class ErrorClassification:
-    """Severity of a failure, with a message and details. ``classify_error`` returns it.
+    """Classification of a failure, as returned by ``classify_error``.
 
     Attributes:
-        severity: Severity, which determines how the turn continues.
+        severity: Severity of the failure, which determines how the turn continues.
         user_message: Message for the user. None means the default message.
-        metadata: Details for developers and for the next planning prompt.
+        metadata: Technical details for developers and for the next planning prompt.
 
     Raises:
-        ValidationError: The severity is not an ``ErrorSeverity`` or the value of one.
+        ValidationError: The severity is not a valid ``ErrorSeverity`` member or value.
 
     >>> print(ErrorClassification(
     ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
@@ -59,7 +59,7 @@ class ErrorClassification:
         self.severity = parse_enum(ErrorSeverity, self.severity, "severity")
 
     def format_for_llm(self) -> str:
-        """Return the classification as a section of a planning prompt."""
+        """Format the error classification as a section of a planning prompt."""
         lines = [
             "**Previous Execution Error:**",
             f"- **User Message:** {self.user_message or 'No error message available'}",
@@ -75,7 +75,7 @@ class ErrorClassification:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the classification as plain data for the graph state."""
+        """Convert the error classification to plain data for the graph state."""
         return {
             "severity": self.severity.value,
             "user_message": self.user_message,
@@ -84,7 +84,7 @@ class ErrorClassification:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
-        """Create a classification from the result of :meth:`to_dict`."""
+        """Create an error classification from the output of :meth:`to_dict`."""
         return cls(
             ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
         )
@@ -145,12 +145,12 @@ _RETRY_INFO = re.compile(r"retryDelay\W{1,9}+([\d.]{1,20}+)s")
 
 
 class Diagnosis(NamedTuple):
-    """Category of an exception and the cause that determines it.
+    """Diagnosis of an exception, with its category and underlying cause.
 
     Attributes:
         category: Category, such as ``network`` or ``programming_error``.
-        cause: Exception in the chain of causes that determines the category.
-        retry_after: Delay in seconds that the server requested, if any.
+        cause: Exception in the chain of causes that determined the category.
+        retry_after: Delay in seconds requested by the server, or None.
     """
 
     category: Category
@@ -159,7 +159,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(exc: BaseException) -> Diagnosis:
-    """Return the category of an exception, searching its chain of causes.
+    """Determine the category of an exception from its chain of causes.
 
     >>> diagnose(ConnectionResetError("gone")).category
     'network'
@@ -221,15 +221,19 @@ def classify_exception(
 
 
 def _is_tool_exception(exc: BaseException) -> bool:
-    """Return True for LangChain's ``ToolException``, without an import of LangChain."""
+    """Return True if an exception is LangChain's ``ToolException``.
+
+    LangChain is not imported for the check.
+    """
     module = sys.modules.get("langchain_core.tools.base")
     return module is not None and isinstance(exc, module.ToolException)
 
 
 def is_self_classified(exc: BaseException) -> bool:
-    """Return True if a capgraph error determines an exception's severity.
+    """Return True if the severity of an exception is determined by a capgraph error.
 
-    A ``CapabilityError``, ``ModelError``, or ``ValidationError`` does so only if it sets ``severity``.
+    A ``CapabilityError``, ``ModelError``, or ``ValidationError`` counts only if it sets
+    ``severity``.
 
     >>> is_self_classified(RuntimeError("broken")), is_self_classified(MissingExtraError("no x"))
     (False, True)
@@ -240,7 +244,7 @@ def is_self_classified(exc: BaseException) -> bool:
 
 
 def iter_causes(exc: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and all its causes and contexts, each once."""
+    """Yield an exception and all exceptions in its chain of causes and contexts, each only once."""
     seen: set[int] = set()
     pending: list[BaseException] = [exc]
     while pending:
@@ -258,12 +262,12 @@ def iter_causes(exc: BaseException) -> Iterator[BaseException]:
 
 
 def categorize(error: BaseException) -> Category:
-    """Return the category of one exception and ignore its causes."""
+    """Return the category of a single exception, ignoring its causes."""
     if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
         return "unknown"  # its cause decides
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
         return "declared"
-    service_category = _service_category(error)
+    service_category = _categorize_service_error(error)
     if service_category is not None:
         return service_category
     if isinstance(error, MissingExtraError):
@@ -279,8 +283,11 @@ def categorize(error: BaseException) -> Category:
     return "unknown"
 
 
-def _service_category(error: BaseException) -> Category | None:
-    """Return the category of a remote service's error, by exception type, HTTP status, or error code."""
+def _categorize_service_error(error: BaseException) -> Category | None:
+    """Return the category of an error from a remote service, or None for other errors.
+
+    The category depends on the exception type, the HTTP status, or the error code.
+    """
     status = _http_status(error)
     codes = [getattr(error, name, None) for name in ("code", "type")]
     is_service_error = status is not None or any(isinstance(code, str) for code in codes)

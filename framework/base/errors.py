@@ -61,9 +61,9 @@ class CapabilityError(CapgraphError):
 
 
 class AskAgain(CapabilityError):
-    """A capability rejected its parameters.
+    """Raised by a capability that rejects its parameters.
 
-    Raise it to make the planner create a new plan with other parameters. The planner reads the message.
+    The planner reads the message and creates a new plan with different parameters.
 
     >>> str(AskAgain("There is no channel 'T7'.", fix="Ask for one of T1 to T6."))
     "There is no channel 'T7'. Fix: Ask for one of T1 to T6."
@@ -86,22 +86,22 @@ class RegistryError(CapgraphError):
 
 
 class PlanError(CapgraphError):
-    """A plan is invalid and cannot be built or run."""
+    """Raised if a plan is invalid and cannot be built or executed."""
 
     code = "CG-PLAN"
 
 
 class ModelError(CapgraphError):
-    """A chat model failed or returned an invalid reply."""
+    """Raised if a call to a chat model fails or returns an invalid reply."""
 
     code = "CG-MODEL"
 
 
 class MalformedAnswerError(ModelError):
-    """A chat model returned a reply that cannot be parsed. Another call may succeed.
+    """Raised if a reply from a chat model cannot be parsed. A retry may succeed.
 
     Attributes:
-        text: Text of the reply.
+        text: Text of the malformed reply.
     """
 
     severity: ErrorSeverity = ErrorSeverity.RETRIABLE
@@ -109,12 +109,13 @@ class MalformedAnswerError(ModelError):
 
 
 class PersistenceError(CapgraphError):
-    """A saver, store, or database failed.
+    """Raised if a checkpointer, store, or database fails.
 
     Attributes:
         stops_run: True if the run must stop because it cannot store a record of its actions.
-        is_unreadable: True if this version cannot read the stored data, so a retry does not help.
-        is_unavailable: True if the database could not be reached. A later attempt may succeed.
+        is_unreadable: True if this version cannot read the stored data, so a retry does not
+            help.
+        is_unavailable: True if the database could not be reached. A retry may succeed later.
     """
 
     code = "CG-PERSISTENCE"
@@ -124,7 +125,10 @@ class PersistenceError(CapgraphError):
 
 
 class ThreadBusyError(PersistenceError):
-    """Another run holds the lease of the thread. Nothing was changed."""
+    """Raised if the thread is locked because a different run holds its lease.
+
+    Nothing is changed in this case.
+    """
 
     code = "CG-BUSY"
 
@@ -142,7 +146,7 @@ class StoppedError(CapgraphError):
 
 
 class PolicyError(CapgraphError):
-    """A policy denied a plan or a step."""
+    """Raised if a policy denies the execution of a plan or a step."""
 
     code = "CG-POLICY"
 
@@ -154,18 +158,18 @@ class MissingExtraError(CapgraphError, ImportError):
 
 
 class FatalExecutionError(CapgraphError, RuntimeError):
-    """A failure with the severity FATAL ended the run."""
+    """Raised if a failure with the severity FATAL ends the run."""
 
     code = "CG-FATAL"
     severity: ErrorSeverity = ErrorSeverity.FATAL
 
 
 def require_extra(module: str, extra: str) -> ModuleType:
-    """Import a module of an optional dependency.
+    """Import a module that belongs to an optional dependency.
 
     Args:
         module: Dotted name of the module.
-        extra: Extra of the ``capgraph`` distribution that installs the module.
+        extra: Extra of the ``capgraph`` package that installs the module.
 
     Raises:
         MissingExtraError: The module cannot be imported.

@@ -32,7 +32,10 @@ ParametersFrom = Callable[[str], Mapping[str, Any]]
 
 @dataclass(slots=True)
 class _Arguments:
-    """Arguments of a function: each name is in ``inputs``, ``parameters``, or ``injected``."""
+    """Classified arguments of a function that becomes a capability.
+
+    Each argument is an input, a parameter, or injected at run time.
+    """
 
     inputs: dict[str, tuple[type[CapabilityContext], str]] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +43,10 @@ class _Arguments:
     absent: dict[str, Any] = field(default_factory=dict)  # defaults of optional inputs
 
     def requires(self) -> list[tuple[type[CapabilityContext], str, str | None]]:
-        """Return the inputs as ``requires`` entries. Inputs of the same type get their names as roles."""
+        """Return the function's inputs as entries for ``requires``.
+
+        If several inputs have the same type, their argument names become their roles.
+        """
         kinds = [kind for kind, _ in self.inputs.values()]
         return [
             (kind, cardinality, name if kinds.count(kind) > 1 else None)
@@ -258,7 +264,7 @@ def _read_argument(
         or name.startswith("_")
     ):
         raise ValidationError(
-            f"The parameter {name!r} of {label!r} cannot be supplied.",
+            f"Neither a plan nor the framework can supply the parameter {name!r} of {label!r}.",
             fix="Annotate each parameter with a context type or a plain type, and do not begin its"
             " name with '_'.",
         )
@@ -294,7 +300,10 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _context_type(annotation: Any) -> type[CapabilityContext] | None:
-    """Return the context type of an argument, alone or as a list."""
+    """Return the context type in an argument's annotation, or None if there is none.
+
+    The annotation is a context type or a list of a context type.
+    """
     if get_origin(annotation) in (list, Sequence):
         annotation = _strip_annotated(get_args(annotation)[0])
     return annotation if _is_context(annotation) else None

@@ -17,16 +17,16 @@ _RUNNERS = {
 
 
 class GraphNode:
-    """Async callable ``(state, **kwargs)`` that LangGraph accepts as a node.
+    """LangGraph node that runs a decorated capability or infrastructure class.
 
     Args:
-        spec: Declarations of the class.
-        services: ``Services`` of the node. ``build_graph`` sets those of the graph.
-        options: Further keyword arguments of the function that runs the node.
+        spec: Declarations of the decorated class.
+        services: Services for the node. ``build_graph`` sets the services of the graph.
+        options: Additional keyword arguments for the function that runs the node.
 
     Attributes:
-        name: Name of the capability or the infrastructure node.
-        description: What it does.
+        name: Name of the capability or infrastructure node.
+        description: What the node does.
         error_classifier: ``classify_error`` of the class.
         original_class: The decorated class.
     """
@@ -49,11 +49,11 @@ class GraphNode:
             self.capability_name: str = spec.name
 
     async def __call__(self, state: Any, **kwargs: Any) -> Any:
-        """Run the node.
+        """Run the graph node and return its state updates.
 
         Args:
             state: State of the graph.
-            **kwargs: ``services`` and further arguments from the caller.
+            **kwargs: ``services`` and additional arguments from the caller.
         """
         module, name = _RUNNERS[type(self.spec)]
         run = getattr(importlib.import_module(module), name)
@@ -61,11 +61,11 @@ class GraphNode:
         return await run(self.spec, state, **self._options, **kwargs)
 
     def with_services(self, services: Any, **options: Any) -> GraphNode:
-        """Return a copy of the node with other services.
+        """Return a copy of the graph node that runs with different services.
 
         Args:
             services: Services with which the node runs.
-            **options: Further keyword arguments of the function that runs the node.
+            **options: Additional keyword arguments for the function that runs the node.
         """
         return GraphNode(self.spec, services, **options)
 
@@ -74,16 +74,17 @@ class GraphNode:
 
 
 class NodeDescriptor:
-    """Descriptor that returns the graph node of a decorated class and refuses undecorated subclasses.
+    """Descriptor that provides the graph node of a decorated class.
 
-    Without it, an undecorated subclass would run the steps of its parent.
+    Access from an undecorated subclass is an error, because the inherited node would run the
+    parent class.
     """
 
     def __init__(self, node: GraphNode) -> None:
         self._node = node
 
     def __get__(self, instance: Any, owner: type) -> GraphNode:
-        """Return the node of the decorated class.
+        """Return the graph node of the decorated class.
 
         Raises:
             AttributeError: The class is a subclass that is not decorated.

@@ -30,11 +30,11 @@ class BaseExample(ABC):
         add_numbering: bool = False,
         rng: random.Random | None = None,
     ) -> str:
-        """Return several examples as one text.
+        """Format several examples and join them into one text.
 
         Args:
-            examples: The examples. The sequence is not modified.
-            separator: Text between two examples.
+            examples: Examples to format. The sequence is not modified.
+            separator: Text between two consecutive examples.
             max_examples: Maximum number of examples. 0 means none, None means all.
             randomize: True to shuffle the examples.
             add_numbering: True to begin each example with ``**Example n:**``.
@@ -53,13 +53,13 @@ class BaseExample(ABC):
 
 @dataclass
 class OrchestratorExample(BaseExample):
-    """Example of how to plan a step with a capability.
+    """Example that shows the planner how to plan a step with a capability.
 
     Attributes:
-        step: The planned step.
+        step: Planned step of the example.
         scenario_description: Situation in which to plan the step.
         context_requirements: Data that must be available, with explanations.
-        notes: Further advice.
+        notes: Additional advice.
 
     >>> print(OrchestratorExample(
     ...     PlannedStep(context_key="weather_data", capability="weather"), "User asks for weather"
@@ -77,7 +77,7 @@ class OrchestratorExample(BaseExample):
     notes: str | None = None
 
     def format_for_prompt(self) -> str:
-        """Return the scenario, the requirements, the step's non-empty fields, and the notes as text."""
+        """Format the scenario, requirements, planned step, and notes as text for a prompt."""
         lines = [f"**{self.scenario_description}**"]
         if self.context_requirements:
             lines.append("   - Context requirements:")
@@ -96,7 +96,10 @@ class OrchestratorExample(BaseExample):
 
     @staticmethod
     def format_examples_for_prompt(examples: Sequence[OrchestratorExample]) -> str:
-        """Return numbered examples under a heading, or ``""`` without examples."""
+        """Format planning examples as a numbered list with a heading.
+
+        Return an empty string if there are no examples.
+        """
         if not examples:
             return ""
         items = "".join(
@@ -116,12 +119,12 @@ def _format_field_value(value: Any) -> str:
 
 @dataclass
 class ClassifierExample(BaseExample):
-    """Example of a request and whether it needs the capability.
+    """Example of a user request, with the answer whether a capability is needed.
 
     Attributes:
         query: Text of the request.
         result: True if the request needs the capability.
-        reason: Explanation.
+        reason: Explanation of the result.
 
     >>> ClassifierExample("Rain today?", True, "Asks for weather").format_for_prompt()
     'User Query: "Rain today?" -> Expected Output: True -> Reason: Asks for weather'
@@ -141,11 +144,14 @@ class ClassifierExample(BaseExample):
     def format_examples_for_prompt(
         examples: Sequence[ClassifierExample], rng: random.Random | int | None = None
     ) -> str:
-        """Return examples in random order, so that the model does not learn from their position.
+        """Format classifier examples in random order.
+
+        The order is random so that the position of an example does not influence the model.
 
         Args:
-            examples: The examples. The sequence is not modified.
-            rng: Seed or random number generator for a reproducible order, which prompt caches require.
+            examples: Examples to format. The sequence is not modified.
+            rng: Seed or random number generator for a reproducible order, which prompt caching
+                requires.
         """
         source = rng if isinstance(rng, random.Random) else random.Random(rng)  # noqa: S311
         shuffled = list(examples)
@@ -216,7 +222,7 @@ class TaskClassifierGuide(BaseModel):
 def add_examples(
     guide: TaskClassifierGuide | None, examples: Sequence[str], description: str
 ) -> TaskClassifierGuide | None:
-    """Add the declared examples of a capability to its classifier guide.
+    """Add the declared example requests of a capability to its classifier guide.
 
     Args:
         guide: Guide of the capability, if it has one.
@@ -224,7 +230,7 @@ def add_examples(
         description: What the capability does.
 
     Returns:
-        The guide with the examples, or None if there are neither.
+        The guide with the examples, or None if there is neither a guide nor an example.
 
     >>> add_examples(None, ["Rain today?"], "Forecasts rain.").examples[0].result
     True

@@ -51,11 +51,12 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
         @staticmethod
         @abstractmethod
         async def execute(state: Any, **kwargs: Any) -> Any:
-            """Run the node and return state updates.
+            """Run the infrastructure node and return updates to the graph state.
 
             Args:
                 state: State of the graph.
-                **kwargs: Arguments that the signature names: ``logger``, ``streamer``, ``runtime``,
+                **kwargs: Arguments that the override declares: ``logger``, ``streamer``,
+                ``runtime``,
                     ``services``.
 
             Raises:
@@ -63,29 +64,35 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
                 InfrastructureError: The node failed.
                 NotImplementedError: The method was called on the base class.
             """
-            raise NotImplementedError("execute is abstract. Fix: override it in the subclass.")
+            raise NotImplementedError(
+                "BaseInfrastructureNode.execute is abstract. Fix: override it in the subclass."
+            )
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Classify an exception of ``execute``. Override it for transient errors.
+        """Classify an exception raised by an infrastructure node's ``execute`` method.
+
+        Override this method to classify transient errors.
 
         Args:
             exc: Exception that ``execute`` raised.
-            context: Dictionary with ``infrastructure_node``, ``execution_time``, and ``current_state``.
+            context: Dictionary with ``infrastructure_node``, ``execution_time``, and
+                ``current_state``.
 
         Returns:
-            The classification, or None for the default.
+            The classification, or None to use the default classification.
         """
         name = context.get("infrastructure_node", "unknown_node")
         return classify_exception(exc, f"Infrastructure error in {name}")
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return the retry policy.
+        """Return the retry policy for the infrastructure node.
 
         Returns:
-            A dictionary with ``max_attempts`` (including the first attempt), ``delay_seconds`` (before the
-            second attempt), and ``backoff_factor`` (by which each further delay is multiplied).
+            A dictionary with ``max_attempts`` (including the first attempt), ``delay_seconds``
+            (before the second attempt), and ``backoff_factor`` (by which each further delay is
+            multiplied).
         """
         return {"max_attempts": 2, "delay_seconds": 0.2, "backoff_factor": 1.2}
 

@@ -64,14 +64,17 @@ class PlannedStep(TypedDict, total=False):
 
 
 class ExecutionPlan(TypedDict, total=False):
-    """List of steps with limits for their execution.
+    """Execution plan with an ordered list of steps and optional limits.
 
     Attributes:
-        steps: Steps in order. An input may refer only to the result of an earlier step.
-        deadline: Maximum duration of all steps in seconds. Waiting for approvals does not count.
-        budget: Limits for the rest of the turn, with the names of ``Budget`` arguments.
-        stamp: Origin of the plan, and the order of steps that share state keys. The graph sets it; plans
-            of callers have none.
+        steps: Steps in order of execution. An input may refer only to the result of an earlier
+            step.
+        deadline: Maximum duration of all steps in seconds. Time spent waiting for approvals
+            does not count.
+        budget: Usage limits for the rest of the turn, keyed by the names of ``Budget``
+            arguments.
+        stamp: Origin of the plan, and the order of steps that share state keys. The graph sets
+            this value, so plans from callers do not have it.
     """
 
     steps: list[PlannedStep]
@@ -93,7 +96,7 @@ BUDGET_NAMES = (
 
 
 def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plan's limits: its ``deadline`` and ``budget``, if they are set.
+    """Return the ``deadline`` and ``budget`` of a plan, omitting limits that are not set.
 
     >>> plan_limits({"steps": [], "deadline": 5, "budget": None})
     {'deadline': 5}
@@ -102,11 +105,11 @@ def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits for a replacement plan. They never exceed the limits of the current plan.
+    """Combine the limits of a plan with those of its replacement, using the stricter values.
 
     Args:
-        current: Plan that is replaced.
-        replacement: New plan.
+        current: Plan that is being replaced.
+        replacement: Plan that replaces the current plan.
 
     >>> tighten_limits({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
     {'deadline': 5, 'budget': {'steps': 3, 'tokens': 8}}
@@ -122,7 +125,9 @@ def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -
 
 
 def element_key(key: str, number: int) -> str:
-    """Return the context key of a ``for_each`` step's copy for the list element with this index.
+    """Return the context key for one copy of a ``for_each`` step.
+
+    Each copy processes the list element with the given index.
 
     >>> element_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
     ('pay[3]', 'pay', 'pay')
@@ -131,15 +136,18 @@ def element_key(key: str, number: int) -> str:
 
 
 def plan_key(key: str) -> str:
-    """Remove the list index that :func:`element_key` added to a context key."""
+    """Return the context key of a planned step without a list index.
+
+    The index is added by :func:`element_key`.
+    """
     return key.partition("[")[0]
 
 
 def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a plan as UTF-8 JSON. The file is replaced atomically.
+    """Save an execution plan to a UTF-8 JSON file, replacing an existing file atomically.
 
     Args:
-        plan: Plan to write.
+        plan: Plan to save.
         path: Path of the file. Missing directories are created.
 
     Raises:
@@ -174,19 +182,20 @@ def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike
 
 
 def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan:
-    """Read a plan from a file.
+    """Load an execution plan from a JSON file.
 
-    The file may be written by :func:`save_execution_plan_to_file`, or contain only a plan or a list of
-    steps.
+    The file may have been written by :func:`save_execution_plan_to_file`, or may contain only a
+    plan or a list of steps.
 
     Args:
         path: Path of the file.
 
     Returns:
-        The plan without the file's metadata. It is not checked against a registry.
+        The plan without the metadata of the file. The plan is not checked against a registry.
 
     Raises:
-        PlanError: The file cannot be read, is not a plan, or has a newer version.
+        PlanError: The file cannot be read, does not contain a plan, or has an unsupported
+            version.
     """
     source = Path(path)
     try:
@@ -213,7 +222,7 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
 
 
 def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> None:
-    """Raise an error if a value is not a plan."""
+    """Raise a PlanError if a value does not have the structure of an execution plan."""
     missing: Any = None if needs_steps else []
     fields = ExecutionPlan.__annotations__
     for name in map(str, plan if isinstance(plan, dict) else ()):
@@ -234,12 +243,12 @@ def _check_metadata(metadata: object, source: Path) -> None:
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if kind != "execution_plan":
         raise PlanError(
-            f"The file {str(source)!r} has the type {kind!r}, not 'execution_plan'.",
+            f"The file {str(source)!r} must have the type 'execution_plan', not {kind!r}.",
             fix="Use a file that save_execution_plan_to_file wrote.",
         )
     if not isinstance(version, str) or version.split(".")[0] != PLAN_FILE_VERSION.split(".")[0]:
         raise PlanError(
-            f"The plan file {str(source)!r} has version {version!r};"
-            f" this release reads version {PLAN_FILE_VERSION}.",
+            f"The plan file {str(source)!r} has the unsupported version {version!r}. This release "
+            f"reads version {PLAN_FILE_VERSION}.",
             fix="Save the plan again with this release.",
         )

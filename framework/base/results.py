@@ -14,13 +14,13 @@ from capgraph.base.plan import PlannedStep
 
 @dataclass
 class ExecutionError:
-    """Description of a failed execution.
+    """Description of why an execution failed.
 
     Attributes:
         severity: Severity of the failure.
-        message: What failed.
+        message: Description of the failure.
         capability_name: Name of the failed capability or node.
-        metadata: Technical details.
+        metadata: Technical details of the failure.
         suggestions: Suggested actions for the user.
     """
 
@@ -33,12 +33,12 @@ class ExecutionError:
 
 @dataclass
 class ExecutionResult:
-    """Result of an execution.
+    """Result of an execution, with either data or an error.
 
     Attributes:
         success: True if the execution succeeded.
-        data: The result. None for a failure.
-        error: The failure. None for a success.
+        data: Data of the result, or None for a failure.
+        error: Description of the failure, or None for a success.
         execution_time: Duration in seconds.
         start_time: Start time (timezone-aware UTC).
         end_time: End time (timezone-aware UTC).
@@ -68,13 +68,13 @@ class ExecutionResult:
 
 @dataclass(frozen=True)
 class ExecutionRecord:
-    """Immutable history entry of an executed step.
+    """Immutable history entry for an executed step.
 
     Attributes:
-        step: The planned step.
-        start_time: Start time (timezone-aware UTC).
+        step: Planned step that was executed.
+        start_time: Start time of the step (timezone-aware UTC).
         result: Result of the step.
-        end_time: End time. Defaults to ``result.end_time``.
+        end_time: End time of the step. Defaults to ``result.end_time``.
     """
 
     step: PlannedStep

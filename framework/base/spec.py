@@ -42,12 +42,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Context type that a capability requires as input.
+    """Required input of a capability, with its context type and cardinality.
 
     Attributes:
         type: Name of the context type.
-        cardinality: ``one`` (exactly one), ``many`` (at least one), or ``optional`` (at most one).
-        role: Name of the input if a capability takes several of one type, such as ``old`` and ``new``.
+        cardinality: ``one`` (exactly one), ``many`` (at least one), or ``optional`` (at most
+            one).
+        role: Name that distinguishes several inputs of the same type, such as ``old`` and
+            ``new``.
 
     >>> Requirement.parse(("READING", "many"))
     Requirement(type='READING', cardinality='many')
@@ -61,7 +63,7 @@ class Requirement:
 
     @property
     def label(self) -> str:
-        """Name of the input in plans: the role, or the type if there is no role."""
+        """Name of the input in plans, which is the role, or the context type if there is no role."""
         return self.role or self.type
 
     def __str__(self) -> str:
@@ -70,9 +72,10 @@ class Requirement:
 
     @classmethod
     def parse(cls, entry: Any) -> Requirement:
-        """Parse an entry of ``requires``: a type, ``(type, cardinality)``, or ``(type, cardinality, role)``.
+        """Parse an entry of a capability's ``requires`` declaration.
 
-        A type is a name or a context class.
+        An entry is a type, ``(type, cardinality)``, or ``(type, cardinality, role)``. The type is a
+        name or a context class.
 
         Raises:
             ValidationError: The entry has none of these forms.
@@ -98,7 +101,7 @@ def _is_role(value: Any) -> bool:
 
 
 def context_type_name(entry: Any) -> str | None:
-    """Return the name of a context type.
+    """Return the name of a context type that is given by name or class.
 
     Args:
         entry: Name or class of a context type.
@@ -112,7 +115,7 @@ def context_type_name(entry: Any) -> str | None:
 
 
 def sorted_unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names sorted and without duplicates.
+    """Sort names and remove duplicates.
 
     >>> sorted_unique({"untrusted", "secret"})
     ('secret', 'untrusted')
@@ -130,13 +133,13 @@ def _validate_gate(value: Any) -> Any:
     return value
 
 
-def _validated_as(kind: Any) -> GetPydanticSchema:
-    """Validate a value as another type than its annotation."""
+def _validate_as(kind: Any) -> GetPydanticSchema:
+    """Instruct pydantic to validate a value as a type that differs from its annotation."""
     return GetPydanticSchema(lambda _, handler: handler(kind))
 
 
-_Names = Annotated[Sequence[str], _validated_as(Annotated[tuple[str, ...], Strict(False)])]
-_Objects = Annotated[Sequence[Any], _validated_as(Annotated[tuple[Any, ...], Strict(False)])]
+_Names = Annotated[Sequence[str], _validate_as(Annotated[tuple[str, ...], Strict(False)])]
+_Objects = Annotated[Sequence[Any], _validate_as(Annotated[tuple[Any, ...], Strict(False)])]
 
 
 def _validate_examples(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,7 +149,7 @@ def _validate_examples(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _frozen_dataclass(cls: type[_T]) -> type[_T]:
-    """Apply ``dataclass`` in a way that type checkers do not treat as a frozen dataclass.
+    """Apply ``dataclass(frozen=True)`` without type checkers treating the class as frozen.
 
     Capabilities inherit the attributes and may themselves be dataclasses that are not frozen.
     """
@@ -205,7 +208,7 @@ class Declarations:
     permission: (
         Annotated[
             PermissionMode | str,
-            _validated_as(Annotated[PermissionMode, BeforeValidator(PermissionMode.of)]),
+            _validate_as(Annotated[PermissionMode, BeforeValidator(PermissionMode.of)]),
         ]
         | None
     ) = None
@@ -214,7 +217,7 @@ class Declarations:
     sends_externally: bool = False
     undo: Annotated[
         Undo | type[Any] | str | None,
-        _validated_as(Annotated[Undo | None, BeforeValidator(Undo.from_declaration)]),
+        _validate_as(Annotated[Undo | None, BeforeValidator(Undo.from_declaration)]),
     ] = None
     removes_labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
     queue: Annotated[str, Field(pattern=QUEUE_PATTERN)] | None = None
@@ -234,12 +237,12 @@ def _type_adapters() -> dict[str, TypeAdapter[Any]]:
 
 
 def check_declaration(owner: str, name: str, value: Any) -> Any:
-    """Validate one declaration.
+    """Validate a single declaration of a capability.
 
     Args:
-        owner: Name of the class, for the error message.
+        owner: Name of the capability class, for the error message.
         name: Name of the declaration, such as ``"effect"``.
-        value: Value to validate.
+        value: Declared value to validate.
 
     Returns:
         The value in the form that ``CapabilitySpec`` stores.
@@ -261,17 +264,17 @@ def check_declaration(owner: str, name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CapabilitySpec(Declarations):
-    """Declarations of a capability, created when its class is decorated.
+    """Specification of a capability, created from its declarations when the class is decorated.
 
     Attributes:
-        name: Unique name. Plans and the graph node use it.
+        name: Unique name, which is used in plans and for the graph node.
         description: What the capability does, for users and prompts.
         provides: Context types of the outputs.
         requires: Context types of the inputs.
-        parameters: Pydantic model of a step's ``parameters``. None without parameters.
-        context_types: Context classes in ``provides`` and ``requires``. They are registered with the
-            capability.
-        cls: Decorated class.
+        parameters: Pydantic model of a step's ``parameters``. None if there are no parameters.
+        context_types: Context classes in ``provides`` and ``requires``. These classes are
+            registered together with the capability.
+        cls: Decorated capability class.
     """
 
     name: str
@@ -293,16 +296,20 @@ class CapabilitySpec(Declarations):
 
     @property
     def follows_plan_order(self) -> bool:
-        """True if steps wait for all earlier steps: a static ``execute(state)`` without inputs."""
+        """True if steps of the capability wait for all earlier steps of the plan.
+
+        This applies to a static ``execute(state)`` method without declared inputs.
+        """
         execute = inspect.getattr_static(self.cls, "execute", None)
         return isinstance(execute, staticmethod) and not self.requires
 
     @classmethod
     def from_class(cls, target: type[Any]) -> CapabilitySpec:
-        """Return the specification of a class.
+        """Create the specification of a capability from the declarations of its class.
 
         Raises:
-            ValidationError: A declaration is invalid. The message names the class and the attribute.
+            ValidationError: A declaration is invalid. The message names the class and the
+                attribute.
         """
         owner = target.__name__
         provides, requires = (_read_entries(target, name) for name in ("provides", "requires"))
@@ -377,7 +384,7 @@ def _parameters_model(target: type[Any]) -> type[BaseModel] | None:
 
 
 def parameter_names(model: type[BaseModel] | None) -> list[str]:
-    """Return the parameter names that plans use: the alias of a field if it has one."""
+    """Return the parameter names as used in plans: the alias of each field, or else its name."""
     if model is None:
         return []
     return [
@@ -401,7 +408,10 @@ def _check_effect_key(
 
 
 def is_valid_node_name(name: str) -> bool:
-    """Return True if a graph node may have the name: not reserved by LangGraph, and printable."""
+    """Return True if a graph node may have the given name.
+
+    The name must be printable and must not be reserved by LangGraph.
+    """
     is_reserved = name.startswith("__") and name.endswith("__")
     return not (is_reserved or set(name) & {":", "|"}) and escape_control_characters(name) == name
 
@@ -432,16 +442,16 @@ would hide the original one.
 
 @dataclass(frozen=True, slots=True)
 class InfrastructureSpec:
-    """Declarations of an infrastructure node.
+    """Specification of an infrastructure node, created from its declarations.
 
     Attributes:
         name: Name of the node, which is its role in the graph.
         description: What the node does.
-        quiet: True if the start and the end of the node are not logged.
-        before: Name of the node before which a custom node is inserted.
-        after: Name of the node after which a custom node is inserted.
+        quiet: True to omit log messages for the start and end of the node.
+        before: Name of the node before which this custom node is inserted.
+        after: Name of the node after which this custom node is inserted.
         behaviors: Behaviors of the node: hooks, retry rules, and time limits.
-        cls: Decorated class.
+        cls: Decorated node class.
     """
 
     name: str

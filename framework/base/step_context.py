@@ -21,10 +21,11 @@ async def _call_directly(_key: str, call: Callable[[], Any]) -> Any:
 
 
 class StepInputs(dict[str, Any]):
-    """Inputs of a step by type or role. A static ``execute`` receives them as ``context``.
+    """Input data of a step by type or role, passed to a static ``execute`` as ``context``.
 
     Attributes:
-        once: Function that runs a part of the step at most once: ``await context.once("key", call)``.
+        once: Function that runs part of the step at most once, as in ``await
+            context.once("key", call)``.
     """
 
     once: Callable[[str, Callable[[], Any]], Awaitable[Any]]
@@ -79,7 +80,7 @@ class StepContext:
 
     @property
     def step(self) -> PlannedStep:
-        """The planned step, as a copy that the capability may change."""
+        """Copy of the planned step, which the capability may modify."""
         if self._step is None:
             self._step = copy_plain(self.planned_step)
         return self._step

@@ -8,33 +8,33 @@ from typing_extensions import TypedDict
 
 
 class TaskInput(TypedDict):
-    """Input of a graph that executes a task.
+    """Input of a graph that executes a single task.
 
     Attributes:
-        task: The task, understandable without other text.
+        task: Text of the task, which must be understandable on its own.
     """
 
     task: str
 
 
 class NamedInputs(TaskInput):
-    """A task with further input values.
+    """Input of a task graph that accepts named values in addition to the task.
 
     Attributes:
-        inputs: Values by name, for parameters and nested nodes.
+        inputs: Input values by name, for parameters and nested nodes.
     """
 
     inputs: NotRequired[dict[str, Any]]
 
 
 class TaskOutput(TypedDict):
-    """Output of a graph that executes a task.
+    """Output of a graph that executes a single task.
 
     Attributes:
-        output: The result: text or plain JSON data.
-        success: True if the task was completed. Reaching a limit counts as a failure. The default is
-            True.
-        error: Reason for the failure.
+        output: Result of the task as text or plain JSON data.
+        success: True if the task was completed. Reaching a limit counts as a failure. The
+            default is True.
+        error: Reason for the failure, or None.
     """
 
     output: Any

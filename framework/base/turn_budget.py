@@ -41,10 +41,10 @@ class TurnBudget:
     allowed_attempts: int = 0
 
     def count_attempt(self) -> None:
-        """Count an attempt at a step.
+        """Count an attempt at a step toward the limit of the turn.
 
         Raises:
-            LimitError: The turn has used all attempts that its plans may need.
+            LimitError: The turn has already used all of its step attempts.
         """
         if self.allowed_attempts and self.attempts >= self.allowed_attempts:
             raise LimitError(
@@ -55,17 +55,20 @@ class TurnBudget:
         self.attempts += 1
 
     def uncount_attempt(self) -> None:
-        """Subtract an attempt that was counted but must not use up the limit."""
+        """Undo the counting of an attempt that must not use up the turn's limit."""
         self.attempts -= 1
 
     def allow_more_attempts(self, count: int) -> None:
-        """Raise the maximum number of step attempts. Without a maximum, do nothing."""
+        """Increase the turn's limit on step attempts by the given number.
+
+        Without a limit, this method does nothing.
+        """
         if self.allowed_attempts:
             self.allowed_attempts += count
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:
-        """Create counters from the result of :meth:`to_plain`. Missing counters are 0."""
+        """Create turn counters from the output of :meth:`to_plain`. Missing counters default to 0."""
         known = data or {}
         return cls(**{field.name: int(known.get(field.name, 0)) for field in fields(cls)})
 

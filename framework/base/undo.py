@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DoneStep:
-    """A finished step with an effect.
+    """Finished step whose effect can be undone.
 
     Attributes:
-        key: Context key of the step.
-        capability: Name of the capability.
+        key: Context key of the finished step.
+        capability: Name of the capability that performed the step.
         parameters: Validated parameters of the step.
-        outputs: Output data by context type.
+        outputs: Output data of the step by context type.
     """
 
     key: str
@@ -26,11 +26,13 @@ class DoneStep:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Declaration of the capability that undoes an effect: ``undo = "refund"``, ``Refund``, or this class.
+    """Declaration of the capability that undoes an effect, such as a refund for a payment.
 
-    The undo step receives the outputs of the finished step as its inputs, matched by type. Without
-    ``parameters``, its parameters are taken from fields of the same name in those outputs, then in the
-    parameters of the finished step.
+    The value of ``undo`` is the name of the capability, its class, or an instance of ``Undo``.
+
+    The undo step receives the outputs of the finished step as its inputs, matched by type.
+    Without ``parameters``, its parameters are taken from fields of the same name in those
+    outputs, then in the parameters of the finished step.
 
     Attributes:
         capability: The capability or its name.
@@ -51,7 +53,7 @@ class Undo:
 
     @classmethod
     def from_declaration(cls, value: Any) -> Undo | None:
-        """Return the ``Undo`` for the value of an ``undo`` declaration.
+        """Convert the value of an ``undo`` declaration to an ``Undo`` object, or return None.
 
         Raises:
             ValueError: The value does not name a capability.

@@ -31,7 +31,10 @@ class ValueContext(CapabilityContext):
     value: Any
 
     def get_summary(self) -> str:
-        """Return text unchanged, and any other value after the name of its context type."""
+        """Summarize the value as text.
+
+        A string is returned unchanged. Any other value is preceded by the name of its context type.
+        """
         if isinstance(self.value, str):
             return short_text(self.value)
         if self.ITEM is not None and self.value:
@@ -41,11 +44,15 @@ class ValueContext(CapabilityContext):
 
 
 def unwrap_value(data: Any, kind: type[CapabilityContext] | None) -> Any:
-    """Return the value inside the stored data of a :class:`ValueContext`, or other data unchanged.
+    """Unwrap the value in stored context data.
+
+    Data of a :class:`ValueContext` has the form ``{"value": …}``. Other data is returned
+    unchanged.
 
     Args:
         data: Stored context data.
-        kind: Context type. None if its class is not registered, as for most tools.
+        kind: Context type of the data, or None if its class is not registered, as for most
+            tools.
 
     >>> unwrap_value({"value": [3]}, None), unwrap_value({"days": 3}, None)
     ([3], {'days': 3})
@@ -56,11 +63,11 @@ def unwrap_value(data: Any, kind: type[CapabilityContext] | None) -> Any:
 
 
 def value_field_names(kind: type[CapabilityContext]) -> list[str]:
-    """Return the names of the fields to which plans may refer individually.
+    """Return the names of a context type's fields to which plans may refer individually.
 
-    These are the fields of a dataclass, pydantic model, or TypedDict that a function returns, and the
-    fields that an MCP server declares. The list is empty for other context types, because plans refer
-    to them as a whole.
+    These are the fields of a dataclass, pydantic model, or TypedDict that a function returns,
+    and the fields that an MCP server declares. The list is empty for other context types,
+    because plans refer to them as a whole.
     """
     if not issubclass(kind, ValueContext):
         return list(getattr(kind, "DECLARED_FIELDS", ()))
@@ -75,11 +82,11 @@ def value_field_names(kind: type[CapabilityContext]) -> list[str]:
 def create_value_context(
     name: str, annotation: Any, module: str, item: type[CapabilityContext] | None = None
 ) -> type[ValueContext]:
-    """Create the context type for the return value of a function.
+    """Create a context type for the return value of a function.
 
     Args:
-        name: Name of the capability, after which the type is named.
-        annotation: Type of the value: any type that pydantic can validate and serialize.
+        name: Name of the capability, which determines the name of the type.
+        annotation: Type of the value, which pydantic must be able to validate and serialize.
         module: Module of the function.
         item: Context type of the items, if the value is a list of contexts.
 
@@ -107,7 +114,7 @@ def create_value_context(
 
 
 def list_item_types(kinds: Iterable[type[CapabilityContext]]) -> dict[str, str]:
-    """Return the item type of each context type that is a list of contexts, by name."""
+    """Map the name of each context type that is a list to the name of its item type."""
     return {
         kind.CONTEXT_TYPE: kind.ITEM.CONTEXT_TYPE
         for kind in kinds

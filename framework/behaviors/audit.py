@@ -58,7 +58,7 @@ class AuditBehavior(BaseBehavior):
             self._metrics.increment("behavior.audit.invocations", agent_id=context.agent_id)
 
     def after_execute(self, context: BehaviorContext, result: Any) -> None:
-        """Log the end of a step and the beginning of its result."""
+        """Log the end of a step, its duration, and the beginning of its result."""
         elapsed = self._measure_ms(context)
         preview = (
             escape_control_characters(mask_secrets(str(result), self._preview))
@@ -91,7 +91,10 @@ class AuditBehavior(BaseBehavior):
         duration_ms: int | None = None,
         **details: str,
     ) -> None:
-        """Log an event as text, or as keyword arguments if the logger is not from ``logging``."""
+        """Log an audit event for a step.
+
+        Standard loggers receive the event as text, and other loggers receive keyword arguments.
+        """
         log = getattr(self._logger, level)
         if not isinstance(self._logger, (logging.Logger, logging.LoggerAdapter)):
             values: dict[str, Any] = {"agent_id": context.agent_id, "attempt": context.attempt}

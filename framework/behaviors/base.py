@@ -31,25 +31,25 @@ class BaseBehavior:
     """Constructor arguments of other frameworks, each with the fix that its error names."""
 
     def before_execute(self, context: BehaviorContext) -> Any:
-        """Called before a step. An exception here fails the step.
+        """Hook that is called before a step. An exception in this hook fails the step.
 
         Returns:
-            ``None`` or ``context``. Returning another context, or changing its task, fails the
-                step.
+            ``None`` or ``context``. The step fails if the hook returns a different context or
+            changes the task.
         """
 
     def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Called after a step with the result of its capability.
+        """Hook that is called after a step, with the result of the capability.
 
         Returns:
-            A result that replaces it, in any form that a capability may return, or ``None`` to keep
-                it. The replacement is validated like the capability's own result.
+            A replacement result in any form that a capability may return, or ``None`` to keep the
+            result. A replacement is validated like the capability's own result.
         """
 
     def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Called after a step has failed and no attempt is left.
+        """Hook that is called after a step has failed and no retries are left.
 
         Returns:
-            A fallback result, or ``None``. The first result that is not ``None`` is used, and its
-                record has the source ``fallback``.
+            A fallback result, or ``None``. The first fallback result from any hook is used, and the
+            step's record has the source ``fallback``.
         """

@@ -73,7 +73,7 @@ class CacheBehavior:
             self._entries.clear()
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Return a cached result, or run the step and cache its result."""
+        """Return the cached result of the step, or run the step and cache its result."""
         key = self._build_key(attempt)
         cached = self._lookup(key)
         if cached is not None:

@@ -49,11 +49,12 @@ class CircuitState(StrEnum):
 
 
 class CircuitOpenError(LimitError):
-    """Raised if an open circuit refuses a call, because its dependency failed repeatedly.
+    """Raised if a circuit breaker blocks a call because its dependency has failed repeatedly.
 
     Attributes:
         name: Name of the dependency.
-        retry_after: Seconds until the next probe; ``None`` while other calls probe the dependency.
+        retry_after: Seconds until the next probe, or ``None`` while other calls are probing the
+            dependency.
     """
 
     code = "CG-CIRCUIT-OPEN"
@@ -62,23 +63,26 @@ class CircuitOpenError(LimitError):
 
 
 class _Ticket(NamedTuple):
-    """Permission for a call: the circuit's era, and the ID of its probe, if it is one."""
+    """Permission to make a call through a circuit breaker.
+
+    The ticket contains the era of the circuit and, if the call is a probe, the ID of the probe.
+    """
 
     era: int
     probe: str = ""
 
 
 class _Rejection(NamedTuple):
-    """Refusal of a call, with the seconds until calls are allowed again.
+    """Refusal of a call by a circuit breaker, with the seconds until calls are allowed again.
 
-    The number is ``None`` while all probes are in use.
+    The number of seconds is ``None`` while all probes are in use.
     """
 
     seconds: float | None
 
 
 class _Transition(NamedTuple):
-    """State of a circuit before and after a change."""
+    """State change of a circuit breaker, with its states before and after the change."""
 
     before: CircuitState
     after: CircuitState
@@ -87,11 +91,11 @@ class _Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _BreakerRules:
-    """Rules of a circuit breaker, as pure changes of a plain value that a database can store.
+    """State machine of a circuit breaker, written as pure functions of a plain value.
 
-    The value contains ``failures`` (consecutive), ``opened`` (time, or ``None``), ``era`` (number
-    of changes between open and closed), and ``probes`` (start times). The result of a call that
-    began in an earlier era is ignored.
+    The value can be stored in a database. It contains ``failures`` (consecutive), ``opened``
+    (time, or ``None``), ``era`` (number of changes between open and closed), and ``probes``
+    (start times). The result of a call that began in an earlier era is ignored.
     """
 
     threshold: int
@@ -120,7 +124,10 @@ class _BreakerRules:
         return value, FOREVER, (state, remaining)
 
     def admit(self, value: Any, now: float) -> tuple[Any, float, tuple[_Ticket | _Rejection, bool]]:
-        """Allow or refuse a call, and return True for the first probe of a half-open circuit."""
+        """Allow or refuse a call through the circuit breaker.
+
+        The second result is True for the first probe of a half-open circuit.
+        """
         circuit = _read_value(value)
         state = self.state(circuit, now)
         if state is CircuitState.CLOSED:
@@ -139,12 +146,12 @@ class _BreakerRules:
     def complete(
         self, ticket: _Ticket | None, succeeded: bool | None
     ) -> ChangeFunction[_Transition]:
-        """Return the change that records the end of a call.
+        """Return a state change that records the outcome of a call through the circuit breaker.
 
         Args:
-            ticket: Permission of the call. ``None`` for a call that the breaker did not allow
-                itself.
-            succeeded: True or False. ``None`` if the call reveals nothing about the dependency.
+            ticket: Ticket of the call, or ``None`` for a call that was made without the breaker.
+            succeeded: True for success, False for failure, or ``None`` if the outcome reveals
+                nothing about the dependency.
         """
 
         def change(value: Any, now: float) -> tuple[Any, float, _Transition]:
@@ -184,7 +191,7 @@ class _BreakerRules:
         )
 
     def release(self, admission: tuple[_Ticket | _Rejection, bool]) -> ChangeFunction[_Transition]:
-        """Return the change that releases the permission of a call that never started."""
+        """Return a state change that releases the permission for a call that never started."""
         ticket = admission[0]
         return self.complete(ticket if isinstance(ticket, _Ticket) else _Ticket(-1), None)
 
@@ -234,7 +241,7 @@ class _BaseBreaker:
         self._key = f"breaker/{name}"
 
     async def acall(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and await its result.
+        """Call a function through the circuit breaker, await its result, and record the outcome.
 
         Raises:
             CircuitOpenError: The circuit is open, so the function was not called.
@@ -267,7 +274,10 @@ def _build_rules(threshold: int, timeout: float, probes: int, store: Any) -> _Br
 
 
 def _classify_exception(exc: BaseException) -> bool | None:
-    """Return False for a failure, and None for a cancellation or an interrupt."""
+    """Classify an exception that a protected call raised.
+
+    Return False for a failure of the dependency, and None for a cancellation or an interrupt.
+    """
     return None if isinstance(exc, GraphBubbleUp) or not isinstance(exc, Exception) else False
 
 
@@ -297,7 +307,7 @@ class CircuitBreaker(_BaseBreaker):
     """
 
     def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function if the circuit allows it, and record the outcome.
+        """Call a function through the circuit breaker and record the outcome.
 
         Raises:
             CircuitOpenError: The circuit is open, so the function was not called.
@@ -322,11 +332,11 @@ class CircuitBreaker(_BaseBreaker):
         return self.state() is CircuitState.OPEN
 
     def record_success(self) -> None:
-        """Record the success of a call that the program made without the breaker."""
+        """Record a successful call that was made without the circuit breaker."""
         self._complete(None, True)
 
     def record_failure(self) -> None:
-        """Record the failure of a call that the program made without the breaker."""
+        """Record a failed call that was made without the circuit breaker."""
         self._complete(None, False)
 
     def reset(self) -> None:
@@ -338,7 +348,7 @@ class CircuitBreaker(_BaseBreaker):
 
 
 class AsyncCircuitBreaker(_BaseBreaker):
-    """Circuit breaker like :class:`CircuitBreaker`, whose methods are coroutine functions.
+    """Asynchronous version of :class:`CircuitBreaker`, whose methods are coroutine functions.
 
     >>> import asyncio
     >>> async def main():
@@ -350,7 +360,7 @@ class AsyncCircuitBreaker(_BaseBreaker):
     """
 
     async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function if the circuit allows it; see :meth:`acall`."""
+        """Call a function through the circuit breaker, as described in :meth:`acall`."""
         return await self.acall(fn, *args, **kwargs)
 
     async def state(self) -> CircuitState:
@@ -362,11 +372,11 @@ class AsyncCircuitBreaker(_BaseBreaker):
         return await self.state() is CircuitState.OPEN
 
     async def record_success(self) -> None:
-        """Record the success of a call that the program made without the breaker."""
+        """Record a successful call that was made without the circuit breaker."""
         await self._acomplete(None, True)
 
     async def record_failure(self) -> None:
-        """Record the failure of a call that the program made without the breaker."""
+        """Record a failed call that was made without the circuit breaker."""
         await self._acomplete(None, False)
 
     async def reset(self) -> None:
@@ -427,10 +437,10 @@ class CircuitBreakerBehavior:
         self._values = open_values(store)
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run an attempt if the circuit allows it, and record its outcome.
+        """Run a step attempt through the circuit breaker and record the outcome.
 
         Raises:
-            CircuitOpenError: The circuit is open.
+            CircuitOpenError: The circuit is open, so the attempt was not made.
         """
         job = current_execution() if attempt.kind == "step" else None
         name = self._name(attempt.capability, attempt.kind)
@@ -460,11 +470,14 @@ class CircuitBreakerBehavior:
         return result
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run a model call if the circuit allows it; see :meth:`wrap_step`."""
+        """Run a model call through the circuit breaker, as described in :meth:`wrap_step`."""
         return await self.wrap_step(attempt, call_next)
 
     async def unavailable_capabilities(self, capabilities: Collection[str]) -> dict[str, str]:
-        """Return the capabilities with an open circuit, each with the reason and the end time."""
+        """Return the capabilities whose circuit is open.
+
+        Each capability name is mapped to the reason and the time until which the circuit is open.
+        """
         clock = self._clock
         values, now = await self._values.aread(self._prefix, clock)
         reasons = {}
@@ -487,7 +500,11 @@ class CircuitBreakerBehavior:
 def _set_severity(
     error: CircuitOpenError, attempt: Attempt, job: StepExecution | None
 ) -> CircuitOpenError:
-    """Set the severity of an open circuit: REPLANNING once per step, CRITICAL afterwards."""
+    """Set the severity of the error that an open circuit breaker raises.
+
+    For a step, the severity is REPLANNING for the first such error and CRITICAL afterwards.
+    While a probe is running, the severity is RETRIABLE.
+    """
     error.severity = ErrorSeverity.CRITICAL
     if job is None:
         return error
@@ -505,7 +522,11 @@ def _set_severity(
 
 
 def _classify_result(attempt: Attempt, job: StepExecution | None) -> bool | None:
-    """Return True for a step that ran, and None for a recorded result or a pending approval."""
+    """Classify the outcome of an attempt for the circuit breaker.
+
+    Return True for success, False for a failure of the dependency, and None if the outcome says
+    nothing about the dependency, as for a recorded result or a pending approval.
+    """
     if job is None or job.attempt_state.body_result is not None:
         return True
     error = job.attempt_state.failure[0] if job.attempt_state.failure is not None else None
@@ -515,7 +536,10 @@ def _classify_result(attempt: Attempt, job: StepExecution | None) -> bool | None
 
 
 def _is_dependency_failure(exc: Exception, attempt: Attempt, job: StepExecution | None) -> bool:
-    """Return True if the dependency caused the failure, and not the request or the code."""
+    """Return True if a failure was caused by the dependency that a circuit breaker protects.
+
+    Failures caused by the request or by program code do not count.
+    """
     if isinstance(exc, GraphBubbleUp):
         return False
     diagnosis = diagnose(exc)

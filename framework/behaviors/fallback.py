@@ -83,7 +83,7 @@ class FallbackBehavior(BaseBehavior):
         return f"FallbackBehavior({getattr(self, '_strategy', '')})"
 
     async def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Return the default result, if this behavior has one."""
+        """Return the default result as a fallback for a failed step, or None without a default."""
         if self._strategy != "default":
             return None
         if callable(self._default):
@@ -91,7 +91,7 @@ class FallbackBehavior(BaseBehavior):
         return await maybe_await(self._default)
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Call another model, or repeat the call with a shorter prompt, if a model call fails."""
+        """Retry a failed model call with a different model or with a shorter prompt."""
         try:
             return await call_next(attempt)
         except ModelError as exc:

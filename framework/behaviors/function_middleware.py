@@ -14,11 +14,11 @@ WrapFunction = Callable[[Any, Any], Any]
 
 
 class FunctionMiddleware:
-    """Middleware that calls a function; created by :func:`middleware`.
+    """Middleware that is created from a function by :func:`middleware`.
 
     Attributes:
-        stage: Name of the stage.
-        order: Position within the stage.
+        stage: Name of the stage that the middleware wraps.
+        order: Position within the stage. Lower numbers are further out.
     """
 
     def __init__(self, function: WrapFunction, stage: str, wraps: str, order: int) -> None:

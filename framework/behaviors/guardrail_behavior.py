@@ -65,40 +65,40 @@ class GuardrailBehavior(BaseBehavior):
         return _InputGuards(self.guards), _OutputGuards(self.guards)
 
     async def before_execute(self, context: BehaviorContext) -> None:
-        """Check a step's task. Only direct calls of the hook use this method.
+        """Check the task of a step with the guardrails. This hook is only for direct calls.
 
         Raises:
-            GuardrailViolationError: A guardrail refuses the task.
+            GuardrailViolationError: A guardrail rejects the task.
         """
         await self.guards.check_input({"task": context.task}, tool=context.agent_id)
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Check a step's result. Only direct calls of the hook use this method.
+        """Check the result of a step with the guardrails. This hook is only for direct calls.
 
         Returns:
             The rewritten result, or ``None`` if no guardrail rewrote it.
 
         Raises:
-            GuardrailViolationError: A guardrail refuses the result.
+            GuardrailViolationError: A guardrail rejects the result.
         """
         value = to_plain(getattr(result, "output", result), lenient=True)
         guarded_value = await self.guards.check_output(value, tool=context.agent_id)
         return guarded_value.value if guarded_value.rewritten else None
 
     def merged_with(self, others: Sequence[Any]) -> GuardrailBehavior:
-        """Return a behavior with the guardrails of this one and of others."""
+        """Return a behavior that combines the guardrails of this behavior and the given behaviors."""
         return GuardrailBehavior(
             guardrails=[g for item in (self, *others) for g in item._guardrails]
         )
 
     async def check_message(self, text: str) -> tuple[str, Sequence[str]]:
-        """Check a user message before planning.
+        """Check a user message with the guardrails before the turn is planned.
 
         Returns:
             The message, possibly rewritten, and the reasons why the turn's plan requires approval.
 
         Raises:
-            GuardrailViolationError: A guardrail refuses the message.
+            GuardrailViolationError: A guardrail rejects the message.
         """
         guarded_value = await self.guards.check_input(
             {"message": text}, tool="", role=_get_current_role(), supported_actions=REWRITE_OR_ASK
@@ -108,18 +108,18 @@ class GuardrailBehavior(BaseBehavior):
     async def check_context(
         self, contexts: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Check context data that the caller sent; see :meth:`check_message`."""
+        """Check context data from the caller with the guardrails, as in :meth:`check_message`."""
         guarded_value = await self.guards.check_input(
             contexts, tool="", role=_get_current_role(), supported_actions=REWRITE_OR_ASK
         )
         return guarded_value.value, guarded_value.approval_reasons
 
     async def check_answer(self, text: str, *, node: str) -> str:
-        """Check the message that ends a turn.
+        """Check the final message of a turn with the guardrails.
 
         Raises:
-            GuardrailViolationError: A guardrail refuses the message, or a person does not approve
-                it.
+            GuardrailViolationError: A guardrail rejects the message, or a person does not approve
+                the message.
         """
         guarded_value = await self.guards.check_output(
             text,
@@ -132,7 +132,7 @@ class GuardrailBehavior(BaseBehavior):
 
 
 class _InputGuards:
-    """Middleware that checks a step's arguments, or a model call's prompt."""
+    """Middleware that applies guardrails to a step's arguments or a model call's prompt."""
 
     stage = "validate"
     order = 2_000  # runs last: its output is what is shown, approved and run
@@ -187,7 +187,7 @@ class _InputGuards:
 
 
 class _OutputGuards:
-    """Middleware that checks the result of a step or model call before it is streamed."""
+    """Middleware that applies guardrails to a result before the result is streamed."""
 
     stage = "finalize"
     order = 10  # outermost here, so that it checks the result of all inner middleware
@@ -228,7 +228,10 @@ class _OutputGuards:
             return await self._check_model_answer(attempt, call_next)
 
     async def _check_failure(self, attempt: Attempt, failure: Failure) -> Failure:
-        """Return a failure with texts that may be shown to users and used in prompts."""
+        """Check the texts of a failure with the guardrails.
+
+        Return a failure whose texts may be shown to users and used in prompts.
+        """
         if failure.metadata.get("code") == GuardrailViolationError.code:
             return failure
         details = iter_texts([failure.original_error, to_plain(failure.metadata, lenient=True)])
@@ -249,7 +252,7 @@ class _OutputGuards:
         return replace(failure, message=message, original_error=message, metadata=metadata)
 
     async def _check_model_answer(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Check a model's answer before any part of it is streamed."""
+        """Check a model's answer with the guardrails before any part of the answer is streamed."""
         buffered: list[Any] = []
         with buffer_answer_events(buffered):
             answer = await call_next(attempt)
@@ -314,7 +317,10 @@ def _restore_type(value: Any, rewritten: Any, original: Any) -> Any:
 
 
 def _get_plain_result(record: StepRecord) -> Any:
-    """Return a step's result as plain data. Several outputs are returned by name."""
+    """Return a step's result as plain data for guardrails.
+
+    If the step has several outputs, they are returned as a dictionary by name.
+    """
     outputs: dict[str, Any] = {
         kind: entries[record.key] for kind, entries in record.contexts.items()
     }

@@ -53,37 +53,40 @@ class GuardrailOutcome:
             )
         if (self.allowed, self.action) in ((False, "allow"), (True, "deny")):
             raise ValueError(
-                f"allowed={self.allowed} contradicts action={self.action!r}. Fix: pass only one"
-                " of them."
+                f"GuardrailOutcome has allowed={self.allowed}, which conflicts with "
+                f"action={self.action!r}. Fix: pass only one of them."
             )
         if self.action == "rewrite" and self.value is None:
             raise ValueError("The action 'rewrite' has no value. Fix: pass the replacement value.")
 
     @property
     def decision(self) -> str:
-        """Action to take: ``action``, or the action that ``allowed`` implies."""
+        """Action that the guardrail requests. Derived from ``allowed`` if ``action`` is not set."""
         return self.action or ("allow" if self.allowed else "deny")
 
 
 @runtime_checkable
 class Guardrail(Protocol):
-    """Protocol of a guardrail, which checks a step's arguments and result.
+    """Protocol of guardrails that check a step's arguments and its result.
 
-    Either method may be omitted.
+    A guardrail may omit either method.
     """
 
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check a step's parameters and inputs, as plain data, before it runs."""
+        """Check a step's parameters and inputs as plain data before the step runs."""
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check a step's result as plain data, or a message or answer as text."""
+        """Check the plain data of a step's result, or the text of a message or an answer."""
 
 
 @runtime_checkable
 class AsyncGuardrail(Protocol):
-    """Protocol of an asynchronous guardrail. Synchronous runs of a graph await it, too."""
+    """Protocol of guardrails with asynchronous checks.
+
+    The checks are also awaited in synchronous runs of a graph.
+    """
 
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
@@ -115,7 +118,10 @@ class AllowAllGuardrail:
 
 
 class SymmetricGuardrail:
-    """Base class of guardrails that check arguments and results alike, in the method ``_check``."""
+    """Base class for guardrails that apply the same check to arguments and results.
+
+    A subclass implements the check in the ``_check`` method.
+    """
 
     stages: Collection[GuardrailStage] = ("pre", "post")
 
@@ -135,13 +141,14 @@ class SymmetricGuardrail:
 
 @dataclass(frozen=True, slots=True)
 class GuardrailViolation:
-    """Refusal by one guardrail.
+    """Violation reported by a single guardrail that rejected a value.
 
     Attributes:
-        guardrail: Name of the guardrail or rule.
-        reason: Reason for the refusal.
-        action: ``ask``, ``retry``, or ``deny``. ``rewrite`` if the value could not be rewritten.
-        stage: ``pre`` for arguments, ``post`` for results.
+        guardrail: Name of the guardrail or rule that was violated.
+        reason: Reason for the rejection.
+        action: Requested action: ``ask``, ``retry``, or ``deny``, or ``rewrite`` if the value
+            could not be rewritten.
+        stage: Stage of the check: ``pre`` for arguments, ``post`` for results.
         role: Role of the caller.
         tool: Name of the capability.
     """
@@ -158,12 +165,12 @@ class GuardrailViolation:
 
 
 class GuardrailViolationError(PolicyError):
-    """Raised if one or more guardrails refuse a value. The message names all of them.
+    """Raised if guardrails reject a value. The error message names each of these guardrails.
 
     Args:
         rule_name: Name of the guardrail, if no violations are passed.
-        message: Reason for the refusal.
-        violations: Refusals of all guardrails.
+        message: Reason for the rejection.
+        violations: Violations reported by all guardrails.
         severity: Severity of the error.
 
     >>> print(GuardrailViolationError("no_names", "It names a person.").message)
@@ -208,7 +215,7 @@ class GuardrailViolationError(PolicyError):
 
     @property
     def stage(self) -> GuardrailStage:
-        """``pre`` if the arguments are refused, ``post`` if the result is refused."""
+        """Stage of the violation: ``pre`` for rejected arguments, ``post`` for a rejected result."""
         return self.violations[0].stage
 
     @property
@@ -231,9 +238,9 @@ class GuardedValue:
     """Value that passed the guardrails, possibly rewritten.
 
     Attributes:
-        value: The value, possibly rewritten.
+        value: Checked value, possibly rewritten.
         rewritten: True if a guardrail rewrote the value.
-        approval_violations: Refusals that a person may overrule by approval.
+        approval_violations: Violations that a person may override by approving the value.
     """
 
     value: Any
@@ -242,17 +249,18 @@ class GuardedValue:
 
     @property
     def approval_reasons(self) -> tuple[str, ...]:
-        """Reasons why the value requires a person's approval."""
+        """Distinct reasons why the guardrails require a person to approve the value."""
         return tuple(dict.fromkeys(map(str, self.approval_violations)))
 
     async def await_approval(self, subject: str) -> Any:
-        """Return the value, after a person has approved it if that is required.
+        """Return the checked value, waiting for a person's approval if approval is required.
 
         Args:
-            subject: Model role that reads the value, or node that sends it.
+            subject: Name of the model role that reads the value, or of the node that sends the
+                value.
 
         Raises:
-            GuardrailViolationError: The value is not approved.
+            GuardrailViolationError: The approval was denied.
         """
         if not self.approval_violations:
             return self.value
@@ -269,7 +277,9 @@ REWRITE_OR_ASK = ("rewrite", "ask")
 
 
 class Guards:
-    """Ordered set of guardrails. All of them run, and their refusals are collected.
+    """Ordered set of guardrails that are applied together.
+
+    All guardrails run, and all violations are collected.
 
     Args:
         guards: :class:`Guardrail` or :class:`AsyncGuardrail` objects. Asynchronous methods take
@@ -294,7 +304,7 @@ class Guards:
             pre, post = _find_check(guard, "check_pre"), _find_check(guard, "check_post")
             if isinstance(guard, type) or not (pre or post):
                 raise ConfigurationError(
-                    f"{guard!r} is not a guardrail: it has no check method.",
+                    f"{guard!r} is not a guardrail because it does not define a check method.",
                     fix=(
                         "Pass an object with check_pre and check_post, or acheck_pre and"
                         " acheck_post."
@@ -314,17 +324,17 @@ class Guards:
         role: str = "",
         supported_actions: Collection[str] = ("rewrite",),
     ) -> GuardedValue:
-        """Check the arguments of a step or a model call.
+        """Check the arguments of a step or a model call with all guardrails.
 
         Args:
             arguments: Arguments by name.
             tool: Name of the capability or model role.
             role: Role of the caller.
-            supported_actions: Actions of ``rewrite`` and ``ask`` that the calling code supports.
-                Any other action counts as a refusal.
+            supported_actions: Subset of ``rewrite`` and ``ask`` that the calling code supports. Any
+                other action is treated as a rejection.
 
         Raises:
-            GuardrailViolationError: A guardrail refuses the arguments.
+            GuardrailViolationError: A guardrail rejects the arguments.
         """
         violation = partial(GuardrailViolation, stage="pre", role=role, tool=tool)
         value: Any = dict(arguments)
@@ -360,18 +370,18 @@ class Guards:
         is_text: bool = False,
         supported_actions: Collection[str] = ("rewrite",),
     ) -> GuardedValue:
-        """Check the output of a step or a model call.
+        """Check the output of a step or a model call with all guardrails.
 
         Args:
             value: Output to check.
             tool: Name of the capability or model role.
             role: Role of the caller.
-            is_text: True for an answer or a failure message. Guardrails with ``results_only`` skip
-                these.
+            is_text: True for an answer or a failure message, which guardrails with ``results_only``
+                do not check.
             supported_actions: Same as for :meth:`check_input`.
 
         Raises:
-            GuardrailViolationError: A guardrail refuses the output.
+            GuardrailViolationError: A guardrail rejects the output.
         """
         violation = partial(GuardrailViolation, stage="post", role=role, tool=tool)
         violations: list[GuardrailViolation] = []
@@ -420,11 +430,11 @@ def _select_approvable(
     supported_actions: Collection[str],
     retry_severity: ErrorSeverity,
 ) -> tuple[GuardrailViolation, ...]:
-    """Return the refusals that a person may overrule.
+    """Return the guardrail violations that a person may override by approval.
 
     Raises:
-        GuardrailViolationError: A guardrail refuses, requests a retry, or requires an unsupported
-            action.
+        GuardrailViolationError: A guardrail denies the value, requests a retry, or requires an
+            unsupported action.
     """
     actions = {violation.action for violation in violations}
     if actions - ({"ask"} & set(supported_actions)):

@@ -21,12 +21,12 @@ class HumanApprovalRequired(PolicyError):
 
 
 class PendingApproval(PolicyError):
-    """Raised if a result waits for an approval outside of the graph.
+    """Raised if a step's result is waiting for an approval outside the graph.
 
     Args:
         approval_id: ID of the approval, as returned by the submit callback.
         task: Task of the step.
-        result: Result that waits for the approval.
+        result: Result that is waiting for approval.
     """
 
     code = "CG-PENDING-APPROVAL"
@@ -89,17 +89,20 @@ class HumanInLoopBehavior(BaseBehavior):
         return f"HumanInLoopBehavior({kind})"
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
-        """Return an approval request for the step, unless a callback reviews its result."""
+        """Require approval for the step before it runs.
+
+        If a callback reviews the step's result instead, the step is allowed.
+        """
         if self._review is not None or self._submit is not None:
             return Verdict("allow")
         return Verdict("ask", problems=["This step needs approval."])
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> None:
-        """Request a review of the result from the callback.
+        """Pass the step's result to the review or submit callback.
 
         Raises:
-            HumanApprovalRequired: The person rejected the result.
-            PendingApproval: The result was submitted for approval elsewhere.
+            HumanApprovalRequired: The reviewer rejected the result.
+            PendingApproval: The result was submitted for approval outside the graph.
         """
         callback = self._review or self._submit
         if callback is None:

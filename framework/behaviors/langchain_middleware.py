@@ -20,15 +20,17 @@ _FIX = "Use a middleware that wraps single model calls."
 
 
 def adapt_middleware(item: Any, location: str) -> Any:
-    """Return an adapter for LangChain agent middleware, and other items unchanged.
+    """Wrap LangChain agent middleware in an adapter for model calls.
+
+    Other items are returned unchanged.
 
     Args:
-        item: A behavior, or middleware from ``langchain.agents``.
-        location: Name of the list that contains the item, for the message.
+        item: Behavior, or middleware from ``langchain.agents``.
+        location: Name of the list that contains the item, for error messages.
 
     Raises:
-        ConfigurationError: The middleware needs an agent's tools, loop, or state, or it has only
-            synchronous methods.
+        ConfigurationError: The middleware needs an agent's tools, loop, or state, or it has
+            only synchronous methods.
     """
     types = sys.modules.get(
         "langchain.agents.middleware.types"
@@ -48,7 +50,8 @@ def adapt_middleware(item: Any, location: str) -> Any:
         is_overridden(method) for method in (*_MODEL_HOOKS, *(m[1:] for m in _MODEL_HOOKS))
     ):
         raise ConfigurationError(
-            f"The middleware {name} in {location} requires an agent ({', '.join(unsupported) or 'no model call'}), but a role has only model calls.",
+            f"Cannot use the middleware {name} in {location}: it requires an agent ({', '.join(unsupported) or 'no model call'}), "
+            "but a model role supports only model calls.",
             fix=_FIX,
         )
     blocking = [
@@ -65,7 +68,7 @@ def adapt_middleware(item: Any, location: str) -> Any:
 
 
 class _MiddlewareAdapter:
-    """Adapter that runs LangChain's agent middleware around each model call, at the stage ``call``."""
+    """Adapter that runs LangChain agent middleware around each model call, at the ``call`` stage."""
 
     stage = "call"
 
@@ -76,7 +79,7 @@ class _MiddlewareAdapter:
         return f"{type(self._middleware).__name__}()"
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run the middleware's hooks around one model call."""
+        """Run the hooks of the LangChain middleware around a single model call."""
         from langchain.agents.middleware import ModelRequest, ModelResponse
 
         middleware, runtime = self._middleware, current_runtime()
@@ -133,7 +136,8 @@ class _MiddlewareAdapter:
         changes = update or {}
         if unknown := sorted(changes.keys() - {"messages"}):
             raise ConfigurationError(
-                f"{self!r} returned an update of {unknown}, which only an agent has.", fix=_FIX
+                f"{self!r} returned updates to {unknown}, which are available only in an agent.",
+                fix=_FIX,
             )
         return _merge_messages(messages, changes["messages"]) if "messages" in changes else messages
 

@@ -20,12 +20,12 @@ _ROLE = "capability"
 
 
 class SchemaGuardrail(SymmetricGuardrail):
-    """Guardrail that validates results, or the arguments of steps, against a schema.
+    """Guardrail that validates step results or step arguments against a schema.
 
     Args:
-        schema: Pydantic model, or any type that pydantic can validate.
-        stage: ``post`` for results, ``pre`` for parameters and inputs.
-        action: Action for invalid values: ``deny``, ``ask``, or ``retry``.
+        schema: Pydantic model, or any other type that pydantic can validate.
+        stage: Stage of the check: ``post`` for results, or ``pre`` for parameters and inputs.
+        action: Action to take for an invalid value: ``deny``, ``ask``, or ``retry``.
 
     >>> class Level(BaseModel):
     ...     litres: float = Field(ge=0)
@@ -116,7 +116,7 @@ class ModelGuardrail:
         return await self._judge_value("pre", dict(arguments), tool)
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Judge a step's result if ``stages`` includes ``post``."""
+        """Ask the model to judge the result of a step if ``stages`` includes ``post``."""
         return await self._judge_value("post", value, tool)
 
     async def _judge_value(self, stage: GuardrailStage, value: Any, tool: str) -> GuardrailOutcome:

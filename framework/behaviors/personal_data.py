@@ -86,11 +86,17 @@ class PIIGuardrail(SymmetricGuardrail):
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check a step's parameters and inputs. Presidio runs in a thread."""
+        """Check the parameters and inputs of a step for personal data.
+
+        Presidio runs in a thread so that it does not block the event loop.
+        """
         return await self._check_in_thread(dict(arguments))
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check a step's result. Presidio runs in a thread."""
+        """Check the result of a step for personal data.
+
+        Presidio runs in a thread so that it does not block the event loop.
+        """
         return await self._check_in_thread(value)
 
     async def _check_in_thread(self, value: Any) -> GuardrailOutcome:
@@ -110,7 +116,7 @@ class PIIGuardrail(SymmetricGuardrail):
         return GuardrailOutcome(False, reason, "rewrite", _map_texts(value, self._redact))
 
     def _redact(self, text: str) -> str:
-        """Return a text in which personal data is replaced with its kind."""
+        """Replace all personal data in a text with its kind in square brackets."""
         parts, end = [], 0
         for start, stop, kind in self._find_spans(text):
             if start >= end:
@@ -149,7 +155,7 @@ def _find_by_pattern(text: str) -> Iterator[Span]:
 
 
 def _find_cards(digit_run: str, offset: int) -> Iterator[Span]:
-    """Yield the positions of card numbers in groups of digits separated by blanks or hyphens."""
+    """Yield the positions of payment card numbers in digits separated by spaces or hyphens."""
     groups = [(group.start(), group.group()) for group in re.finditer(r"\d+", digit_run)]
     for first, (start, head) in enumerate(groups):
         digits = ""
@@ -173,7 +179,7 @@ def _is_iban(text: str) -> bool:
 
 
 def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
-    """Return plain data with a function applied to all texts, including keys and numbers."""
+    """Apply a function to all text in plain data, including keys and numbers."""
     if isinstance(value, Mapping):
         return {function(str(name)): _map_texts(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -186,7 +192,10 @@ def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
 
 
 def _load_presidio() -> Any:
-    """Return Presidio's analyzer without network access, or ``None`` if it is not installed."""
+    """Load Presidio's analyzer for personal data without network access.
+
+    Return ``None`` if Presidio is not installed.
+    """
     try:
         presidio = require_extra("presidio_analyzer", "pii")
         spacy = importlib.import_module("spacy")

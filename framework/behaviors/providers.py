@@ -17,27 +17,28 @@ class ProviderRouter(Protocol):
     def select(
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
     ) -> str | None:
-        """Return the provider to use next.
+        """Select the model provider to use after a failure.
 
         Args:
-            scenario: Failure scenario.
+            scenario: Scenario that describes the failure.
             attempt: Number of the provider switch in this recovery, from 1.
             current: Name of the failed provider.
-            exclude: Names of further providers to skip.
+            exclude: Names of additional providers to skip.
 
         Returns:
-            Name of the next provider, or ``None`` if none is left.
+            Name of the next provider, or ``None`` if no provider is left.
         """
 
 
 class StaticProviderRouter:
-    """Provider router that returns the first remaining provider.
+    """Provider router that selects the first remaining provider in order of preference.
 
     Args:
-        available_providers: Names in order of preference.
+        available_providers: Names of the providers in order of preference.
 
     Raises:
-        ConfigurationError: A name is empty or repeated. The error is a ``ValueError``.
+        ConfigurationError: A provider name is empty or repeated. The error is also a
+            ``ValueError``.
 
     >>> router = StaticProviderRouter(("a", "b"))
     >>> router.select(scenario=None, attempt=1, current="a")
@@ -55,13 +56,14 @@ class StaticProviderRouter:
 
 
 class RoundRobinProviderRouter:
-    """Provider router that returns the providers in turn, across all calls.
+    """Provider router that cycles through the providers across all calls.
 
     Args:
-        available_providers: Names in order.
+        available_providers: Names of the providers in the order of selection.
 
     Raises:
-        ConfigurationError: A name is empty or repeated. The error is a ``ValueError``.
+        ConfigurationError: A provider name is empty or repeated. The error is also a
+            ``ValueError``.
 
     >>> router = RoundRobinProviderRouter(("a", "b", "c"))
     >>> [router.select(scenario=None, attempt=1, current=None) for _ in range(4)]
@@ -88,16 +90,16 @@ class RoundRobinProviderRouter:
 
 
 class WeightedProviderRouter:
-    """Provider router that returns the remaining provider with the largest weight, or a random one.
+    """Provider router that selects the remaining provider with the largest weight.
 
     Args:
-        providers: Pairs of name and weight. Weight 0 excludes a provider.
-        rng: Random generator for a choice in proportion to the weights. Without it, the largest
-            weight wins.
+        providers: Pairs of provider name and weight. A weight of 0 excludes the provider.
+        rng: Random number generator for a random choice in proportion to the weights. If None,
+            the largest weight wins.
 
     Raises:
-        ConfigurationError: A name is empty or repeated, or a weight is negative or not a number.
-            The error is a ``ValueError``.
+        ConfigurationError: A name is empty or repeated, or a weight is negative or not a
+            number. The error is a ``ValueError``.
 
     >>> router = WeightedProviderRouter((("a", 9.0), ("b", 1.0)))
     >>> router.select(scenario=None, attempt=1, current=None)

@@ -23,7 +23,7 @@ _TOLERANCE = 1e-9  # relative rounding error of adding fractions of seconds
 
 
 class RateLimitExceededError(LimitError):
-    """Raised if a rate limit refuses a call.
+    """Raised if a call would exceed a configured rate limit.
 
     Attributes:
         key: Key of the limit.
@@ -41,7 +41,7 @@ class RateLimitExceededError(LimitError):
 
 
 class _Bucket(NamedTuple):
-    """Token bucket: its unit, its capacity, and its refill rate per second."""
+    """Token bucket configuration: its unit, capacity, and refill rate per second."""
 
     name: str
     capacity: float
@@ -49,7 +49,11 @@ class _Bucket(NamedTuple):
 
 
 class _Reservation(NamedTuple):
-    """Seconds to wait, True if the amounts were reserved, and the index of the slowest bucket."""
+    """Result of reserving capacity in all token buckets of a rate limit.
+
+    It contains the seconds to wait, whether the amounts were reserved, and the index of the
+    bucket with the longest wait.
+    """
 
     wait_seconds: float
     granted: bool
@@ -125,7 +129,9 @@ class RateLimiter:
     async def try_acquire(
         self, key: str, *, requests: float = 1, input_tokens: float = 0, output_tokens: float = 0
     ) -> bool:
-        """Reserve the amounts if they are available now, and return True on success.
+        """Reserve requests and tokens in the rate limit without waiting.
+
+        Return True on success, or False if the rate limit currently has too little capacity.
 
         Raises:
             ConfigurationError: An amount is negative or not a number.
@@ -142,17 +148,19 @@ class RateLimiter:
         input_tokens: float = 0,
         output_tokens: float = 0,
     ) -> None:
-        """Reserve the amounts and wait until they are available.
+        """Reserve requests and tokens in the rate limit, waiting until they are available.
 
         Args:
             key: Key of the limit.
-            timeout: Maximum wait in seconds. A longer wait is refused at once.
+            timeout: Maximum wait in seconds. If the required wait is longer, the call fails at
+                once.
             requests: Number of requests.
             input_tokens: Number of prompt tokens.
-            output_tokens: Number of answer tokens.
+            output_tokens: Number of response tokens.
 
         Raises:
-            RateLimitExceededError: The wait is too long, or the amount exceeds the capacity.
+            RateLimitExceededError: The required wait exceeds the timeout, or an amount exceeds the
+                capacity of the limit.
             ConfigurationError: An amount or the timeout is negative or not a number.
         """
         amounts = self._validate_amounts(requests, input_tokens, output_tokens)
@@ -164,8 +172,8 @@ class RateLimiter:
         for bucket, amount in zip(self._buckets, amounts, strict=True):
             if amount > bucket.capacity * (1 + _TOLERANCE):
                 raise RateLimitExceededError(
-                    f"The rate limit of {key!r} cannot serve {amount:g} {bucket.name}: its"
-                    f" capacity is {bucket.capacity:g}.",
+                    f"Cannot reserve {amount:g} {bucket.name} for {key!r}, because the capacity "
+                    f"of the rate limit is only {bucket.capacity:g}.",
                     fix="Request less at once, or raise the limit.",
                     severity=ErrorSeverity.CRITICAL,
                     key=key,
@@ -198,14 +206,14 @@ class RateLimiter:
             raise
 
     async def correct(self, key: str, *, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Adjust a reservation to the tokens that a call really used.
+        """Adjust an earlier token reservation to the number of tokens that a model call used.
 
         Excess tokens are not refused. Instead, later callers wait until the bucket is refilled.
 
         Args:
             key: Key of the limit.
-            input_tokens: Additional prompt tokens; negative for fewer.
-            output_tokens: Additional answer tokens; negative for fewer.
+            input_tokens: Additional prompt tokens; negative if fewer were used.
+            output_tokens: Additional response tokens; negative if fewer were used.
         """
         corrections = {
             "requests": 0.0,
@@ -217,7 +225,7 @@ class RateLimiter:
             await self._return_amounts(key, amounts)
 
     def cap_output_tokens(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """Return a call's expected output tokens, limited to the bucket's capacity."""
+        """Limit a call's estimated output tokens to the capacity of the output token bucket."""
         capacities = {bucket.name: math.floor(bucket.capacity) for bucket in self._buckets}
         max_tokens = capacities.get("output_tokens", 0)
         return {**tokens, "output_tokens": min(tokens["output_tokens"], max_tokens)}
@@ -274,7 +282,7 @@ class RateLimiter:
         return add
 
     def _compute_levels(self, value: Any, now: float) -> tuple[float, list[float]]:
-        """Return each bucket's current level, refilled since the last update."""
+        """Return the update time, and each token bucket's level refilled since the last update."""
         stored_at, levels = value or (now, [bucket.capacity for bucket in self._buckets])
         updated_at = max(now, stored_at)  # a clock that is set back must not refill twice
         return updated_at, [
@@ -283,7 +291,10 @@ class RateLimiter:
         ]
 
     def _compute_refill_seconds(self, available: Sequence[float]) -> float:
-        """Return the seconds until all buckets are full, when the stored value may expire."""
+        """Return the number of seconds until all token buckets are full again.
+
+        After this time, the stored levels may expire.
+        """
         return max(
             (bucket.capacity - level) / bucket.rate
             for bucket, level in zip(self._buckets, available, strict=True)
@@ -358,7 +369,7 @@ class RateLimitBehavior:
             )
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Wait for the rate limit, or refuse the attempt.
+        """Wait until the rate limit permits a step attempt or model call, then run it.
 
         Raises:
             RateLimitExceededError: The wait would exceed the remaining time.
@@ -387,15 +398,15 @@ class RateLimitBehavior:
         return result
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Apply the limit to a model call; see :meth:`wrap_step`."""
+        """Apply the rate limit to a model call in the same way as :meth:`wrap_step`."""
         return await self.wrap_step(attempt, call_next)
 
     def _get_estimate(self, attempt: Attempt) -> dict[str, int] | None:
-        """Return the estimated tokens to reserve for a model call. ``None`` for a step."""
+        """Return the token estimate to reserve for a model call, or ``None`` for a step."""
         return _estimate_tokens(attempt.inputs) if attempt.kind == "model" else None
 
     def _get_usage(self, result: Any) -> dict[str, int] | None:
-        """Return a finished model call's token usage, or ``None`` if it is unknown."""
+        """Return the token usage of a finished model call, or ``None`` if it was not reported."""
         return _read_usage(result)
 
     def _get_max_wait(self, attempt: Attempt) -> float | None:
@@ -425,7 +436,11 @@ class RateLimitBehavior:
 
 
 def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the estimated input and output tokens of a model call."""
+    """Estimate the input and output tokens of a model call before the call is made.
+
+    The model's ``max_tokens`` setting is the output estimate; without that setting, the
+    estimate is 0.
+    """
     from langchain_core.messages.utils import count_tokens_approximately
 
     cap = getattr(inputs["model"], "max_tokens", None)
@@ -436,7 +451,7 @@ def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _read_usage(result: Any) -> dict[str, int] | None:
-    """Return the token usage that a model reports with its answer."""
+    """Return the input and output token counts that a model response reports, or ``None``."""
     message = result.get("raw") if isinstance(result, Mapping) else result
     usage = getattr(message, "usage_metadata", None)
     if not usage:

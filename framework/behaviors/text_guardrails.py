@@ -22,7 +22,9 @@ def _matches_any(pattern: LinearTimeRegex, texts: Iterable[str]) -> bool:
 
 
 def iter_texts(value: Any) -> Iterator[str]:
-    """Yield every text in plain data, including keys and numbers.
+    """Yield every string in nested plain data, including mapping keys.
+
+    Numbers are yielded as strings; Boolean values and ``None`` are skipped.
 
     >>> list(iter_texts({"a": ["b", 3]}))
     ['3', 'b', 'a']
@@ -41,7 +43,10 @@ def iter_texts(value: Any) -> Iterator[str]:
 
 
 def normalized_variants(text: str) -> tuple[str, ...]:
-    r"""Return a text and, if they differ, the text without invisible and full-width characters.
+    r"""Return a text, followed by its normalized form if that form differs.
+
+    Normalization removes invisible characters, collapses whitespace, and replaces full-width
+    characters and other compatibility characters (Unicode NFKC).
 
     >>> normalized_variants("ig\u200bnore  this")[1]
     'ignore this'
@@ -53,14 +58,14 @@ def normalized_variants(text: str) -> tuple[str, ...]:
 
 @dataclass
 class GuardrailRule:
-    """Guardrail rule for texts: a forbidden pattern, forbidden words, or a maximum length.
+    """Text guardrail rule: a forbidden pattern, forbidden words, or a maximum length.
 
     Attributes:
-        name: Name of the rule in errors.
+        name: Name of the rule in error messages.
         pattern: Regular expression that must not match. Case is ignored.
         blocked_words: Words that must not occur anywhere. Case is ignored.
-        max_length: Maximum number of characters in one parameter, input, or result, over all its
-            texts.
+        max_length: Maximum total number of characters in the texts of one parameter, input, or
+            result.
         apply_to: ``input``, ``output``, or ``both``.
 
     Raises:
@@ -100,11 +105,11 @@ class GuardrailRule:
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
-        """Check a step's parameters and inputs."""
+        """Check the parameters and inputs of a step against the rule before the step runs."""
         return self._check(list(arguments.values()), "input")
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Check a step's result."""
+        """Check the result of a step against the rule after the step has run."""
         return self._check([value], "output")
 
     def _check(self, values: Sequence[Any], direction: str) -> GuardrailOutcome:
@@ -130,11 +135,11 @@ class GuardrailRule:
 
 
 class PatternGuardrail(SymmetricGuardrail):
-    """Guardrail that refuses texts that match one of several regular expressions.
+    """Guardrail that rejects text matching any of the given regular expressions.
 
     Args:
         patterns: Regular expressions, or a mapping from names to expressions.
-        name: Name of the guardrail in errors.
+        name: Name of the guardrail in error messages.
         action: Action for a match: ``deny``, ``ask``, or ``retry``.
         stages: Stages to check: ``pre`` for parameters and inputs, ``post`` for results.
 
@@ -228,13 +233,13 @@ _INJECTION_PATTERNS = {
 
 
 class PromptInjectionGuardrail(PatternGuardrail):
-    """Guardrail that finds instructions to a model in texts (prompt injection).
+    """Guardrail that detects common prompt injection phrases.
 
-    The patterns find known phrases only. Use information flow policies to restrict what untrusted
-    data may reach.
+    Only known phrases are detected. To restrict where untrusted data may flow, use information
+    flow policies.
 
     Args:
-        extra_patterns: Further regular expressions.
+        extra_patterns: Additional regular expressions.
         **options: ``action`` and ``stages``, as for :class:`PatternGuardrail`.
 
     >>> guard = PromptInjectionGuardrail()

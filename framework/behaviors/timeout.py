@@ -10,9 +10,10 @@ from capgraph.helpers.number_validation import check_number
 
 
 class TimeoutBehavior:
-    """Behavior that replaces a capability's ``timeout_seconds``.
+    """Behavior that overrides the attempt timeout of a capability or model call.
 
-    For a model call, it replaces ``limits.step_timeout_seconds``.
+    For a capability, it overrides ``timeout_seconds``; for a model call, it overrides
+    ``limits.step_timeout_seconds``.
 
     Args:
         seconds: Time limit of one attempt.

@@ -32,14 +32,14 @@ _MAX_THREAD_ID_LENGTH = 200
 
 @dataclass(frozen=True, slots=True)
 class LoadedAgent:
-    """An agent with everything that a command needs.
+    """An opened agent and the resources that CLI commands use with it.
 
     Attributes:
-        settings: The settings.
-        registry: The registry of the agent.
-        graph: The compiled graph.
-        saver: Saver of the threads.
-        data: Context data for the files of ``--data``.
+        settings: Settings of the agent.
+        registry: Registry of the agent.
+        graph: Compiled LangGraph graph.
+        saver: Checkpoint saver that stores the threads.
+        data: Context data loaded from the files of ``--data``.
     """
 
     settings: Settings
@@ -50,11 +50,12 @@ class LoadedAgent:
 
 
 def config_files(config: Path | None) -> list[Path]:
-    """Return the configuration files to read.
+    """Return the paths of the configuration files that a CLI command reads.
 
     Args:
-        config: The file of ``--config``. Without it, the file is the one in ``CAPGRAPH_CONFIG``,
-            else ``capgraph.yml`` in the current folder, else the packaged data agent.
+        config: The file of ``--config``. Without it, the file is the one in
+            ``CAPGRAPH_CONFIG``, else ``capgraph.yml`` in the current folder, else the packaged
+            data agent.
     """
     if config is not None:
         return [config]
@@ -65,7 +66,7 @@ def config_files(config: Path | None) -> list[Path]:
 
 
 def packaged_config(name: str) -> Path:
-    """Return the path of a configuration file in the package."""
+    """Return the path of a configuration file that is included in the package."""
     from capgraph import configs
 
     return Path(configs.__file__).parent / name
@@ -74,13 +75,13 @@ def packaged_config(name: str) -> Path:
 def read_settings(config: Path | None, *, is_shared: bool = False) -> Settings:
     """Read the settings and make modules next to the configuration file importable.
 
-    Missing settings get defaults of the command line: the working folder may be read, and the user
-    is the one who is logged in.
+    Missing settings get command-line defaults: data files may be read from the working folder,
+    and the user is the one who is logged in.
 
     Args:
         config: The file of ``--config``, if any.
-        is_shared: True if other users use the agent, too. Only configured folders may be read then,
-            because the working folder may contain threads and tokens.
+        is_shared: True if the agent serves several users. Data files are then read only from
+            configured folders, because the working folder may contain threads and tokens.
     """
     from capgraph.configs.settings import load_settings
 
@@ -108,7 +109,9 @@ def _local_user() -> str | None:
 
 
 def resolve_data_files(names: Sequence[str]) -> list[str]:
-    """Return absolute paths for ``--data``; ``scheme:name`` values are returned unchanged.
+    """Convert the file names passed to ``--data`` to absolute paths.
+
+    Values of the form ``scheme:name`` are returned unchanged.
 
     Raises:
         ConfigurationError: A file does not exist.
@@ -122,13 +125,13 @@ def resolve_data_files(names: Sequence[str]) -> list[str]:
             paths.append(name)
         else:
             raise ConfigurationError(
-                f"The data file {name!r} does not exist.", fix="Check the path of --data."
+                f"Data file {name!r} does not exist.", fix="Check the path of --data."
             )
     return paths
 
 
 def user_data_folder() -> Path:
-    """Return the folder for the user's data of this program."""
+    """Return the folder in which capgraph stores data of the current user."""
     import typer
 
     if sys.platform.startswith(("win", "darwin")):
@@ -138,7 +141,10 @@ def user_data_folder() -> Path:
 
 
 def database_url(db: str | None, settings: Settings) -> str:
-    """Return the database URL: ``--db``, else the settings', else the user's default file.
+    """Return the URL of the database that a CLI command uses.
+
+    The ``--db`` option takes precedence over the settings, which take precedence over the
+    user's default SQLite file.
 
     Args:
         db: A URL, ``memory``, or the path of an SQLite file.
@@ -163,7 +169,7 @@ def database_url(db: str | None, settings: Settings) -> str:
 
 
 def database_exists(db: str | None) -> bool:
-    """Return False if ``--db`` is an SQLite file that does not exist."""
+    """Return False if ``--db`` refers to an SQLite file that does not exist, else True."""
     from capgraph.stores.database import parse_url
 
     if not db or db == MEMORY_DATABASE:
@@ -178,7 +184,7 @@ def database_exists(db: str | None) -> bool:
 async def open_database(
     url: str, settings: Settings
 ) -> AsyncIterator[tuple[BaseCheckpointSaver[Any], BaseStore]]:
-    """Open the saver and the store of a database.
+    """Open the checkpoint saver and the store of a database as an async context manager.
 
     Args:
         url: URL from :func:`database_url`.
@@ -205,13 +211,13 @@ async def open_agent(
     db: str | None = None,
     data: Sequence[str] = (),
 ) -> AsyncIterator[LoadedAgent]:
-    """Open the agent that the settings describe.
+    """Open the agent described by the settings as an async context manager.
 
     Args:
         settings: The settings.
-        model: Model as ``"provider:name"``, instead of the settings' models.
+        model: Model as ``"provider:name"``, which overrides the models in the settings.
         db: Value of ``--db``.
-        data: Files of ``--data``, instead of the settings' files.
+        data: Files of ``--data``, which override the files in the settings.
     """
     from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
@@ -252,7 +258,9 @@ async def open_agent(
 
 
 def read_registry(settings: Settings, problems: list[CapgraphError] | None = None) -> Registry:
-    """Return the registry that the settings describe. MCP servers are closed again.
+    """Load the capability registry that the settings describe.
+
+    Connections to MCP servers are opened to list their tools and closed afterward.
 
     Args:
         settings: The settings.
@@ -268,7 +276,7 @@ def read_registry(settings: Settings, problems: list[CapgraphError] | None = Non
 
 
 def thread_config(settings: Settings, thread_id: str) -> Any:
-    """Return the config of a run: the thread, and the caller that the settings name.
+    """Return the LangGraph run config for a thread and the caller named in the settings.
 
     >>> from capgraph.configs.settings import Settings
     >>> thread_config(Settings(role="operator"), "trip-2")
@@ -282,7 +290,7 @@ def thread_config(settings: Settings, thread_id: str) -> Any:
 
 
 def check_thread_id(thread_id: str) -> str:
-    """Return a thread ID if it can be stored and printed.
+    """Validate a thread ID and return it unchanged.
 
     Raises:
         ConfigurationError: The thread ID is empty, too long, or contains control characters.
@@ -303,7 +311,7 @@ def check_thread_id(thread_id: str) -> str:
 
 
 def new_thread_id() -> str:
-    """Return a new thread ID, short enough to type."""
+    """Generate a random thread ID that is short enough to type."""
     import uuid
 
     return uuid.uuid4().hex[:12]

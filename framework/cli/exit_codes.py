@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes shared by all commands.
+    """Process exit codes shared by all capgraph commands.
 
     >>> int(ExitCode.of_status("partial"))
     3
@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_status(cls, status: str) -> ExitCode:
-        """Return the exit code for the outcome of a turn; an unknown outcome counts as failed."""
+        """Return the exit code for the status of a turn; an unknown status maps to ``FAILED``."""
         named = {"completed": cls.ANSWERED, "cancelled": cls.INTERRUPTED}
         return named[status] if status in named else cls.__members__.get(status.upper(), cls.FAILED)
 

@@ -46,7 +46,10 @@ class _GroupedCommands(TyperGroup):
     """Lists commands by task."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section per task. A command without a task is listed last."""
+        """Write the command list of the help text, with one section per command group.
+
+        Commands that belong to no group are listed last.
+        """
         names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
         grouped = {name for group in COMMAND_GROUPS.values() for name in group}
         width = max(map(len, names))
@@ -97,7 +100,7 @@ def options(
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Ask an agent, run its workers and its server, and inspect what it did."""
+    """Ask an agent, run its server and workers, and inspect past runs."""
     from capgraph.configs.logger import configure_logging
 
     # The views already show failures.
@@ -105,10 +108,10 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and exit with its exit code.
+    """Run the capgraph command line and exit with the exit code of the command.
 
     Args:
-        arguments: Command line arguments; by default those of the process.
+        arguments: Command-line arguments; by default those of the process.
     """
     # Objects made at startup live forever; collecting them would cost a fifth of the startup time.
     gc.set_threshold(_GC_THRESHOLD, 20, 20)

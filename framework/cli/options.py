@@ -79,11 +79,11 @@ class SharedOptions:
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
     def settings(self, *, is_shared: bool = False) -> Settings:
-        """Read the settings; see :func:`capgraph.cli.agent.read_settings`."""
+        """Read the settings for the given options; see :func:`capgraph.cli.agent.read_settings`."""
         return opening.read_settings(self.config, is_shared=is_shared)
 
     def to_arguments(self, *names: str) -> list[str]:
-        """Return command line arguments for the given options.
+        """Convert the named options back to command-line arguments. Unset options are omitted.
 
         >>> SharedOptions(db="a.sqlite").to_arguments("config", "db")
         ['--db', 'a.sqlite']
@@ -92,14 +92,14 @@ class SharedOptions:
         return [word for name, value in values if value for word in (f"--{name}", str(value))]
 
     def open_agent(self, settings: Settings) -> AbstractAsyncContextManager[opening.LoadedAgent]:
-        """Open the agent; see :func:`capgraph.cli.agent.open_agent`."""
+        """Open the agent that the options select; see :func:`capgraph.cli.agent.open_agent`."""
         return opening.open_agent(settings, model=self.model, db=self.db, data=self.data or ())
 
     @asynccontextmanager
     async def open_client(
         self, settings: Settings
     ) -> AsyncIterator[tuple[opening.LoadedAgent, Client]]:
-        """Open the agent and a client that submits turns to workers."""
+        """Open the agent and a client that submits turns to worker processes."""
         from capgraph.scale.client import open_engine
 
         url = self._worker_database_url(settings)
@@ -111,7 +111,9 @@ class SharedOptions:
             yield agent, client
 
     def require_database(self) -> None:
-        """Check that the database of ``--db`` exists, since opening it would create it.
+        """Raise an error if the database of ``--db`` does not exist.
+
+        Without this check, opening the database would create an empty file.
 
         Raises:
             ConfigurationError: The file does not exist.
@@ -127,10 +129,10 @@ class SharedOptions:
         *,
         may_create: bool = False,
     ) -> T:
-        """Open the database without an agent and run a function on it.
+        """Call a function with the opened database, without creating the agent.
 
         Args:
-            work: Function of the saver and the store, whose result is returned.
+            work: Function that receives the saver and the store. Its result is returned.
             may_create: True if the database may be created.
         """
         if not may_create:
@@ -145,10 +147,10 @@ class SharedOptions:
         return asyncio.run(run())
 
     def run_with_engine(self, work: Callable[[Engine, Any], Awaitable[T]]) -> T:
-        """Connect to the engine without an agent and run a function with it.
+        """Call a function with the connected job engine, without creating the agent.
 
         Args:
-            work: Function of the engine and the saver, whose result is returned.
+            work: Function that receives the engine and the saver. Its result is returned.
         """
         from capgraph.scale.client import connect
 
@@ -174,7 +176,9 @@ class SharedOptions:
 
 
 def with_shared_options(*names: str) -> Callable[[_Command], _Command]:
-    """Add shared options to a command, which receives them as its argument ``shared``.
+    """Return a decorator that adds shared command-line options to a command.
+
+    The command receives the option values as its ``shared`` argument.
 
     Args:
         names: Names of attributes of :class:`SharedOptions`.
@@ -204,7 +208,7 @@ def with_shared_options(*names: str) -> Callable[[_Command], _Command]:
 
 
 def parse_value(text: str | None) -> Any:
-    """Parse a value as JSON; text that is not JSON is returned unchanged.
+    """Parse a string as JSON; a string that is not valid JSON is returned unchanged.
 
     >>> parse_value("[1]"), parse_value("Oslo")
     ([1], 'Oslo')
@@ -221,7 +225,7 @@ _MAX_SECONDS = 1e10  # larger values exceed the range of datetime
 
 
 def parse_duration_option(text: str) -> timedelta:
-    """Parse a duration such as ``30d``, ``12h``, or ``90m``.
+    """Parse a duration given on the command line, such as ``30d``, ``12h``, or ``90m``.
 
     Raises:
         ConfigurationError: The text is not a duration.

@@ -29,16 +29,16 @@ _RULE_HINT = "[always] in this thread, [everywhere]"
 
 
 def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any] | None:
-    """Return the same decision for every open question, for ``--yes`` and ``--no``.
+    """Build the same approval decision for every open question, for ``--yes`` and ``--no``.
 
-    ``--yes`` never runs a step again if its effect may already have happened.
+    ``--yes`` never reruns a step whose side effect may already have happened.
 
     Args:
         questions: Open questions, by interrupt ID.
         approve: True to approve, False to reject.
 
     Returns:
-        Answers to resume with, or ``None`` if a question needs a person.
+        Answers to resume with, or ``None`` if a person must answer one of the questions.
 
     >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
     >>> answer_all({"1": {"steps": steps}}, approve=True)
@@ -61,9 +61,10 @@ def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any]
 
 
 def answer_by_option(*, approve: bool) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:
-    """Return an answer provider for ``--yes`` and ``--no``.
+    """Return a callback that answers approval requests as ``--yes`` or ``--no`` specifies.
 
-    It answers once per step if several people must approve.
+    If several people must approve a step, the callback answers only the first request for the
+    step.
 
     Args:
         approve: True to approve, False to reject.
@@ -83,11 +84,11 @@ def answer_by_option(*, approve: bool) -> Callable[[Mapping[str, Any]], dict[str
 
 
 def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    """Ask the user all questions and return the answers to resume with.
+    """Ask the user all open approval questions and return the answers for resuming the turn.
 
     Args:
         questions: Open questions, by interrupt ID.
-        console: A terminal.
+        console: Console of the terminal.
 
     Raises:
         KeyboardInterrupt: The user pressed Ctrl-C. The questions stay open.
@@ -97,7 +98,7 @@ def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
 
 
 def question_lines(question: Any) -> list[str]:
-    """Return all details of a question as lines."""
+    """Format the details of an approval question as a list of lines."""
     if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
         return [to_printable(question)]
     lines = [f"problem: {one_line(problem, None)}" for problem in question.get("problems") or []]
@@ -105,7 +106,7 @@ def question_lines(question: Any) -> list[str]:
 
 
 def _describe_step(step: Mapping[str, Any]) -> list[str]:
-    """Return a step, or each step of a plan, as lines."""
+    """Format the details of a step that needs approval, or of each step of a plan, as lines."""
     about = step.get("description") or ""
     name = f"{step.get('context_key')} ({step.get('capability')})"
     if step.get("kind") == _PLAN_KIND:
@@ -159,7 +160,7 @@ def _detail_lines(step: Mapping[str, Any]) -> list[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a parameter's value on one line: text as it is, other values as JSON."""
+    """Format a parameter value on one line. Strings stay as they are; other values become JSON."""
     if isinstance(value, str):
         return one_line(value, None)
     return to_printable(json.dumps(value, ensure_ascii=False, default=str))
@@ -195,7 +196,7 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
 
 
 def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    """Ask for the details that a decision requires."""
+    """Prompt the user for the details that an approval decision such as ``edit`` requires."""
     if word == "edit" and step.get("kind") == _PLAN_KIND:
         from capgraph.base import load_execution_plan_from_file
 
@@ -222,7 +223,10 @@ def _ask_details(word: str, step: Mapping[str, Any], console: Console) -> dict[s
 
 
 def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    """Ask for changed parameters until an empty line. A JSON object changes all of its names."""
+    """Prompt for changed parameters until the user enters an empty line.
+
+    Each line is ``name = value``, or a JSON object that changes several parameters.
+    """
     names = step.get("parameters") or {}
     changed: dict[str, Any] = {}
     while line := _prompt("parameter> ").strip():
@@ -236,7 +240,10 @@ def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]
 
 
 def _parse_assignment(line: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse ``name = value``. The value is JSON; anything else is text.
+    """Parse a line of the form ``name = value``.
+
+    The value is parsed as JSON if possible. If the current value of the parameter is a string,
+    or if the new value is not valid JSON, the value is kept as a string.
 
     >>> _parse_assignment("copies = 2", {"copies": 1}), _parse_assignment("to = Ann", {"to": "all"})
     ({'copies': 2}, {'to': 'Ann'})
@@ -253,7 +260,7 @@ def _parse_assignment(line: str, parameters: Mapping[str, Any]) -> dict[str, Any
 
 
 def _ask_until_valid(parse: Callable[[str], T], prompt: str, console: Console) -> T:
-    """Prompt until the input can be parsed."""
+    """Repeat a prompt until the user's input can be parsed, and return the parsed value."""
     while True:
         try:
             return parse(_prompt(prompt).strip())
@@ -267,7 +274,7 @@ def _json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise ValueError(f"Invalid JSON: {exc}.") from exc
     if not isinstance(value, dict):
-        raise ValueError('Expected a JSON object, such as {"amount": 3}.')
+        raise ValueError('Expected parameters as a JSON object, such as {"amount": 3}.')
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def demo() -> AbstractAsyncContextManager[Any]:
-    """Open the graph of the demo agent, which answers questions about the weather without a model.
+    """Open the graph of the demo agent, which answers weather questions without a model.
 
     >>> async def nodes():
     ...     async with demo() as graph:
@@ -23,7 +23,7 @@ def demo() -> AbstractAsyncContextManager[Any]:
 
 
 def configured() -> AbstractAsyncContextManager[Any]:
-    """Open the graph of the agent that ``CAPGRAPH_CONFIG`` configures."""
+    """Open the graph of the agent configured by the ``CAPGRAPH_CONFIG`` environment variable."""
     return _open()
 
 

@@ -30,14 +30,15 @@ AnswerProvider = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 @dataclass(slots=True)
 class Session:
-    """Runner of a thread's turns, with a view.
+    """Command-line session that runs the turns of one thread and displays their events.
 
     Attributes:
-        runner: Event loop of the turns. Questions are asked between turns, outside of the loop.
-        agent: The agent.
+        runner: Runner of the event loop. Questions are asked between turns, outside the event
+            loop.
+        agent: The opened agent.
         thread_id: ID of the thread.
         resume_arguments: Command that resumes the thread, without the thread ID.
-        view: View of the turns.
+        view: View that displays the turns.
         watchers: Additional event listeners.
     """
 
@@ -50,19 +51,19 @@ class Session:
 
     @property
     def config(self) -> Any:
-        """Config of the graph with the thread and the caller."""
+        """LangGraph run config with the thread ID and the caller."""
         return thread_config(self.agent.settings, self.thread_id)
 
     @property
     def gateway(self) -> Any:
-        """Module ``gateway`` of the first infrastructure package that has one."""
+        """``gateway`` module of the first configured infrastructure package that contains one."""
         modules = self.agent.settings.infrastructure
         packages = [part for name in modules for part in (name, name.rpartition(".")[0]) if part]
         for package in dict.fromkeys(packages):
             with contextlib.suppress(ModuleNotFoundError):
                 return importlib.import_module(f"{package}.gateway")
         raise ConfigurationError(
-            f"The infrastructure modules {modules} have no gateway.",
+            f"None of the infrastructure modules {modules} provides a gateway module.",
             fix="Add 'capgraph.infrastructure' to the list, or a module 'gateway' to your package.",
         )
 
@@ -71,11 +72,11 @@ class Session:
         return self.runner.run(self.agent.graph.aget_state(self.config))
 
     def prepare(self, text: str) -> Any:
-        """Parse the user's input."""
+        """Parse the user's input into the graph input for the next turn."""
         return self.runner.run(self.gateway.prepare_input(self.agent.graph, text, self.config))
 
     def add_data(self, graph_input: dict[str, Any]) -> dict[str, Any]:
-        """Return the input of a turn with the files of ``--data``."""
+        """Return a copy of the graph input that includes the data of the ``--data`` files."""
         data = dict(self.agent.data)
         return {**graph_input, "capability_context_data": data} if data else graph_input
 
@@ -87,12 +88,12 @@ class Session:
     def run_turn(
         self, graph_input: Any, question: str | None, answers: AnswerProvider | None
     ) -> TurnResult:
-        """Run a turn. Resume it as long as ``answers`` answers its questions.
+        """Run a turn, and resume it whenever ``answers`` provides an answer to its open questions.
 
         Args:
             graph_input: Input of the graph; ``None`` resumes an unfinished turn.
-            question: The user's question, for the view.
-            answers: Provider of answers; ``None`` leaves questions open.
+            question: The user's question, for display.
+            answers: Callback that answers questions; ``None`` leaves questions open.
         """
         from langgraph.types import Command
 
@@ -150,13 +151,13 @@ class Session:
 def open_session(
     view: View, resume_arguments: Sequence[str], shared: SharedOptions, *, user: str | None = None
 ) -> Iterator[Session]:
-    """Open the agent and the thread that the options select.
+    """Open a command-line session with the agent and thread that the options select.
 
     Args:
         view: View of the turns.
         resume_arguments: Command that resumes a thread.
         shared: Shared options. Without ``--thread``, a new thread is created.
-        user: Value of ``--as``; the settings' user by default.
+        user: Value of ``--as``; defaults to the user in the settings.
     """
     thread_id = check_thread_id(shared.thread) if shared.thread else new_thread_id()
     words = [*resume_arguments, *shared.to_arguments("db", "config", "model")]
@@ -173,7 +174,10 @@ def open_session(
 
 @contextlib.contextmanager
 def _handle_signals(turn: TurnRunner) -> Iterator[None]:
-    """Cancel the turn on SIGINT and drain it on SIGTERM. A second SIGINT exits the process."""
+    """Cancel a turn on SIGINT, and drain the turn on SIGTERM.
+
+    A second SIGINT exits the process immediately.
+    """
     loop = asyncio.get_running_loop()
     interrupted = False
 

@@ -30,7 +30,7 @@ def submit_one(
     user: str | None,
     as_json: bool,
 ) -> None:
-    """Submit one turn, or answer the questions of a thread; prints the ID of the turn.
+    """Submit a turn to the workers, or answer a thread's open questions. Print the turn ID.
 
     Args:
         question: The user's message.
@@ -46,11 +46,12 @@ def submit_one(
     thread = shared.thread
     if plan is not None and question is not None:
         raise ConfigurationError(
-            "A question and a plan cannot be submitted together.", fix="Pass one of them."
+            "A question and --plan cannot be submitted together.", fix="Pass one of them."
         )
     if answer is not None and (question is not None or plan is not None or thread is None):
         raise ConfigurationError(
-            "--submit with --yes or --no requires a thread and no question.",
+            "--submit with --yes or --no answers an existing thread, so it requires --thread and "
+            "no question or --plan.",
             fix="Pass --thread and omit the question.",
         )
     settings = shared.settings()
@@ -85,7 +86,7 @@ def submit_one(
 
 
 def submit_lines(shared: SharedOptions) -> None:
-    """Submit a turn for each line of standard input; prints the IDs of the turns."""
+    """Submit a turn to the workers for each line of standard input, and print the turn IDs."""
     from capgraph.pipeline.run_config import configured_caller
 
     settings = shared.settings()
@@ -107,7 +108,7 @@ def submit_lines(shared: SharedOptions) -> None:
 
 
 def submit_answers(shared: SharedOptions) -> None:
-    """Ask the user the open questions of all threads and submit the answers."""
+    """Ask the user the open approval questions of all threads and submit the answers."""
     from capgraph.cli.questions import ask_all
     from capgraph.pipeline.run_config import configured_caller
     from capgraph.stores import waiting_questions
@@ -140,7 +141,7 @@ async def _submit(
         )
     if question is not None and question.startswith("/"):
         raise ConfigurationError(
-            f"The command {question!r:.80} cannot be submitted.",
+            f"The chat command {question!r:.80} cannot be submitted to workers.",
             fix="Omit --submit, or pass a question.",
         )
     context = dict(agent.data) or None
@@ -161,6 +162,6 @@ async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool)
     accepted = [await client.answer(thread, name, answers[name], caller) for name in answers]
     if not any(accepted):
         raise ThreadBusyError(
-            f"The questions of thread {thread!r} have already been answered.",
+            f"The open questions of thread {thread!r} have already been answered.",
             fix="Check the thread: capgraph threads show.",
         )

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class OutputClosedError(OSError):
-    """Raised when standard output is closed while a command writes to it."""
+    """Raised when a command writes to standard output after the reader has closed it."""
 
 
 def to_printable(text: object) -> str:
-    r"""Escape control characters of untrusted text. Line breaks are kept.
+    r"""Escape the control characters in untrusted text, except line breaks.
 
     >>> to_printable("one\r\ntwo\x1b[2J")
     'one\ntwo\\x1b[2J'
@@ -31,7 +31,9 @@ def to_printable(text: object) -> str:
 
 
 def one_line(text: object, limit: int | None = 200) -> str:
-    r"""Return untrusted text as one printable line, truncated with an ellipsis if there is a limit.
+    r"""Convert untrusted text to a single printable line.
+
+    Text longer than ``limit`` characters is truncated with an ellipsis.
 
     >>> one_line("a\nb   c", limit=4)
     'a b…'
@@ -56,12 +58,12 @@ def print_rows(
     empty_message: str = "",
     data: object = None,
 ) -> None:
-    """Print rows as a table on a terminal, as tab-separated lines otherwise, or as JSON.
+    """Print rows as a table on a terminal, as tab-separated lines elsewhere, or as JSON.
 
     Args:
         headings: Column headings.
         rows: Rows of untrusted values.
-        empty_message: Message on a terminal if there are no rows.
+        empty_message: Message printed on a terminal if there are no rows.
         data: Data to print as JSON instead of the rows.
     """
     if data is not None:
@@ -87,7 +89,7 @@ def print_rows(
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """Return a console without markup, emoji codes, and highlighting."""
+    """Create a console that prints text literally, without markup, emoji codes, or highlighting."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -102,7 +104,7 @@ def make_console(file: TextIO | None = None) -> Console:
 
 
 def is_interactive() -> bool:
-    """Return True if standard input and output are terminals."""
+    """Return True if both standard input and standard output are connected to a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -114,7 +116,7 @@ def print_error(error: BaseException) -> None:
 
 
 def write_file(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file atomically.
+    """Write text to a file atomically, so that readers never see a partly written file.
 
     Args:
         path: Path of the file.
@@ -128,6 +130,6 @@ def write_file(path: Path, text: str, *, mode: int = 0o600) -> None:
         write_atomic(path, text, mode=mode)
     except OSError as exc:
         raise ConfigurationError(
-            f"The file {str(path)!r} cannot be written: {exc.strerror or exc}.",
+            f"File {str(path)!r} cannot be written: {exc.strerror or exc}.",
             fix="Choose a file in a writable folder.",
         ) from exc

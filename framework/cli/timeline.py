@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Timeline:
-    """Recorder of step attempts that draws a bar for each of them."""
+    """Recorder of step attempts that draws each attempt as a bar of an SVG timeline."""
 
     def __init__(self) -> None:
         self._bars: list[tuple[str, float, float, str]] = []
 
     def record(self, event: events.Event) -> None:
-        """Record the end of an attempt, whose event contains the duration."""
+        """Record a finished or failed step attempt as a bar. Other events are ignored."""
         if isinstance(event, events.StepFinished | events.StepFailed):
             end = datetime.fromisoformat(event.timestamp).timestamp()
             colour = "green" if isinstance(event, events.StepFinished) else "red"
@@ -30,7 +30,9 @@ class Timeline:
             self._bars.append((name, end - event.duration, end, colour))
 
     def to_svg(self, title: str) -> str:
-        """Return the timeline as SVG, ordered by start time. Untrusted text is escaped.
+        """Return the timeline as an SVG image, with attempts ordered by start time.
+
+        Untrusted text is escaped.
 
         Args:
             title: Title of the image.
@@ -47,7 +49,7 @@ class Timeline:
         return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
     def write(self, path: Path, title: str) -> None:
-        """Write the image to a file.
+        """Write the timeline to an SVG file.
 
         Raises:
             ConfigurationError: The file cannot be written.

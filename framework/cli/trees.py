@@ -18,7 +18,7 @@ _LABEL_CHARACTERS = 60
 
 
 def print_agent_tree(name: str, registry: Registry) -> None:
-    """Print the agent's capabilities, each with its inputs, output, effect, and approval."""
+    """Print the agent's capabilities as a tree, with inputs, outputs, effects, and approvals."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -37,11 +37,11 @@ def print_agent_tree(name: str, registry: Registry) -> None:
 
 
 def print_plan_tree(plan: ExecutionPlan, states: Mapping[str, str] | None = None) -> None:
-    """Print a plan, each step below the last step that it waits for.
+    """Print a plan as a tree, with each step below the last step that it depends on.
 
     Args:
         plan: A valid plan.
-        states: State of each step by context key, as ``step_states`` returns it.
+        states: State of each step by context key, as returned by ``step_states``.
     """
     from rich.text import Text
     from rich.tree import Tree

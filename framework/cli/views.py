@@ -50,13 +50,16 @@ class View:
     """Base class of views; shows nothing."""
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Show the question. ``values`` is the state of a turn that continues."""
+        """Show the user's question at the start of a turn.
+
+        ``values`` is the saved state of a turn that is resumed.
+        """
 
     def show_event(self, event: events.Event) -> None:
-        """Show an event."""
+        """Show one event of the turn."""
 
     def show_end(self, end: TurnResult) -> None:
-        """Show the outcome of the turn."""
+        """Show the answer and the outcome of a finished turn."""
 
     def close(self) -> None:
         """Restore the terminal. Can be called repeatedly."""
@@ -69,15 +72,15 @@ class AnswerView(View):
         self._console = console
 
     def show_end(self, end: TurnResult) -> None:
-        """Print the answer."""
+        """Print only the answer of a finished turn."""
         if end.answer:
             self._console.print(to_printable(end.answer), soft_wrap=True)
 
 
 class JsonView(View):
-    """View that prints each event as one line of JSON; the last line is the result.
+    """View that prints each event of a turn as one line of JSON; the last line is the result.
 
-    The output is pure ASCII, so an answer cannot control the terminal.
+    The output is pure ASCII, so an answer cannot send control sequences to the terminal.
 
     Args:
         file: Output file; standard output by default.
@@ -87,15 +90,15 @@ class JsonView(View):
         self._file = file or sys.stdout
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Print the thread ID, so that a reader can resume the thread in any case."""
+        """Print the thread ID first, so that the thread can be resumed even if the turn fails."""
         self._write({"event_type": "turn_began", "thread_id": thread_id, "question": question})
 
     def show_event(self, event: events.Event) -> None:
-        """Print the event."""
+        """Print an event as one line of JSON."""
         self._write(event.model_dump(mode="json", exclude_none=True))
 
     def show_end(self, end: TurnResult) -> None:
-        """Print the result."""
+        """Print the result of the turn as one line of JSON."""
         self._write({"event_type": "result", **end.to_dict()})
 
     def _write(self, data: object) -> None:
@@ -104,7 +107,7 @@ class JsonView(View):
 
 
 class PlainView(View):
-    """View that prints a line per event with the elapsed seconds, then the answer.
+    """View that prints one line per event with the elapsed seconds, followed by the answer.
 
     Args:
         console: Output console.
@@ -117,7 +120,7 @@ class PlainView(View):
         self._started_at = time.monotonic()
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Print the thread ID, the question, and the steps that are already done."""
+        """Print the thread ID, the question, and the steps that were completed before a resume."""
         self._started_at = time.monotonic()
         if not self._heading_shown:
             self._print(f"thread: {one_line(thread_id)}", "dim")
@@ -131,12 +134,12 @@ class PlainView(View):
             self._print(f"already done: {one_line(', '.join(done))}", "dim")
 
     def show_event(self, event: events.Event) -> None:
-        """Print the lines of an event. Answer tokens are not printed."""
+        """Print the lines that describe an event. Streamed answer tokens are skipped."""
         for line in event_lines(event):
             self._print(f"[{time.monotonic() - self._started_at:7.2f}] {line}")
 
     def show_end(self, end: TurnResult) -> None:
-        """Print the answer, files, and outcome."""
+        """Print the answer, the created files, and the outcome of a finished turn."""
         if end.answer:
             self._print(f"answer:\n{to_printable(end.answer)}")
         for line in ending_lines(end):
@@ -161,10 +164,10 @@ class _Row:
 
 
 class LiveView(PlainView):
-    """View that redraws the plan as a table and prints the answer as it is generated.
+    """View that updates the plan as a table and streams the answer as it is generated.
 
     Args:
-        console: A terminal.
+        console: Console of a terminal.
         heading: True to print the thread ID first.
     """
 
@@ -176,7 +179,7 @@ class LiveView(PlainView):
         self._is_answering = False
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
-        """Print the question and draw the plan of a turn that continues."""
+        """Print the question and draw the plan of a turn that is resumed."""
         super().start_turn(question, thread_id, values)
         from capgraph.graph.turn_runner import step_states
 
@@ -185,7 +188,7 @@ class LiveView(PlainView):
         self._start_live()
 
     def show_event(self, event: events.Event) -> None:
-        """Redraw the plan, or print lines above or below it."""
+        """Update the plan table, or print the event above or below the table."""
         match event:
             case events.AnswerToken():
                 if event.resets:
@@ -222,7 +225,7 @@ class LiveView(PlainView):
         self._start_live()
 
     def show_end(self, end: TurnResult) -> None:
-        """Print the rest of the answer, files, and the outcome."""
+        """Print the rest of the answer that was not streamed, then the files and the outcome."""
         for row in self._rows.values():
             if row.state == "running":
                 row.state, row.note = "pending", "interrupted"
@@ -238,7 +241,7 @@ class LiveView(PlainView):
             self._print(line, style)
 
     def close(self) -> None:
-        """Stop redrawing and leave the last state on the screen."""
+        """Stop updating the plan table, and leave its last state on the screen."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -289,7 +292,7 @@ class LiveView(PlainView):
                 row.state, row.note = "waiting", describe_wait(entry) or row.note
 
     def _print_answer(self, text: str) -> None:
-        """Print a piece of the answer below the plan, which is no longer redrawn."""
+        """Print a streamed part of the answer below the plan table, which is no longer updated."""
         self.close()
         self._is_answering = True
         piece = to_printable(text.replace("\r", ""))
@@ -356,7 +359,7 @@ class LiveView(PlainView):
 def make_view(
     *, as_json: bool = False, plain: bool = False, quiet: bool = False, heading: bool = True
 ) -> View:
-    """Return the view for standard output.
+    """Create the view that prints turns to standard output.
 
     Args:
         as_json: Print JSON lines.
@@ -392,7 +395,7 @@ def _wait_lines(event: events.Event) -> Iterator[str]:
 
 
 def event_lines(event: events.Event) -> list[str]:
-    """Return the lines that describe an event; some events have none."""
+    """Format an event as lines of text. The list is empty for events that are not displayed."""
     match event:
         case events.StepStarted() | events.StepFinished() if event.element is not None:
             return []  # reported by the events of the whole step
@@ -423,7 +426,7 @@ def event_lines(event: events.Event) -> list[str]:
 
 
 def ending_lines(end: TurnResult) -> list[str]:
-    """Return the lines printed at the end of a turn."""
+    """Return the lines printed after a turn: files, open questions, unfinished steps, and notes."""
     lines = [f"file: {one_line(path, 4000)}" for path in end.files]
     if end.status in {"waiting", "cancelled"}:
         lines += [line for question in end.questions.values() for line in question_lines(question)]
@@ -461,7 +464,7 @@ def _plan_lines(event: events.PlanMade) -> Iterator[str]:
 
 
 def _steps(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the steps of a plan except terminal ones."""
+    """Return the steps of a plan, except terminal steps such as the final answer."""
     return [
         step for step in plan.get("steps") or [] if step.get("capability") not in TERMINAL_STEPS
     ]

@@ -12,11 +12,11 @@ from capgraph.base.errors import PersistenceError
 
 @contextlib.asynccontextmanager
 async def worker_processes(count: int, arguments: Sequence[str]) -> AsyncIterator[None]:
-    """Context manager that runs worker processes and restarts those that exit.
+    """Context manager that runs worker processes and restarts workers that exit.
 
     Args:
         count: Number of processes.
-        arguments: Arguments of ``capgraph worker``.
+        arguments: Command-line arguments for ``capgraph worker``.
     """
     processes: set[asyncio.subprocess.Process] = set()
 
@@ -32,7 +32,7 @@ async def worker_processes(count: int, arguments: Sequence[str]) -> AsyncIterato
         assert process.stdout is not None
         if not await process.stdout.readline():
             raise PersistenceError(
-                "A worker exited before it was ready.", fix="See its error output above."
+                "A worker process exited before it was ready.", fix="See its error output above."
             )
         return process
 

@@ -29,7 +29,7 @@ class ResidualRiskLevel(IntEnum):
 
 
 class RiskUnacceptableError(CapgraphError):
-    """Raised if a registered risk is unacceptable.
+    """Raised if a risk registry contains at least one unacceptable risk.
 
     Attributes:
         risks: The unacceptable risks.
@@ -42,12 +42,12 @@ class RiskUnacceptableError(CapgraphError):
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Registered risk of a system.
+    """Registered risk of an AI system, with its level after mitigation.
 
     Attributes:
         id: ID of the risk.
         description: Description of the possible harm.
-        residual: Level after mitigation: a level, its name, or its number.
+        residual: Risk level after mitigation: a level, its name, or its number.
 
     Raises:
         ValueError: The level is unknown.
@@ -66,7 +66,7 @@ class Risk:
 
 
 class RiskRegistry:
-    """Registry of a system's risks.
+    """Registry of the known risks of an AI system.
 
     Args:
         risks: Risks with unique IDs.
@@ -84,22 +84,24 @@ class RiskRegistry:
         return iter(tuple(self._risks.values()))
 
     def add(self, risk: Risk) -> None:
-        """Add a risk.
+        """Add a risk to the registry.
 
         Raises:
             ValueError: The registry already has a risk with this ID.
         """
         if risk.id in self._risks:
             raise ValidationError(
-                f"Duplicate risk {risk.id!r}: risk IDs must be unique.", fix="Use another ID."
+                f"Risk {risk.id!r} is already registered, and risk IDs must be unique.",
+                fix="Use another ID.",
             )
         self._risks[risk.id] = risk
 
     def assert_no_unacceptable(self) -> None:
-        """Raise an error if a risk is unacceptable.
+        """Raise an error if the registry contains an unacceptable risk.
 
         Raises:
-            RiskUnacceptableError: A risk is unacceptable. The error names all of them.
+            RiskUnacceptableError: At least one risk is unacceptable. The error lists all such
+                risks.
         """
         unacceptable = [r for r in self if r.residual is ResidualRiskLevel.UNACCEPTABLE]
         if unacceptable:
@@ -121,14 +123,14 @@ class IncidentSeverity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IncidentReport:
-    """Report of an incident.
+    """Report of an incident, with the deadline by which the incident must be reported.
 
     Attributes:
         id: ID of the incident.
-        detected_at: Time of detection. Without a time zone it is UTC.
+        detected_at: Time of detection. A time without a time zone is interpreted as UTC.
         severity: Severity of the incident.
         description: Description of the incident.
-        reported_at: Time of the report; ``None`` if it is still due.
+        reported_at: Time at which the incident was reported, or ``None`` if it is unreported.
 
     >>> seen = datetime(2026, 3, 1, tzinfo=UTC)
     >>> report = IncidentReport("I1", seen, IncidentSeverity.SERIOUS, "Valve opened twice")
@@ -149,11 +151,11 @@ class IncidentReport:
 
     @property
     def reporting_deadline(self) -> datetime:
-        """Latest time at which the incident must be reported."""
+        """Latest time by which the incident must be reported, counted from its detection."""
         return self.detected_at + timedelta(days=REPORTING_DAYS)
 
     def is_overdue(self, now: datetime | None = None) -> bool:
-        """Return True if the incident was not reported before the deadline."""
+        """Return True if the incident was reported late, or is unreported after its deadline."""
         return (
             _convert_to_utc(self.reported_at or now or datetime.now(UTC)) > self.reporting_deadline
         )
@@ -165,11 +167,11 @@ def _convert_to_utc(value: datetime | str) -> datetime:
 
 
 class IncidentSink:
-    """Bounded list of incidents that notifies a listener.
+    """Bounded list of incident reports that passes each new report to a listener.
 
     Args:
-        listener: Function that receives each incident.
-        capacity: Maximum number of incidents. The oldest are removed first.
+        listener: Callback that receives each incident report.
+        capacity: Maximum number of stored reports. The oldest reports are removed first.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class IncidentSink:
         self.reports: list[IncidentReport] = []
 
     def report(self, incident: IncidentReport) -> None:
-        """Record an incident and notify the listener. A failure of the listener is logged."""
+        """Store an incident report and pass it to the listener. Listener errors are logged."""
         self.reports = [*self.reports, incident][-self.capacity :]
         if self.listener is None:
             return
@@ -192,18 +194,18 @@ class IncidentSink:
             )
 
     def overdue(self, now: datetime | None = None) -> list[IncidentReport]:
-        """Return the incidents whose reports are overdue."""
+        """Return the reports of incidents that were not reported before their deadlines."""
         return [report for report in self.reports if report.is_overdue(now)]
 
 
 @dataclass(slots=True)
 class Review:
-    """Review by a person.
+    """Request for a human review, and the decision of the reviewer.
 
     Attributes:
         id: ID of the review.
         subject: Subject of the review, without control characters.
-        approved: Decision of the reviewer; ``None`` while it is open.
+        approved: Decision of the reviewer; ``None`` while the review is open.
         reviewer: Name of the reviewer.
         requested_at: Time of the request.
     """
@@ -216,13 +218,14 @@ class Review:
 
 
 class HumanReviewQueue:
-    """In-process queue of reviews.
+    """In-memory queue of human reviews.
 
-    For approvals that outlive the process, use ``requires_approval`` of a capability.
+    For approvals that must survive a restart, set ``requires_approval`` on a capability
+    instead.
 
     Args:
         timeout_seconds: Maximum wait for a decision.
-        on_timeout: ``abort`` (not approved) or ``proceed``.
+        on_timeout: Outcome after a timeout: ``abort`` (not approved) or ``proceed`` (approved).
 
     >>> async def main():
     ...     queue = HumanReviewQueue()
@@ -248,7 +251,7 @@ class HumanReviewQueue:
         self._resolved_events: dict[str, asyncio.Event] = {}
 
     def request(self, id: str, subject: str) -> Review:  # noqa: A002  the documented name
-        """Request a review. A repeated request returns the existing review."""
+        """Request a human review. If a review with this ID exists, return it unchanged."""
         self._resolved_events.setdefault(id, asyncio.Event())
         return self.reviews.setdefault(id, Review(id, sanitize(subject)))
 
@@ -258,10 +261,10 @@ class HumanReviewQueue:
         return [review for review in self.reviews.values() if review.approved is None]
 
     def resolve(self, id: str, approved: bool, *, reviewer: str | None = None) -> Review:  # noqa: A002
-        """Record the decision of a review.
+        """Record a reviewer's decision on a requested review.
 
         Raises:
-            KeyError: The review was not requested.
+            KeyError: No review with this ID was requested.
             ValueError: The review already has a decision.
         """
         review = self.reviews[id]
@@ -272,7 +275,10 @@ class HumanReviewQueue:
         return review
 
     async def wait(self, id: str) -> bool:  # noqa: A002
-        """Wait for the decision, at most for the timeout."""
+        """Wait for the decision on a review, and return True if the review was approved.
+
+        After the timeout of the queue, ``on_timeout`` determines the decision.
+        """
         try:
             await asyncio.wait_for(self._resolved_events[id].wait(), self.timeout_seconds)
         except TimeoutError:
@@ -282,7 +288,7 @@ class HumanReviewQueue:
 
 
 def sanitize(text: str) -> str:
-    r"""Return a text with control and format characters escaped.
+    r"""Escape the control and format characters in a text.
 
     >>> sanitize("pay\x1b[2J")
     'pay\\x1b[2J'
@@ -297,12 +303,12 @@ def transparency_report(
     incidents: Iterable[IncidentReport] = (),
     now: datetime | None = None,
 ) -> dict[str, Any]:
-    """Return a report of audit records, risks, and incidents as plain data.
+    """Create a transparency report from audit records, risks, and incidents as plain data.
 
     Args:
-        records: Audit records, each with ``kind``.
+        records: Audit records, each with a ``kind``.
         risks: Risks of the system.
-        incidents: Incidents.
+        incidents: Reports of incidents.
         now: Time of the report. Defaults to the current time.
     """
     kinds = Counter(str(record.get("kind")) for record in records)

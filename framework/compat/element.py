@@ -28,7 +28,7 @@ _MISSING: Any = object()
 
 
 class ItemNotFoundError(CapgraphError, KeyError):
-    """Raised if an item is not in a collection."""
+    """Raised if an item is not in a pile or progression."""
 
     code = "CG-ITEM"
 
@@ -37,7 +37,7 @@ class ItemNotFoundError(CapgraphError, KeyError):
 
 
 class ItemExistsError(CapgraphError, ValueError):
-    """Raised if an item is already in a collection."""
+    """Raised if an item is added to a pile that already contains it."""
 
     code = "CG-ITEM"
 
@@ -85,15 +85,16 @@ class Element(BaseModel):
         return True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the element as plain data with its class name."""
+        """Return the element as JSON-compatible data, with its class name in the metadata."""
         data = self.model_dump(mode="json")
         return {**data, "metadata": {**data["metadata"], _CLASS: _class_name(type(self))}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Element:
-        """Create an element of the class that plain data names by module and qualified name.
+        """Create an element from a dictionary returned by :meth:`to_dict`.
 
-        Nothing is imported by name. Only this class and its imported subclasses are accepted.
+        The dictionary names the class of the element. For security, the class is never imported:
+        only this class and its already imported subclasses are accepted.
 
         Raises:
             ValidationError: The class is unknown.
@@ -109,12 +110,12 @@ class Element(BaseModel):
         return classes[class_name].model_validate({**data, "metadata": metadata})
 
     def to_json(self) -> str:
-        """Return the element as JSON text; see :meth:`to_dict`."""
+        """Return the element as a JSON string; see :meth:`to_dict`."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Element:
-        """Create an element from JSON text that :meth:`to_json` returned."""
+        """Create an element from a JSON string returned by :meth:`to_json`."""
         return cls.from_dict(json.loads(text))
 
 
@@ -129,10 +130,10 @@ def _iter_subclasses(cls: type[Element]) -> Iterator[type[Element]]:
 
 
 def to_id(ref: ElementRef) -> UUID:
-    """Return the ID of an element, or parse an ID.
+    """Return the ID of an element. A UUID, or its string form, is also accepted.
 
     Raises:
-        ItemNotFoundError: The value is neither an element nor an ID.
+        ItemNotFoundError: The value is neither an element nor a valid ID.
     """
     if isinstance(ref, Element):
         return ref.id
@@ -151,7 +152,7 @@ def _to_ids(refs: Any) -> list[UUID]:
 
 
 class Progression:
-    """Ordered sequence of IDs, which may repeat.
+    """Ordered sequence of element IDs, in which an ID may occur more than once.
 
     Args:
         order: Elements or IDs.
@@ -201,36 +202,42 @@ class Progression:
         return Progression([item for item in self.order if item not in excluded], self.name)
 
     def include(self, refs: Any) -> bool:
-        """Append the IDs that are missing, and return True if at least one was appended."""
+        """Append the IDs that the progression does not contain yet.
+
+        Return True if at least one ID was appended.
+        """
         missing = [item for item in dict.fromkeys(_to_ids(refs)) if item not in self.order]
         self.order += missing
         return bool(missing)
 
     def exclude(self, refs: Any) -> bool:
-        """Remove IDs, and return True if at least one was present."""
+        """Remove all occurrences of the given IDs from the progression.
+
+        Return True if at least one ID was removed.
+        """
         old_length, excluded = len(self.order), set(_to_ids(refs))
         self.order = [item for item in self.order if item not in excluded]
         return len(self.order) != old_length
 
     def append(self, ref: ElementRef) -> None:
-        """Append an ID, even if it is already present."""
+        """Append an ID to the progression, even if the progression already contains the ID."""
         self.order.append(to_id(ref))
 
     def insert(self, position: int, ref: ElementRef) -> None:
-        """Insert an ID at a position."""
+        """Insert an ID into the progression before the given position."""
         self.order.insert(position, to_id(ref))
 
     def remove(self, ref: ElementRef) -> None:
-        """Remove the first occurrence of an ID.
+        """Remove the first occurrence of an ID from the progression.
 
         Raises:
-            ItemNotFoundError: The ID is missing.
+            ItemNotFoundError: The progression does not contain the ID.
         """
         with _ItemLookup(ref):
             self.order.remove(to_id(ref))
 
     def pop(self, position: int = -1) -> UUID:
-        """Remove and return the ID at a position, by default the last.
+        """Remove and return the ID at a position of the progression, by default the last ID.
 
         Raises:
             ItemNotFoundError: The position is out of range.
@@ -239,7 +246,7 @@ class Progression:
             return self.order.pop(position)
 
     def popleft(self) -> UUID:
-        """Remove and return the first ID.
+        """Remove and return the first ID of the progression.
 
         Raises:
             ItemNotFoundError: The progression is empty.
@@ -247,11 +254,11 @@ class Progression:
         return self.pop(0)
 
     def move(self, origin: int, target: int) -> None:
-        """Move the ID at one position to another position."""
+        """Move an ID of the progression from one position to another."""
         self.insert(target, self.pop(origin))
 
     def swap(self, first: int, second: int) -> None:
-        """Swap the IDs at two positions."""
+        """Swap the IDs at two positions of the progression."""
         with _ItemLookup((first, second)):
             self.order[first], self.order[second] = self.order[second], self.order[first]
 
@@ -260,21 +267,21 @@ class Progression:
         self.order.reverse()
 
     def index(self, ref: ElementRef) -> int:
-        """Return the first position of an ID.
+        """Return the position of the first occurrence of an ID.
 
         Raises:
-            ItemNotFoundError: The ID is missing.
+            ItemNotFoundError: The progression does not contain the ID.
         """
         with _ItemLookup(ref):
             return self.order.index(to_id(ref))
 
     def count(self, ref: ElementRef) -> int:
-        """Return the number of occurrences of an ID."""
+        """Return the number of times an ID occurs in the progression."""
         return self.order.count(to_id(ref))
 
 
 class _ItemLookup:
-    """Context manager that converts errors of ``list`` to ``ItemNotFoundError``."""
+    """Context manager that converts ``list`` lookup errors to ``ItemNotFoundError``."""
 
     def __init__(self, ref: Any) -> None:
         self._what = ref
@@ -290,7 +297,7 @@ class _ItemLookup:
 
 
 class _SharedLock:
-    """Asynchronous lock that tasks of several event loops may share."""
+    """Asynchronous lock that can be shared by tasks in different event loops."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -321,7 +328,7 @@ class _SharedLock:
 
 
 def _with_async_lock(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """Return an async form of a method that first acquires the pile's async lock."""
+    """Return an async version of a method that runs while holding the pile's async lock."""
 
     @functools.wraps(method)
     async def locked_method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -436,10 +443,10 @@ class Pile(Generic[ElementT]):
         return self._new_pile([*(self - others), *(others - self)])
 
     def get(self, ref: Any, default: Any = _MISSING) -> Any:
-        """Return an item by ID, element or position.
+        """Return an item of the pile by ID, element, or position.
 
         Raises:
-            ItemNotFoundError: The item is missing and there is no default.
+            ItemNotFoundError: The item is missing, and no default was given.
         """
         with self._lock:
             try:
@@ -455,10 +462,10 @@ class Pile(Generic[ElementT]):
         return self.progression[ref] if isinstance(ref, int) else to_id(ref)
 
     def pop(self, ref: Any = -1, default: Any = _MISSING) -> Any:
-        """Remove and return an item.
+        """Remove an item from the pile by ID, element, or position, and return the item.
 
         Raises:
-            ItemNotFoundError: The item is missing and there is no default.
+            ItemNotFoundError: The item is missing, and no default was given.
         """
         with self._lock:
             item = self.get(ref, default)
@@ -467,18 +474,20 @@ class Pile(Generic[ElementT]):
             return item
 
     def remove(self, ref: ElementRef) -> None:
-        """Remove an item.
+        """Remove an item from the pile.
 
         Raises:
-            ItemNotFoundError: The item is missing.
+            ItemNotFoundError: The pile does not contain the item.
         """
         self.pop(ref)
 
     def include(self, items: Any) -> bool:
-        """Add the items that are missing, and return True if at least one was added.
+        """Add the items that the pile does not contain yet.
+
+        Return True if at least one item was added.
 
         Raises:
-            ValidationError: An item has another type. Nothing is added then.
+            ValidationError: An item has the wrong type. In this case, no items are added.
         """
         with self._lock:
             new = {i.id: i for i in self._validate_items(items) if i.id not in self._items}
@@ -486,18 +495,21 @@ class Pile(Generic[ElementT]):
             return self.progression.include(list(new)) if new else False
 
     def exclude(self, refs: Any) -> bool:
-        """Remove items, and return True if at least one was present."""
+        """Remove items from the pile, and return True if at least one item was removed.
+
+        Missing items are ignored.
+        """
         with self._lock:
             for one in _to_ids(refs):
                 self._items.pop(one, None)
             return self.progression.exclude(refs)
 
     def insert(self, position: int, item: ElementT) -> None:
-        """Insert a new item at a position.
+        """Insert a new item into the pile before the given position.
 
         Raises:
-            ItemExistsError: The item is already present.
-            ValidationError: The item has another type.
+            ItemExistsError: The pile already contains the item.
+            ValidationError: The item has the wrong type.
         """
         with self._lock:
             (item,) = self._validate_items(item)
@@ -509,14 +521,16 @@ class Pile(Generic[ElementT]):
             self.progression.insert(position, item)
 
     def append(self, item: ElementT) -> None:
-        """Append a new item; see :meth:`insert`."""
+        """Append a new item to the pile; see :meth:`insert`."""
         self.insert(len(self), item)
 
     def update(self, items: Any) -> None:
-        """Add items. An item with an existing ID replaces the old one at its position.
+        """Add items to the pile, replacing items that have the same IDs.
+
+        A replacement keeps the position of the item that it replaces.
 
         Raises:
-            ValidationError: An item has another type. Nothing is changed then.
+            ValidationError: An item has the wrong type. In this case, the pile is not changed.
         """
         with self._lock:
             items_by_id = {item.id: item for item in self._validate_items(items)}
@@ -530,20 +544,24 @@ class Pile(Generic[ElementT]):
             self.progression.order.clear()
 
     def filter(self, predicate: Callable[[ElementT], bool]) -> Pile[ElementT]:
-        """Return a pile of the items for which ``predicate`` returns True."""
+        """Return a new pile of the items for which ``predicate`` returns True."""
         return self._new_pile(item for item in self if predicate(item))
 
     def filter_by_type(self, item_type: Any, *, strict: bool = False) -> Pile[ElementT]:
-        """Return a pile of the items of one or more classes."""
+        """Return a new pile of the items that are instances of the given classes.
+
+        If ``strict`` is True, instances of subclasses are excluded.
+        """
         kinds = tuple(item_type) if isinstance(item_type, (list, tuple, set)) else (item_type,)
         return self.filter(lambda item: type(item) in kinds if strict else isinstance(item, kinds))
 
     def dump(self, path: str | os.PathLike[str], format: str = "json") -> None:  # noqa: A002  the documented name
-        """Write all items to a file atomically.
+        """Write all items of the pile to a file atomically.
 
         Args:
             path: Path of the file.
-            format: ``json`` (a list), or ``csv`` (nested values as JSON).
+            format: ``json`` for a JSON list, or ``csv``, in which nested values are written as
+                JSON.
 
         Raises:
             ValidationError: The format is unknown.

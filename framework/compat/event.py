@@ -74,7 +74,10 @@ class Execution(BaseModel):
                 completion.set()
 
     def add_error(self, error: BaseException) -> None:
-        """Add an error. Several errors become a group of at most 100."""
+        """Add an exception to the execution record.
+
+        Multiple exceptions are stored as an exception group of at most 100 exceptions.
+        """
         if not isinstance(self.error, BaseException):
             self.error = error
             return
@@ -109,7 +112,7 @@ def _error_to_dict(error: BaseException) -> dict[str, Any]:
 def _recorded(
     method: Callable[..., Awaitable[Any]],
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return a form of ``invoke`` that runs once and records its outcome."""
+    """Wrap an ``invoke`` method so that it runs at most once and its outcome is recorded."""
 
     @functools.wraps(method)
     async def invoke(self: Event, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +127,7 @@ def _recorded(
 
 
 def _recorded_stream(method: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
-    """Return a form of ``stream`` that runs once and records its outcome."""
+    """Wrap a ``stream`` method so that it runs at most once and its outcome is recorded."""
 
     @functools.wraps(method)
     async def stream(self: Event, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -143,14 +146,14 @@ def _recorded_stream(method: Callable[..., Any]) -> Callable[..., AsyncIterator[
 
 
 class Event(Element):
-    """Unit of work that runs at most once. A subclass implements ``_invoke`` or ``_stream``.
+    """Unit of work that runs at most once. Subclasses implement ``_invoke`` or ``_stream``.
 
-    A subclass may override ``invoke`` or ``stream`` instead, and may set the status itself. Status,
-    duration and failure of such a method are recorded, too.
+    A subclass may instead override ``invoke`` or ``stream`` and set the status itself. The
+    status, duration, and exception of an overridden method are also recorded.
 
     Attributes:
-        execution: Execution record. Failures are stored here, not raised.
-        streaming: True if the work is the async generator ``_stream()``.
+        execution: Execution record. Exceptions are stored here and not raised.
+        streaming: True if the work is implemented by the async generator ``_stream()``.
 
     >>> class Hello(Event):
     ...     name: str
@@ -193,7 +196,7 @@ class Event(Element):
 
     @property
     def status(self) -> EventStatus:
-        """Status of the event. It can be set to a status or its text."""
+        """Status of the event, which can be set to an ``EventStatus`` or its string value."""
         return self.execution.status
 
     @status.setter
@@ -216,7 +219,7 @@ class Event(Element):
 
     @property
     def completion_event(self) -> asyncio.Event:
-        """An ``asyncio.Event`` that is set when the status is final."""
+        """``asyncio.Event`` that is set when the status of this event becomes final."""
         completion = asyncio.Event()
         self.execution._completion_events.append(completion)
         self.execution._notify()
@@ -224,9 +227,9 @@ class Event(Element):
 
     @_recorded
     async def invoke(self) -> None:
-        """Run the work unless it was started before.
+        """Run the event's work, unless the work was started before.
 
-        A failure is stored. Cancellation is raised.
+        Exceptions are stored in the execution record. Cancellation is raised.
         """
         if self.streaming:
             async for _ in self.stream():
@@ -236,9 +239,9 @@ class Event(Element):
 
     @_recorded_stream
     async def stream(self) -> AsyncIterator[Any]:
-        """Yield the parts of the result as they arrive, unless the work was started before.
+        """Yield the parts of the event's result as they arrive, unless the work was started before.
 
-        The outcome is recorded as by :meth:`invoke`. Closing the generator cancels the work.
+        The outcome is recorded as in :meth:`invoke`. Closing the generator cancels the work.
         """
         pieces: Any = self._stream()
         async with aclosing(pieces):
@@ -246,13 +249,13 @@ class Event(Element):
                 yield piece
 
     def _may_start(self) -> bool:
-        """Return True if the work is pending, or an overridden method of this event calls it."""
+        """Return True if the event is pending or is calling itself from an overridden method."""
         is_nested = self._runner is not None and self._runner is asyncio.current_task()
         return is_nested or self.status is EventStatus.PENDING
 
     @contextmanager
     def _record_execution(self) -> Iterator[None]:
-        """Context manager: record the status, duration, and failure of the block."""
+        """Context manager that records the status, duration, and exception of its block."""
         outer_runner, self._runner = self._runner, asyncio.current_task()
         self.status = EventStatus.PROCESSING
         started_at = time.perf_counter()
@@ -275,10 +278,10 @@ class Event(Element):
             end(self.status if self.status.is_terminal else EventStatus.COMPLETED)
 
     def assert_completed(self) -> None:
-        """Raise an error unless the event was completed.
+        """Raise an error unless the event completed successfully.
 
         Raises:
-            RuntimeError: The event was not completed. Its failure is chained.
+            RuntimeError: The event did not complete. The exception of the event is chained.
         """
         if self.status is not EventStatus.COMPLETED:
             cause = self.execution.error
@@ -288,7 +291,7 @@ class Event(Element):
             raise RuntimeError(message) from (cause if isinstance(cause, BaseException) else None)
 
     def as_fresh_event(self) -> Event:
-        """Return a pending copy with a new ID."""
+        """Return a pending copy of the event with a new ID, for example for a retry."""
         skipped = {"id", "created_at", "execution", "metadata"}
         values = {n: getattr(self, n) for n in type(self).model_fields if n not in skipped}
         original = {"id": str(self.id), "created_at": self.created_at}
@@ -296,12 +299,12 @@ class Event(Element):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NoReturn:
-        """Raise an error, because an event's work cannot be restored from data.
+        """Reject the conversion, because an event's work cannot be restored from data.
 
         Raises:
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"{cls.__name__} cannot be restored from data."
-            " Fix: call as_fresh_event() on the original."
+            f"{cls.__name__} events cannot be restored from data. Fix: call as_fresh_event() on "
+            "the original."
         )

@@ -27,17 +27,17 @@ _NEW_NAMES = {
 
 
 def install_framework_alias(*names: str) -> None:
-    """Make old package names, such as ``framework``, import the modules of ``capgraph``.
+    """Install import aliases for old package names, such as ``framework`` for ``capgraph``.
 
-    Repeated calls have no effect. A submodule is imported when its old name is imported.
+    Repeated calls have no effect. A submodule is loaded when it is imported by its old name.
 
     Args:
-        *names: Old names to install: ``framework``, ``capabilities``, ``infrastructure`` or
-            ``configs``. Without one, all four.
+        *names: Old names to install: ``framework``, ``capabilities``, ``infrastructure``, or
+            ``configs``. By default, all four are installed.
 
     Raises:
-        ConfigurationError: A name is not an old name, or a module of that name that does not belong
-            to capgraph is already imported.
+        ConfigurationError: A name is not an old package name, or an unrelated module with the
+            same name has already been imported.
 
     >>> install_framework_alias("framework")
     >>> import framework.base
@@ -69,7 +69,10 @@ def install_framework_alias(*names: str) -> None:
 
 
 def _is_ours(module: ModuleType, new_name: str) -> bool:
-    """Return True if a module is a package of capgraph, possibly found under its folder's name."""
+    """Return True if an imported module is the capgraph package with the given new name.
+
+    The module may have been imported under the name of its source folder.
+    """
     spec = importlib.util.find_spec(new_name)
     if spec is None or spec.origin is None or module.__file__ is None:
         return False
@@ -77,7 +80,7 @@ def _is_ours(module: ModuleType, new_name: str) -> bool:
 
 
 class _AliasFinder(MetaPathFinder):
-    """Meta path finder that imports ``framework.x`` as ``capgraph.x``, for installed names."""
+    """Import finder that resolves old module names such as ``framework.x`` to ``capgraph.x``."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -101,7 +104,10 @@ class _AliasFinder(MetaPathFinder):
 
 
 class _AliasLoader(InspectLoader):
-    """Loader for an alias of an imported module, which also supplies the code to ``runpy``."""
+    """Import loader that returns an already imported module under an old name.
+
+    The loader also provides the module's code to ``runpy``, so that ``python -m`` works.
+    """
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -125,5 +131,5 @@ class _AliasLoader(InspectLoader):
     def _module_loader(self) -> InspectLoader:
         loader = self._spec and self._spec.loader
         if not isinstance(loader, InspectLoader):
-            raise ImportError(f"{self._module.__name__} has no code to run.")
+            raise ImportError(f"Module {self._module.__name__} has no code that can be run.")
         return loader

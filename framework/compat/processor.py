@@ -44,10 +44,10 @@ ProcessorT = TypeVar("ProcessorT", bound="Processor")
 
 
 class EventQueue(deque[Event]):
-    """Queue of a processor, with the methods of ``asyncio.Queue``.
+    """Event queue of a processor, with the methods of ``asyncio.Queue``.
 
     Args:
-        processor: Processor that is notified of changes.
+        processor: Processor that is notified of changes to the queue.
 
     Attributes:
         put: Coroutine function that adds an event, after waiting for space.
@@ -70,11 +70,11 @@ class EventQueue(deque[Event]):
         return not self
 
     def full(self) -> bool:
-        """Return True if the queue has reached the processor's ``max_queue_size``."""
+        """Return True if the queue contains ``max_queue_size`` events."""
         return self._processor.queue_full
 
     def put_nowait(self, event: Event) -> None:
-        """Add an event.
+        """Add an event to the queue without waiting.
 
         Raises:
             asyncio.QueueFull: The queue is full.
@@ -83,10 +83,10 @@ class EventQueue(deque[Event]):
             raise asyncio.QueueFull
 
     def get_nowait(self) -> Event:
-        """Remove and return the next event.
+        """Remove and return the next event of the queue without waiting.
 
         Raises:
-            asyncio.QueueEmpty: No event is queued.
+            asyncio.QueueEmpty: The queue is empty.
         """
         if not self:
             raise asyncio.QueueEmpty
@@ -96,18 +96,18 @@ class EventQueue(deque[Event]):
 
 
 class Processor:
-    """Queue that starts events in order, at a limited rate.
+    """Rate-limited processor that starts queued events in order.
 
-    Each event runs once. An event without permission goes to :meth:`handle_denied`; it uses no
-    capacity and does not block later events.
+    Each event runs once. An event that is denied permission is passed to :meth:`handle_denied`;
+    it uses no capacity and does not block later events.
 
     Args:
         queue_capacity: Maximum number of events started per ``capacity_refresh_time``.
         capacity_refresh_time: Seconds until the capacity is refilled.
         concurrency_limit: Maximum number of concurrent events; ``None`` or 0 for no limit.
-        max_queue_size: Maximum number of queued events, after which :meth:`enqueue` waits; 0 for no
-            limit.
-        clock: Source of time.
+        max_queue_size: Maximum number of queued events, after which :meth:`enqueue` waits; 0
+            for no limit.
+        clock: Clock used for timing.
 
     Raises:
         ValueError: A number is out of range.
@@ -158,7 +158,7 @@ class Processor:
         return 0 < self.max_queue_size <= len(self.queue)
 
     def try_enqueue(self, event: Event) -> bool:
-        """Add an event unless the queue is full, and return True if it was added."""
+        """Add an event unless the queue is full. Return True if the event was added."""
         if self.queue_full:
             return False
         self.queue.append(event)
@@ -166,12 +166,12 @@ class Processor:
         return True
 
     async def enqueue(self, event: Event) -> None:
-        """Add an event, after waiting for space in the queue."""
+        """Add an event to the queue, waiting until the queue has space."""
         while not self.try_enqueue(event):
             await self._changed.wait()
 
     async def dequeue(self) -> Event:
-        """Remove and return the next event, after waiting for one."""
+        """Remove and return the next event of the queue, waiting until an event is available."""
         while not self.queue:
             await self._changed.wait()
         return self.queue.get_nowait()
@@ -186,32 +186,35 @@ class Processor:
         self._stopped = False
 
     async def stop(self) -> None:
-        """Prevent further events from starting. Running events finish."""
+        """Stop the processor from starting further events. Running events finish normally."""
         self._stopped = True
         self._notify()
 
     def is_stopped(self) -> bool:
-        """Return True if no further events are started."""
+        """Return True if the processor was stopped and starts no further events."""
         return self._stopped
 
     async def request_permission(self, **request: Any) -> bool:
-        """Return True if an event may start. The arguments are the event's ``request``."""
+        """Return True if an event may start. Subclasses override this method to deny events.
+
+        The keyword arguments are the fields of the event's ``request``.
+        """
         return True
 
     def handle_denied(self, event: Event) -> Any:
-        """Called for an event without permission. It may be a coroutine function.
+        """Handle an event that was denied permission. A subclass may define a coroutine function.
 
         Returns:
-            ``False`` to put the event at the end of the queue. Otherwise the event ends, by default
-            as skipped, which is logged and emitted as ``step_skipped``.
+            ``False`` to move the event to the end of the queue. Any other value ends the event, by
+            default with the status ``skipped``, which is logged and emitted as ``step_skipped``.
         """
         event.status = EventStatus.SKIPPED
 
     async def process(self) -> None:
-        """Start the events that the capacity allows, and wait for them.
+        """Start as many queued events as the capacity allows, and wait until they finish.
 
-        Outside of :meth:`execute` the capacity is refilled afterwards. Deferred events stay in the
-        queue.
+        Unless :meth:`execute` is running, the capacity is refilled afterward. Deferred events stay
+        in the queue.
         """
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -225,7 +228,7 @@ class Processor:
                 self.available_capacity = self.queue_capacity
 
     async def join(self) -> None:
-        """Process events until the queue is empty or the processor is stopped."""
+        """Process queued events until the queue is empty or the processor is stopped."""
         while self._running or (self.queue and not self._stopped):
             changed = self._changed
             if self.execution_mode or not self.queue:
@@ -237,7 +240,10 @@ class Processor:
                 await self._clock.sleep(max(0.0, refill_time - self._clock.monotonic()))
 
     async def execute(self) -> None:
-        """Process events until :meth:`stop`. An earlier stop applies until :meth:`start`."""
+        """Process queued events continuously until :meth:`stop` is called.
+
+        If the processor was stopped before, call :meth:`start` first.
+        """
         self.execution_mode = True
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -255,7 +261,7 @@ class Processor:
             self._notify()
 
     async def _start_events(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Start events while there is capacity, and append their tasks."""
+        """Start queued events while capacity remains, and append their tasks to ``tasks``."""
         for _ in range(len(self.queue)):  # one pass: a deferred event is tried again in the next
             if self._stopped or not self.queue or self.available_capacity < 1:
                 return
@@ -331,10 +337,10 @@ def _events_with_status(status: EventStatus) -> Any:
 
 
 class Executor:
-    """Store of events that passes them to a processor, created on first use.
+    """Collection of events that are executed by a processor, which is created on first use.
 
     Args:
-        processor_config: Arguments of the processor.
+        processor_config: Keyword arguments for creating the processor.
         strict_event_type: True to reject subclasses of the event type.
 
     >>> class Answer(Event):
@@ -368,26 +374,28 @@ class Executor:
 
     @property
     def strict_event_type(self) -> bool:
-        """True if subclasses of the event type are rejected."""
+        """True if subclasses of the executor's event type are rejected."""
         return self.pile.strict_type
 
     def __contains__(self, ref: Any) -> bool:
         return ref in self.pile
 
     async def append(self, event: Event) -> None:
-        """Add an event for the next :meth:`forward`. An event that was already added is ignored.
+        """Add an event to the executor, to be run by the next :meth:`forward`.
+
+        An event that was already added is ignored.
 
         Raises:
-            ValidationError: The event has another type. Nothing is changed then.
+            ValidationError: The event has the wrong type. In this case, nothing is changed.
         """
         async with self.pile:
             if self.pile.include(event):
                 self.pending.include(event)
 
     async def forward(self) -> None:
-        """Pass all pending events to the processor, and wait until they have finished.
+        """Pass all pending events to the processor, and wait until they finish.
 
-        While the processor's ``execute()`` runs, it starts the events and this method does not
+        If the processor's ``execute()`` is running, it starts the events, and this method does not
         wait. Events that a stopped processor does not accept stay pending.
         """
         processor = await self._get_processor()
@@ -404,7 +412,7 @@ class Executor:
             await processor.join()
 
     async def start(self) -> None:
-        """Create the processor if necessary, and clear an earlier stop."""
+        """Start the processor after a stop, creating the processor if necessary."""
         await (await self._get_processor()).start()
 
     async def stop(self) -> None:
@@ -423,7 +431,7 @@ class Executor:
         return self.processor
 
     async def _create_processor(self) -> None:
-        """Create the processor from its configuration. A subclass may override this method."""
+        """Create the processor from ``processor_config``. Subclasses may override this method."""
         self.processor = await self.processor_type.create(**self.processor_config)
 
     completed_events: Any = _events_with_status(EventStatus.COMPLETED)
@@ -443,7 +451,7 @@ class Executor:
         return dict(Counter(event.status.value for event in self.pile))
 
     def cleanup_completed(self) -> int:
-        """Remove finished events, and return the number of removed events."""
+        """Remove finished events from the executor, and return the number of removed events."""
         finished = self.pile.filter(lambda event: event.status.is_terminal)
         self.pile.exclude(list(finished))
         return len(finished)

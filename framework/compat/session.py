@@ -122,7 +122,7 @@ Call = Callable[[], Any]
 
 
 class MaxIterationsExceededError(LimitError):
-    """Raised if a session has reached ``max_iterations``.
+    """Raised if a session exceeds its maximum number of turns, ``max_iterations``.
 
     Attributes:
         max_iterations: Maximum number of turns of the session.
@@ -132,10 +132,10 @@ class MaxIterationsExceededError(LimitError):
 
 
 class TurnTimeoutError(CapgraphError, TimeoutError):
-    """Raised if a turn or a tool call exceeds its timeout.
+    """Raised if a turn or tool call of a session exceeds its timeout.
 
     Attributes:
-        timeout_seconds: The timeout.
+        timeout_seconds: The timeout that was exceeded, in seconds.
     """
 
     code = "CG-CAPABILITY"
@@ -144,26 +144,26 @@ class TurnTimeoutError(CapgraphError, TimeoutError):
 
 
 class SessionStateError(CapgraphError, RuntimeError):
-    """Raised for an operation that the status of a session does not allow."""
+    """Raised if the current status of a session does not allow the requested operation."""
 
     code = "CG-CAPABILITY"
 
 
 @dataclass(slots=True)
 class HookContext:
-    """Context of session hooks. Hooks that run before a call may change it.
+    """Context passed to session hooks. A hook that runs before a call may modify the context.
 
-    Guardrails check ``args`` after all hooks. A function that reads ``prompt`` or ``args`` from the
-    context receives the changed values.
+    Guardrails check ``args`` after all hooks have run. To receive modified values, a function
+    reads ``prompt`` and ``args`` from the context.
 
     Attributes:
         role: Role of the session.
         phase: Phase of the session.
-        model: Model of a turn.
+        model: Name of the model of a turn.
         prompt: Prompt of a turn, if the caller passes it.
         tool: Name of a tool.
         args: Arguments of a tool call, or context of a handoff.
-        extra: Free for hooks; ``target_role`` of a handoff.
+        extra: Data for use by hooks; for a handoff, contains ``target_role``.
     """
 
     role: str
@@ -177,13 +177,13 @@ class HookContext:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """Event of a streamed turn.
+    """Event emitted while a turn streams its response.
 
     Attributes:
         type: ``text_delta``, ``error``, or ``final``.
         payload: ``delta``; ``error_type`` and ``message``; or ``status`` (``completed`` or
             ``failed``) with ``usage`` or ``detail``.
-        emitted_at: Time as ISO text.
+        emitted_at: Time as an ISO 8601 string.
 
     >>> StreamEvent("text_delta", {"delta": "a"}).payload["delta"]
     'a'
@@ -199,10 +199,10 @@ class StreamEvent:
 
 
 class SessionSummary(dict[str, Any]):
-    """Summary of a session as plain data, whose entries are also attributes.
+    """Summary of a session as a dictionary whose entries can also be read as attributes.
 
-    The entries are ``worker``, ``usage``, ``per_model_cost`` (``None`` for an unknown price),
-    ``recovery_events`` and ``agent_events``.
+    The entries are ``worker``, ``usage``, ``per_model_cost`` (``None`` if a price is unknown),
+    ``recovery_events``, and ``agent_events``.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -310,7 +310,7 @@ class AgentSession:
 
     @cached_property
     def settings(self) -> Settings:
-        """Settings without step limits and slots, because the session limits its own turns."""
+        """Settings without step limits, because the session enforces limits on its own turns."""
         unlimited = Limits(
             max_parallel=sys.maxsize, step_timeout_seconds=None, run_timeout_seconds=None
         )
@@ -318,9 +318,9 @@ class AgentSession:
 
     @contextmanager
     def session(self, *, thread_id: str | None = None) -> Iterator[OrchestrationSession]:
-        """Context manager that starts a session and always ends it.
+        """Context manager that starts a session and ends it when the block exits.
 
-        ``thread_id`` is stored as a note.
+        ``thread_id`` is only stored with the session for reference.
         """
         session = OrchestrationSession(self, thread_id)
         run_sync(session._start())
@@ -335,9 +335,9 @@ class AgentSession:
     async def asession(
         self, *, thread_id: str | None = None
     ) -> AsyncIterator[OrchestrationSession]:
-        """Async context manager that starts a session and always ends it.
+        """Async context manager that starts a session and ends it when the block exits.
 
-        ``thread_id`` is stored as a note.
+        ``thread_id`` is only stored with the session for reference.
         """
         session = OrchestrationSession(self, thread_id)
         await session._start()
@@ -354,7 +354,10 @@ Orchestrator = AgentSession
 
 
 class _Blocking(NamedTuple):
-    """Function that may block, because it was passed to a synchronous method."""
+    """Wrapper that marks a function as possibly blocking.
+
+    Functions passed to synchronous session methods are wrapped in this class.
+    """
 
     function: Call
 
@@ -362,8 +365,11 @@ class _Blocking(NamedTuple):
         return self.function()
 
 
-def _synchronous(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return the synchronous form of a method. With a timeout, the function runs in a thread."""
+def _make_synchronous(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Return a synchronous version of an async session method.
+
+    If the call has a timeout, the function passed to the method runs in a thread.
+    """
 
     async def work(*args: P.args, **kwargs: P.kwargs) -> T:
         bound_arguments = signature(method).bind(*args, **kwargs)
@@ -439,7 +445,7 @@ class OrchestrationSession:
     def _require_running(self, action: str) -> None:
         if self.worker.status is not AgentStatus.RUNNING:
             raise SessionStateError(
-                f"The session is {self.worker.status.value}: it cannot {action}.",
+                f"The session cannot {action}, because its status is {self.worker.status.value}.",
                 fix="Start another session." if self.worker.is_terminal else "Provide the input.",
             )
 
@@ -455,17 +461,17 @@ class OrchestrationSession:
         idempotency_key: str | None = None,
         hook_ctx: HookContext | None = None,
     ) -> tuple[Any, UsageSnapshot]:
-        """Run one turn.
+        """Run one turn of the session: call the model and record its usage.
 
         Args:
             fn: Function that calls the model.
-            model: Name of the model, for prices, limits and circuit breaker.
-            usage: Usage of the turn, if it is known.
-            estimate_usage: Estimated usage, checked before the call and counted if the real usage
+            model: Name of the model, for prices, limits, and the circuit breaker.
+            usage: Token usage of the turn, if it is known.
+            estimate_usage: Estimated usage, checked before the call and counted if the actual usage
                 is unknown; or a function that returns the usage from the result.
             timeout: Time limit in seconds.
-            idempotency_key: Key of the turn. A second turn with the same key returns the first
-                result.
+            idempotency_key: Idempotency key of the turn. A second turn with the same key returns
+                the first result.
             hook_ctx: Context for hooks.
 
         Returns:
@@ -482,7 +488,7 @@ class OrchestrationSession:
             lambda: self._run_turn(fn, model, lambda: usage, estimate_usage, timeout, hook_ctx),
         )
 
-    run_turn = _synchronous(arun_turn)
+    run_turn = _make_synchronous(arun_turn)
 
     async def _run_turn(
         self,
@@ -520,7 +526,7 @@ class OrchestrationSession:
         return result, call.usage
 
     async def _count_turn(self) -> None:
-        """Count a turn before it starts.
+        """Increment the session's turn counter before a turn starts, and check the limits.
 
         Raises:
             MaxIterationsExceededError: The session has reached ``max_iterations``.
@@ -529,7 +535,8 @@ class OrchestrationSession:
         limit = self.agent.max_iterations
         if self.turns >= limit:
             raise MaxIterationsExceededError(
-                f"The session reached max_iterations={limit} after {self.turns} turns.",
+                f"The session has reached its limit of {limit} turns (max_iterations) after "
+                f"{self.turns} turns.",
                 fix="Raise max_iterations, or use fewer turns.",
                 max_iterations=limit,
             )
@@ -537,7 +544,7 @@ class OrchestrationSession:
         await self._enforce_governance("record_turn_start")
 
     async def _record_turn(self, model: str, usage: UsageSnapshot) -> None:
-        """Record a turn's usage, and check the session's limits and budget."""
+        """Record the token usage of a turn, and check the session's limits and budget."""
         agent, cost = self.agent, self._cost(model, usage)
         self.tracker.record_turn(model, usage)
         record_later("turn", **self._event_fields, model=model, usage=usage.to_dict())
@@ -550,9 +557,9 @@ class OrchestrationSession:
 
     @asynccontextmanager
     async def _reserve_budget(self, cost: float) -> AsyncIterator[dict[str, float]]:
-        """Reserve the estimated cost of a turn.
+        """Context manager that reserves budget for the estimated cost of a turn.
 
-        The caller stores the real cost in the yielded dictionary.
+        In the block, the caller stores the actual cost in the yielded dictionary.
         """
         used: dict[str, float] = {"cost_usd": 0.0}
         if self._budget is None:
@@ -570,11 +577,18 @@ class OrchestrationSession:
             await reservation.settle(**used)
 
     def _cost(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return the cost of a turn, which is 0 for a turn without tokens."""
+        """Return the cost of a turn in US dollars, or ``None`` if the model's price is unknown.
+
+        A turn without tokens costs 0.
+        """
         return self.tracker.cost_for_turn(model, usage) if usage.total_tokens else 0.0
 
     async def _check_budget(self) -> None:
-        """Emit an event if the budget is exceeded, and raise an error if it is enforced."""
+        """Check the cost of the session against its budget.
+
+        If the cost exceeds the budget or is unknown, emit an event, and raise an error if the
+        budget is enforced.
+        """
         costs = [self._cost(*turn) for turn in self.tracker.turns]
         known = [cost for cost in costs if cost is not None]
         total = sum(known) if len(known) == len(costs) else None
@@ -596,7 +610,7 @@ class OrchestrationSession:
     async def _report_budget_breach(
         self, reason: str, fix: str = "Raise budget_usd, or use fewer turns."
     ) -> governance.BudgetExceededError:
-        """Emit one event for an exceeded budget, and return the error to raise."""
+        """Emit an event the first time the budget is exceeded, and return the error to raise."""
         budget, kind = self.agent.budget_usd, AgentFailureClass.GOVERNANCE_BREACH
         cost = self.tracker.total_cost()
         reason = f"The budget budget_usd={budget:g} is exceeded: {reason}."
@@ -614,7 +628,7 @@ class OrchestrationSession:
         return error
 
     async def _enforce_governance(self, counter: str, *values: Any) -> None:
-        """Count an operation and check the governance limits of the session."""
+        """Update a governance counter of the session, and check the governance limits."""
         if self._plane is None:
             return
         getattr(self._plane.state, counter)(*values)
@@ -633,7 +647,7 @@ class OrchestrationSession:
                 )
 
     async def _handle_failure(self, exc: Exception) -> None:
-        """Classify a failure, attempt one recovery, and emit its outcome as an event."""
+        """Classify an exception, attempt one recovery, and emit the outcome as an event."""
         if isinstance(exc, (LimitError, PolicyError)):
             if isinstance(exc, CircuitOpenError):
                 await self._enforce_governance("record_failure")
@@ -671,13 +685,13 @@ class OrchestrationSession:
         timeout: float | None = None,
         hook_ctx: HookContext | None = None,
     ) -> AsyncIterator[StreamEvent]:
-        """Run one turn and yield ``text_delta`` events, then a ``final`` event.
+        """Run one turn of the session, and yield ``text_delta`` events and then a ``final`` event.
 
         Args:
-            fn: Function that returns the pieces. A ``UsageSnapshot`` among them is the usage of the
-                turn.
+            fn: Function that returns the parts of the response. A ``UsageSnapshot`` among the parts
+                is the token usage of the turn.
             model: Name of the model.
-            usage: Usage of the turn, if it is known.
+            usage: Token usage of the turn, if it is known.
             estimate_usage: Estimated usage.
             timeout: Time limit of the whole turn, in seconds.
             hook_ctx: Context for hooks.
@@ -748,20 +762,22 @@ class OrchestrationSession:
         idempotency_key: str | None = None,
         hook_ctx: HookContext | None = None,
     ) -> Any:
-        """Run one tool: permission, limits, hooks, guardrails, the call, guardrails, hooks.
+        """Run one tool call of the session, with permission checks, limits, hooks, and guardrails.
+
+        Hooks and guardrails run both before and after the call.
 
         Args:
             tool_name: Name of the tool.
             fn: Function that calls the tool.
             arguments: Arguments of the call, for guardrails and hooks.
             timeout: Time limit in seconds.
-            idempotency_key: Key of the call. A second call with the same key returns the first
-                result.
+            idempotency_key: Idempotency key of the call. A second call with the same key returns
+                the first result.
             hook_ctx: Context for hooks. Its ``args`` are set to the arguments.
 
         Raises:
             PermissionDeniedError: The role may not use the tool.
-            GuardrailViolationError: A guardrail refuses the arguments or the result.
+            GuardrailViolationError: A guardrail rejects the arguments or the result.
         """
         hook_context = hook_ctx or HookContext(self.agent.role, self.agent.phase, tool=tool_name)
         hook_context.args = dict(hook_context.args if arguments is None else arguments)
@@ -769,7 +785,7 @@ class OrchestrationSession:
             idempotency_key, lambda: self._run_tool(tool_name, fn, hook_context, timeout)
         )
 
-    run_tool = _synchronous(arun_tool)
+    run_tool = _make_synchronous(arun_tool)
 
     async def _run_tool(
         self, tool: str, fn: Call, hook_ctx: HookContext, timeout: float | None
@@ -800,7 +816,7 @@ class OrchestrationSession:
         hook_ctx: HookContext,
         timeout: float | None,
     ) -> Any:
-        """Run a turn or tool call through the pipeline as a capability of its name."""
+        """Run a turn or tool call through the step pipeline, as a capability with the same name."""
         name = name or stage
         services = self._bind_services(stage, name)
         step: Any = {} if timeout is None else {"timeout": timeout}
@@ -838,7 +854,7 @@ class OrchestrationSession:
         return result
 
     async def _report_refusal(self, name: str, exc: Exception) -> None:
-        """Emit an event for a call that permissions or guardrails refused."""
+        """Emit an event for a call that was rejected by permissions or guardrails."""
         if isinstance(exc, governance.PermissionDeniedError):
             data: dict[str, Any] = {"tool": name, "kind": "permission"}
         elif isinstance(exc, GuardrailViolationError):
@@ -850,7 +866,7 @@ class OrchestrationSession:
         await self._emit(AgentEvent.blocked(**self._event_fields, detail=exc.message, data=data))
 
     def _bind_services(self, stage: str, name: str) -> Services:
-        """Return the services of a model or tool, with the options of this session."""
+        """Return the services that run a model or tool with the options of this session."""
         services = self._bound_services.get((stage, name))
         if services is None:
             agent = self.agent
@@ -871,18 +887,18 @@ class OrchestrationSession:
     async def arun_parallel_tools(
         self, calls: Sequence[Call | tuple[str, Call]], *, timeout: float | None = None
     ) -> list[Any]:
-        """Run several tools in parallel, each as by :meth:`arun_tool`.
+        """Run several tool calls concurrently, each in the same way as :meth:`arun_tool`.
 
         Args:
-            calls: Functions, or pairs of name and function. The default name is that of the
-                function.
+            calls: Functions, or pairs of a tool name and a function. The default tool name is the
+                name of the function.
             timeout: Time limit of all calls together, in seconds.
 
         Returns:
             The results in the order of the calls.
 
         Raises:
-            Exception: The exception of the first failed call. The others are cancelled.
+            Exception: The exception of the first failed call. The other calls are cancelled.
         """
         named = [
             call if isinstance(call, tuple) else (getattr(call, "__name__", "tool"), call)
@@ -898,13 +914,13 @@ class OrchestrationSession:
     # People, policies and completion
 
     async def pause_for_input(self, prompt: Any = None) -> Any:
-        """Wait for an input, and return it.
+        """Pause the session until human input is provided, and return the input.
 
-        In a LangGraph run this interrupts the run, which is then resumed with the input. Otherwise
-        it waits for :meth:`provide_input`.
+        In a LangGraph run, the run is interrupted and resumed with the input. Otherwise, the
+        session waits for :meth:`provide_input`.
 
         Raises:
-            RuntimeError: The session has ended or already waits.
+            RuntimeError: The session has ended or is already waiting for input.
         """
         self._require_running("wait for input")
         if current_runtime() is not None:
@@ -923,10 +939,10 @@ class OrchestrationSession:
         return value
 
     def provide_input(self, value: Any) -> None:
-        """Provide the input that :meth:`pause_for_input` waits for.
+        """Provide the human input for which :meth:`pause_for_input` is waiting.
 
         Raises:
-            RuntimeError: The session does not wait for input.
+            RuntimeError: The session is not waiting for input.
         """
         if self._pending_input is None or self._pending_input.done():
             raise SessionStateError(
@@ -942,7 +958,7 @@ class OrchestrationSession:
         *,
         hook_ctx: HookContext | None = None,
     ) -> Handoff:
-        """Hand the work over to another role, and return the handoff. The caller runs its worker.
+        """Hand off the work to another role by creating a worker, which the caller then runs.
 
         Raises:
             RuntimeError: The session has ended.
@@ -974,7 +990,7 @@ class OrchestrationSession:
     def evaluate_policy(
         self, context: governance.PhaseContext | None = None, **overrides: Any
     ) -> list[Any]:
-        """Return the actions required by the policies; an empty list without policies.
+        """Return the actions that the session's policies require, or ``[]`` without policies.
 
         Args:
             context: State of the phase. Defaults to the state of this session.
@@ -988,14 +1004,17 @@ class OrchestrationSession:
         return list(run_sync(maybe_await(engine.evaluate(phase_context))))
 
     def authorize(self, tool_name: str) -> governance.PermissionOutcome:
-        """Return True if the role may use a tool."""
+        """Check whether the role of the session may use a tool.
+
+        Without permissions, every tool is allowed.
+        """
         if self.agent.permissions is None:
             return governance.PermissionOutcome(True)
         enforcer = governance.PermissionEnforcer(self.agent.permissions)
         return enforcer.check(self.agent.role, tool_name)
 
     def complete(self, detail: str | None = None) -> None:
-        """End the session as completed, before its block ends."""
+        """End the session with the status ``completed`` before its ``with`` block ends."""
         self._close(
             AgentStatus.COMPLETED, AgentEvent.completed(**self._event_fields, detail=detail)
         )
@@ -1003,12 +1022,12 @@ class OrchestrationSession:
     def fail(
         self, detail: str, failure_class: AgentFailureClass = AgentFailureClass.UNKNOWN
     ) -> None:
-        """End the session as failed, before its block ends."""
+        """End the session with the status ``failed`` before its ``with`` block ends."""
         event = AgentEvent.failed(**self._event_fields, failure_class=failure_class, detail=detail)
         self._close(AgentStatus.FAILED, event)
 
     def cancel(self, detail: str | None = None) -> None:
-        """End the session as cancelled, before its block ends."""
+        """End the session with the status ``cancelled`` before its ``with`` block ends."""
         kind = AgentFailureClass.CANCELLED
         event = AgentEvent.failed(**self._event_fields, failure_class=kind, detail=detail)
         self._close(AgentStatus.CANCELLED, event)
@@ -1028,7 +1047,10 @@ class OrchestrationSession:
         )
 
     def evaluate_gate(self, observed: Any) -> Any:
-        """Return True if a quality level satisfies the gate. Without a gate, return ``None``."""
+        """Evaluate the quality gate for an observed quality level, and emit the outcome as events.
+
+        Return the outcome, or ``None`` if the session has no quality gate.
+        """
         gate = self.agent.quality_gate
         if gate is None:
             return None
@@ -1041,7 +1063,7 @@ class OrchestrationSession:
         return outcome
 
     def summary(self) -> SessionSummary:
-        """Return a summary of the session up to now."""
+        """Return a summary of the session so far: worker, usage, costs, and events."""
         return SessionSummary(
             worker=self.worker.to_dict(),
             usage=self.tracker.summary(),

@@ -20,19 +20,20 @@ RESULT_TYPE = "SESSION_RESULT"
 
 
 class SessionCall:
-    """One turn or tool call of a session.
+    """State of one turn or tool call while a session runs it.
 
     Args:
-        run: Performs the call.
-        prepare: Runs the hooks that may change the arguments, and returns the arguments.
-        usage: Estimated usage of a turn.
+        run: Coroutine function that performs the call.
+        prepare: Coroutine function that runs the hooks, which may change the arguments, and
+            returns the arguments.
+        usage: Estimated token usage of a turn.
 
     Attributes:
-        usage: Usage of a turn: first the estimate, then the real one.
-        arguments: Arguments that guardrails checked; ``None`` before the preparation.
+        usage: Token usage of a turn: first the estimate, then the actual usage.
+        arguments: Arguments checked by guardrails; ``None`` before the hooks have run.
         result: Result of the call.
-        plain_result: Plain form of the result, which guardrails check.
-        error: Exception that the call or its preparation raised.
+        plain_result: Result as plain data, which guardrails check.
+        error: Exception raised by the call or the hooks.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class SessionCall:
         self.error: Exception | None = None
 
     async def prepare(self) -> dict[str, Any]:
-        """Run the hooks, unless they ran before an approval request, and return the arguments."""
+        """Run the hooks of the call and return its arguments as plain data.
+
+        The hooks run only once, even if the call was paused for approval.
+        """
         if self.arguments is None:
             arguments = await self._run_guarded(self._prepare)
             self.arguments = {
@@ -58,7 +62,7 @@ class SessionCall:
         return self.arguments
 
     async def run(self) -> Any:
-        """Perform the call, store its result, and return the plain form of the result."""
+        """Perform the call, store its result, and return the result as plain data."""
         self.result = await self._run_guarded(self._run)
         self.plain_result = to_plain(self.result, lenient=True)
         return self.plain_result
@@ -73,16 +77,17 @@ class SessionCall:
 
 
 class PrepareCall:
-    """Middleware that runs a call's hooks before its guardrails."""
+    """Middleware that runs the session hooks of a call before guardrails check the call."""
 
     stage = "validate"
     order = 1_000
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run the hooks, and continue with the arguments that they return.
+        """Run the session hooks, and continue with the arguments that the hooks return.
 
         Raises:
-            GuardrailViolationError: A person edited the arguments.
+            GuardrailViolationError: A person edited the arguments, which a session does not
+                support.
         """
         call: SessionCall = requested_work()
         arguments = await call.prepare()
@@ -92,7 +97,7 @@ class PrepareCall:
 
 
 class TurnRateLimit(RateLimitBehavior):
-    """Rate limit of the turns of a session, including their tokens."""
+    """Rate limit for the turns of a session, based on the token usage that the session counts."""
 
     def _get_estimate(self, attempt: Attempt) -> dict[str, int] | None:
         return _count_tokens(requested_work().usage)
@@ -102,7 +107,7 @@ class TurnRateLimit(RateLimitBehavior):
 
 
 def _check_arguments(changed: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise an error if a guardrail or a person changed the arguments of a call."""
+    """Raise an error if a guardrail or a person has changed the arguments of a session call."""
     if dict(changed) != arguments:
         reason = "A session's tool is called by its own function: arguments are fixed."
         raise GuardrailViolationError("rewriting", reason)
@@ -114,7 +119,7 @@ def _count_tokens(usage: UsageSnapshot) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def session_capability(call_name: str) -> Any:
-    """Return the capability that represents a model or a tool."""
+    """Create a capability that performs a session's calls of a model or tool."""
 
     class Work(BaseCapability):
         name = call_name

@@ -20,14 +20,14 @@ _CHARS_PER_TOKEN = 4
 
 
 class RedactPIIHook:
-    """Hook that replaces personal data in prompts, answers and arguments of tools.
+    """Hook that redacts personal data in prompts, responses, and tool arguments.
 
-    It reads texts, dictionaries, lists and LangChain messages. It does not change other objects,
-    or the pieces of a streamed turn.
+    The hook redacts strings, dictionaries, lists, and LangChain messages. Other objects and the
+    parts of a streamed response are left unchanged.
 
     Args:
-        guardrail: Guardrail that finds the data. Defaults to patterns only. One whose action is not
-            ``rewrite`` refuses the call instead.
+        guardrail: Guardrail that detects personal data. Defaults to pattern matching only. A
+            guardrail whose action is not ``rewrite`` rejects the call instead.
         name: Name of the hook.
 
     >>> hook = RedactPIIHook()
@@ -42,15 +42,15 @@ class RedactPIIHook:
         self._guardrail = guardrail or PIIGuardrail(action="rewrite", analyzer=None)
 
     def before_model(self, context: HookContext) -> None:
-        """Redact personal data in the prompt."""
+        """Redact personal data in the prompt before the model is called."""
         context.prompt = self._redact(context.prompt)
 
     def after_model(self, context: HookContext, result: Any) -> Any:
-        """Return the answer with personal data redacted."""
+        """Return the model response with personal data redacted."""
         return self._redact(result)
 
     def before_tool(self, context: HookContext) -> None:
-        """Redact personal data in a tool's arguments."""
+        """Redact personal data in the arguments of a tool before it is called."""
         context.args = self._redact(context.args)
 
     def _redact(self, value: Any) -> Any:
@@ -69,14 +69,14 @@ class RedactPIIHook:
 
 
 class LogModelIOHook:
-    """Hook that logs each model call, by default without prompts and answers.
+    """Hook that logs each model call, by default without the prompt and the response.
 
     Args:
-        logger: Logger of the records. Defaults to that of this module.
-        level: Level of the records.
+        logger: Logger to use. Defaults to the logger of this module.
+        level: Log level of the records.
         include_prompt: True to log prompts.
-        include_result: True to log answers.
-        max_chars: Maximum number of logged characters of a prompt or an answer.
+        include_result: True to log responses.
+        max_chars: Maximum number of characters logged per prompt or response.
         name: Name of the hook.
     """
 
@@ -97,11 +97,11 @@ class LogModelIOHook:
         self._max_chars = max_chars
 
     def before_model(self, context: HookContext) -> None:
-        """Log the start of a call as ``model_input``."""
+        """Log the start of a model call as ``model_input``."""
         self._log("model_input", context, "prompt", context.prompt)
 
     def after_model(self, context: HookContext, result: Any) -> Any:
-        """Log the end of a call as ``model_output``, and return the answer."""
+        """Log the end of a model call as ``model_output``, and return the response unchanged."""
         self._log("model_output", context, "result", result)
         return result
 
@@ -119,7 +119,7 @@ class LogModelIOHook:
 
 
 class HookBudgetExceededError(CapgraphError):
-    """Raised if a prompt has more tokens than ``TokenBudgetCheckHook`` allows.
+    """Raised if a prompt exceeds the token limit of a ``TokenBudgetCheckHook``.
 
     Attributes:
         estimated: Estimated number of tokens.
@@ -134,14 +134,14 @@ class HookBudgetExceededError(CapgraphError):
 
 
 class TokenBudgetCheckHook:
-    """Hook that refuses a prompt with too many tokens before the model is called.
+    """Hook that rejects a prompt with too many tokens before the model is called.
 
-    The recovery scenario of the refusal is ``context_overflow``.
+    The rejection is classified as the recovery scenario ``context_overflow``.
 
     Args:
         token_limit: Maximum number of tokens of a prompt.
-        estimator: Function that returns the number of tokens of a prompt. Defaults to a quarter of
-            the number of characters.
+        estimator: Function that estimates the number of tokens of a prompt. Defaults to a
+            quarter of the number of characters.
         name: Name of the hook.
     """
 
@@ -157,7 +157,7 @@ class TokenBudgetCheckHook:
         self._estimator = estimator or (lambda prompt: len(str(prompt)) // _CHARS_PER_TOKEN)
 
     def before_model(self, context: HookContext) -> None:
-        """Raise an error if the prompt has too many tokens.
+        """Raise an error if the estimated number of tokens in the prompt exceeds the limit.
 
         Raises:
             HookBudgetExceededError: The prompt has too many tokens.

@@ -33,17 +33,19 @@ _logger = logging.getLogger(__name__)
 
 
 class StrategyError(CapgraphError, RuntimeError):
-    """Raised if a strategy fails. The first error is its cause."""
+    """Raised if a strategy run fails. The original exception is available as ``__cause__``."""
 
     code = "CG-CAPABILITY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class StrategyContext(ABC):  # noqa: B024  subclasses define the fields
-    """Context of a strategy run, usually a dataclass."""
+    """Base class for the context of a strategy run. Subclasses are usually dataclasses."""
 
     def duplicate(self: SelfT) -> SelfT:
-        """Return a deep copy. Fields with ``field(metadata={"duplicate": False})`` are shared.
+        """Return a deep copy of the context.
+
+        Fields declared with ``field(metadata={"duplicate": False})`` are shared and not copied.
 
         Raises:
             ValidationError: A field cannot be copied.
@@ -60,7 +62,7 @@ class StrategyContext(ABC):  # noqa: B024  subclasses define the fields
             raise self._copy_error(shared, exc) from exc
 
     def _copy_error(self, shared: Mapping[int, Any], cause: TypeError) -> ValidationError:
-        """Return the error that names the first field that cannot be copied."""
+        """Create the error for a context that cannot be copied, naming the first such field."""
         name = ""
         for field_name, value in vars(self).items():
             try:
@@ -77,11 +79,11 @@ class StrategyContext(ABC):  # noqa: B024  subclasses define the fields
 
 @dataclass
 class StrategyConverterConfig:
-    """Ordered converters of prompts and responses.
+    """Ordered lists of converters that a strategy applies to prompts and responses.
 
     Attributes:
-        request_converters: Converters of outgoing prompts.
-        response_converters: Converters of incoming responses.
+        request_converters: Converters for outgoing prompts.
+        response_converters: Converters for incoming responses.
     """
 
     request_converters: list[Any] = field(default_factory=list)
@@ -105,14 +107,14 @@ class StrategyEvent(Enum):
 
 @dataclass
 class StrategyEventData(Generic[ContextT, ResultT]):
-    """Data of a lifecycle event.
+    """Data passed to the handlers of a strategy's lifecycle events.
 
     Attributes:
-        event: The event.
+        event: Lifecycle event.
         strategy_name: Class name of the strategy.
         strategy_id: ID of the strategy.
         context: Context of the run.
-        result: Result of the run, after ``execute``.
+        result: Result of the run, available after ``execute``.
         error: Exception that was raised.
         timestamp: Time of the event.
         duration: Duration in seconds of the finished phase, or of the whole run at its end.
@@ -129,7 +131,10 @@ class StrategyEventData(Generic[ContextT, ResultT]):
 
 
 class StrategyEventHandler(ABC, Generic[ContextT, ResultT]):
-    """Handler of lifecycle events. ``on_event`` may also be named ``on_event_async``."""
+    """Base class for handlers of a strategy's lifecycle events.
+
+    A subclass implements ``on_event``, which may also be named ``on_event_async``.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -139,7 +144,7 @@ class StrategyEventHandler(ABC, Generic[ContextT, ResultT]):
 
     @abstractmethod
     async def on_event(self, event_data: StrategyEventData[ContextT, ResultT]) -> None:
-        """Handle an event."""
+        """Handle a lifecycle event of a strategy."""
 
 
 class StrategyLogAdapter(logging.LoggerAdapter[logging.Logger]):
@@ -153,7 +158,7 @@ class StrategyLogAdapter(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the prefix to a message."""
+        """Prefix a log message with the strategy's name and short ID."""
         known: Mapping[str, Any] = self.extra or {}
         name, short = known.get("strategy_name"), str(known.get("strategy_id", ""))[:8]
         return f"[{name} (ID: {short})] {msg}", kwargs
@@ -218,7 +223,9 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         return {}
 
     def add_event_handler(self, handler: StrategyEventHandler[ContextT, ResultT]) -> None:
-        """Add an event handler, unless it is already registered.
+        """Register a handler for the strategy's lifecycle events.
+
+        A handler that is already registered is ignored.
 
         Raises:
             ValidationError: The handler has neither ``on_event`` nor ``on_event_async``.
@@ -232,14 +239,14 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             self._handlers.append(handler)
 
     def remove_event_handler(self, handler: StrategyEventHandler[ContextT, ResultT]) -> None:
-        """Remove an event handler.
+        """Unregister a handler of the strategy's lifecycle events.
 
         Raises:
             ValueError: The handler is not registered.
         """
         if not any(registered is handler for registered in self._handlers):
             raise ValidationError(
-                f"The handler {handler!r} is not registered on {self!r}.",
+                f"Event handler {handler!r} is not registered with {self!r}.",
                 fix="Pass a registered handler.",
             )
         self._handlers = [registered for registered in self._handlers if registered is not handler]
@@ -251,22 +258,25 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
 
     @abstractmethod
     def _validate_context(self, *, context: ContextT) -> Any:
-        """Raise an error if the context is invalid. It may be a coroutine function."""
+        """Raise an error if the context of a run is invalid.
+
+        Subclasses implement this method, optionally as a coroutine function.
+        """
 
     @abstractmethod
     async def _setup_async(self, *, context: ContextT) -> None:
-        """Prepare the run before it is performed."""
+        """Set up a strategy run before :meth:`_perform_async` is called."""
 
     @abstractmethod
     async def _perform_async(self, *, context: ContextT) -> ResultT:
-        """Perform the run and return its result."""
+        """Perform the strategy run and return its result."""
 
     @abstractmethod
     async def _teardown_async(self, *, context: ContextT) -> None:
-        """Clean up after the run, also after a failed setup."""
+        """Clean up after a strategy run, even if the setup or the run failed."""
 
     async def execute_async(self, **kwargs: Any) -> ResultT:
-        """Create a context from keyword arguments and run the strategy.
+        """Create a context from keyword arguments, run the strategy with it, and return the result.
 
         Raises:
             ValueError: The arguments or the context are invalid.
@@ -277,17 +287,18 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         except (TypeError, ValueError) as exc:
             name = self._context_type.__name__
             raise ValidationError(
-                f"Invalid arguments {sorted(kwargs)} of {type(self).__name__}: {exc}.",
+                f"Invalid arguments {sorted(kwargs)} for {type(self).__name__}: {exc}.",
                 fix=f"Pass the arguments of {name}.",
             ) from exc
         return await self.execute_with_context_async(context=context)
 
     async def execute_with_context_async(self, *, context: ContextT) -> ResultT:
-        """Run the strategy with a context.
+        """Run the strategy with an existing context.
 
         Raises:
-            ValueError: The context is invalid. The cause is chained.
-            RuntimeError: The run failed. The first error is chained, later ones are its notes.
+            ValueError: The context is invalid. The original exception is chained.
+            RuntimeError: The run failed. The first exception is chained; later exceptions are added
+                as notes.
         """
         name, started_at = type(self).__name__, time.perf_counter()
         phase: Phase = "validate"
@@ -365,7 +376,7 @@ def _event_method(handler: Any) -> Any:
 
 
 async def _call_handler(handler: Any, data: StrategyEventData[Any, Any]) -> Exception | None:
-    """Call a handler and return the exception that it raised."""
+    """Call an event handler, and return the exception that it raised, or ``None``."""
     try:
         await maybe_await(_event_method(handler)(data))
     except Exception as exc:

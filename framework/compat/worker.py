@@ -49,10 +49,10 @@ _TRANSITIONS: Mapping[AgentStatus, set[AgentStatus]] = MappingProxyType(
 
 
 class InvalidTransitionError(CapgraphError):
-    """Raised for a transition that a worker's status does not allow.
+    """Raised if a worker's current status does not allow the requested status change.
 
     Attributes:
-        current: Status of the worker.
+        current: Current status of the worker.
         target: Requested status.
     """
 
@@ -71,14 +71,14 @@ class InvalidTransitionError(CapgraphError):
 
 @dataclass(frozen=True, slots=True)
 class AgentWorkerEvent:
-    """Change of a worker's status.
+    """Record of a change to a worker's status.
 
     Attributes:
-        seq: Sequence number, from 1.
+        seq: Sequence number, starting at 1.
         kind: Kind of the event.
         status: Status after the transition.
-        detail: Reason of the transition.
-        timestamp: Time as ISO text.
+        detail: Reason for the transition.
+        timestamp: Time as an ISO 8601 string.
     """
 
     seq: int
@@ -88,14 +88,14 @@ class AgentWorkerEvent:
     timestamp: str = field(default_factory=utc_now_text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as plain data, without an empty detail."""
+        """Return the event as plain data. An empty detail is omitted."""
         data = {name: getattr(self, name) for name in ("seq", "kind", "status", "timestamp")}
         return {**data, "detail": self.detail} if self.detail else data
 
 
 @dataclass(slots=True)
 class AgentWorker:
-    """Worker of one role in one phase. Its methods are thread-safe.
+    """Worker that performs one role in one phase of a project. All methods are thread-safe.
 
     Attributes:
         worker_id: ID of the worker.
@@ -103,12 +103,12 @@ class AgentWorker:
         phase: Phase of the work.
         project_id: ID of the project.
         status: Current status.
-        events: Transitions so far.
+        events: Status changes so far.
         retry_count: Number of retries.
         last_error: Message and time of the last failure.
         provider_used: Provider that served the worker.
         created_at: Time of creation.
-        updated_at: Time of the last transition.
+        updated_at: Time of the last status change.
 
     >>> worker = AgentWorker("w", "writer", "draft")
     >>> worker.transition(AgentStatus.INITIALIZING).seq
@@ -131,10 +131,10 @@ class AgentWorker:
     def transition(
         self, new_status: AgentStatus | str, detail: str | None = None
     ) -> AgentWorkerEvent:
-        """Change the status.
+        """Change the status of the worker and record the change.
 
         Raises:
-            InvalidTransitionError: The current status does not allow the transition.
+            InvalidTransitionError: The current status does not allow the new status.
         """
         target = AgentStatus(new_status)
         with self._lock:
@@ -164,10 +164,11 @@ class AgentWorker:
 
 
 class AgentRegistry:
-    """Registry of the workers of a process.
+    """In-memory registry of agent workers in the current process.
 
     Args:
-        max_finished: Maximum number of finished workers. The oldest are removed first.
+        max_finished: Maximum number of finished workers to keep. The oldest workers are removed
+            first.
     """
 
     def __init__(self, *, max_finished: int = 1000) -> None:
@@ -176,7 +177,10 @@ class AgentRegistry:
         self._lock = threading.Lock()
 
     def create(self, role: str, phase: str, project_id: int | None = None) -> AgentWorker:
-        """Create a worker with status ``idle``."""
+        """Create and register a worker with the status ``idle``.
+
+        The oldest finished workers are removed if there are more than ``max_finished``.
+        """
         worker = AgentWorker(f"{role}-{phase}-{uuid.uuid4().hex[:8]}", role, phase, project_id)
         with self._lock:
             self._workers[worker.worker_id] = worker
@@ -186,14 +190,14 @@ class AgentRegistry:
         return worker
 
     def get(self, worker_id: str) -> AgentWorker | None:
-        """Return the worker with an ID, or ``None``."""
+        """Return the worker with the given ID, or ``None`` if it is not registered."""
         with self._lock:
             return self._workers.get(worker_id)
 
     def transition(
         self, worker_id: str, status: AgentStatus | str, detail: str | None = None
     ) -> AgentWorker:
-        """Change the status of a worker.
+        """Change the status of the worker with the given ID.
 
         Raises:
             KeyError: The registry has no worker with this ID.
@@ -210,12 +214,12 @@ class AgentRegistry:
         return [worker for worker in self._list_workers() if not worker.is_terminal]
 
     def get_by_role_phase(self, role: str, phase: str) -> AgentWorker | None:
-        """Return the first unfinished worker of a role and a phase, or ``None``."""
+        """Return the first unfinished worker with the given role and phase, or ``None``."""
         workers = (w for w in self.list_active() if (w.role, w.phase) == (role, phase))
         return next(workers, None)
 
     def get_by_project(self, project_id: int) -> list[AgentWorker]:
-        """Return the workers of a project."""
+        """Return all workers of the project with the given ID."""
         return [worker for worker in self._list_workers() if worker.project_id == project_id]
 
     def clear(self) -> None:
@@ -230,17 +234,17 @@ class AgentRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Handoff of work from one role to another.
+    """Record of a handoff of work from one role to another.
 
     Attributes:
         source_role: Role that hands off the work.
         target_role: Role that receives the work.
         phase: Phase of the work.
-        reason: Reason of the handoff.
-        context: Copy of the context for the target.
+        reason: Reason for the handoff.
+        context: Copy of the context for the target role.
         project_id: ID of the project.
-        target_worker_id: ID of the target's worker, whose status is ``initializing``. The caller
-            runs it.
+        target_worker_id: ID of the worker created for the target role. The worker has the
+            status ``initializing``, and the caller runs it.
         created_at: Time of the handoff.
     """
 

@@ -38,13 +38,14 @@ async def apply_answers(
     services: Services,
     rules: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Record people's decisions about steps, and return the state update.
+    """Record the answers to approval requests, and return the resulting state update.
 
     Args:
         answers: Decisions by context key.
         view: Current state of the turn.
         services: Services of the graph.
-        rules: IDs of the standing rules that approved steps, by context key.
+        rules: IDs of the standing rules (automatic approvals) that approved steps, by context
+            key.
     """
     pending = dict(view.pending_approvals)
     steps = {step["context_key"]: dict(step) for step in view.steps}
@@ -108,10 +109,11 @@ async def record_answer(
     services: Services,
     approver: Caller,
 ) -> str:
-    """Record an answer to an approval request, and store the approval of the shown preview.
+    """Record a person's answer to an approval request.
 
-    An answer is not accepted if the person may not approve or the request has expired. It is recorded
-    with the reason, and the step asks again and shows the reason.
+    An answer is rejected if the person may not approve or the request has expired. The
+    rejection is recorded with its reason, and the step repeats the request and shows the
+    reason.
 
     Args:
         key: Context key of the step.
@@ -122,7 +124,7 @@ async def record_answer(
         approver: Person who decided.
 
     Returns:
-        The reason why the answer is not accepted, or an empty string if it is accepted.
+        The reason why the answer is rejected, or an empty string if it is accepted.
     """
     kind, refusal = question.get("kind", STEP), ""
     spec = services.registry.capabilities.get(question["capability"])
@@ -173,7 +175,11 @@ async def _decide_outcome(
     approver: Caller,
     now: float,
 ) -> str:
-    """Record a decision about an unknown outcome if enough people have made the same decision."""
+    """Record a person's decision on a side effect with an unknown outcome.
+
+    If the approval policy restricts approvers, the decision takes effect only after enough
+    people have made the same decision. Until then, return the reason why it is not accepted.
+    """
     effect, run = question["effect"], int(question["run"])
     decision = {"decision": answer.decision, "outputs": answer.outputs}
     if policy.restricts_approvers:
@@ -201,11 +207,11 @@ def create_answers_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Create the state update for rejections and for answers that are text.
+    """Create the state update for rejected steps and free-text answers to approval requests.
 
     Args:
         answers: Decisions by context key.
-        rejected: Reasons of rejections, by context key.
+        rejected: Reasons for rejections, by context key.
         capabilities: Names of the rejected steps' capabilities, by context key.
         view: Current state of the turn.
         services: Services of the graph.
@@ -221,7 +227,7 @@ def create_answers_update(
 
 
 def create_plan_rejection(answer: ApprovalDecision, view: TurnView) -> dict[str, dict[str, Any]]:
-    """Create the decision entry of a rejected plan, so that the plan is not proposed again."""
+    """Create the decision entry for a rejected plan, so that it is not proposed again."""
     entry = {
         "decision": "reject",
         "reason": answer.reason,

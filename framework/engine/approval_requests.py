@@ -28,7 +28,10 @@ AnswerReader = Callable[[Any], tuple[dict[str, ApprovalDecision], list[str]]]
 def create_answer_reader(
     question: Mapping[str, Any], view: TurnView, services: Services, store: BaseStore | None
 ) -> AnswerReader:
-    """Create a function that parses an answer into decisions by context key and a list of problems."""
+    """Create a callback that parses the answer to an approval request.
+
+    The callback returns the decisions by context key and a list of validation errors.
+    """
 
     def read(answer_input: Any) -> tuple[dict[str, ApprovalDecision], list[str]]:
         answers, problems = parse_decisions(
@@ -45,14 +48,13 @@ def create_answer_reader(
 def ask_person(
     question: dict[str, Any], read_answer: AnswerReader, problems: list[str] | None = None
 ) -> Any:
-    """Interrupt the current task and ask again until the answer is valid.
+    """Interrupt the current LangGraph task to ask a person, and repeat until the answer is valid.
 
-    LangGraph runs the task again from its start after each answer, so the task must have no other
-    side effects.
+    LangGraph restarts the task after each answer, so the task must have no other side effects.
 
     Args:
         question: Question to ask.
-        read_answer: Function that parses an answer.
+        read_answer: Callback that parses an answer.
         problems: Validation errors of the previous answer.
 
     Returns:
@@ -77,12 +79,12 @@ async def ask_in_task(
 ) -> tuple[dict[str, ApprovalDecision], Caller]:
     """Ask a person in a separate LangGraph task, and return the decisions and the person.
 
-    The separate task keeps the answers apart from answers to the calling code's interrupts, so that the
-    question can be asked in the middle of other work.
+    The separate task keeps the answers apart from the answers to other interrupts of the
+    calling code, so that the question can be asked in the middle of other work.
 
     Args:
         question: Question to ask.
-        read_answer: Function that parses an answer.
+        read_answer: Callback that parses an answer.
     """
     # A copy of the thread has copies of its tasks, whose answers do not apply there.
     question_id = compute_digest([current_configurable().get("thread_id"), question])
@@ -101,7 +103,11 @@ async def ask_in_task(
 async def ask_about_text(
     services: Services, subject: str, text: Any, reasons: Sequence[str]
 ) -> Verdict:
-    """Ask a person to approve a text. See ``run_config.request_text_approval``."""
+    """Ask a person to approve a text, and return the decision as a verdict.
+
+    The text is denied if the question cannot be stored, or if the step runs on a remote worker.
+    See ``run_config.request_text_approval``.
+    """
     journal = services.journal()
     if not journal.is_durable:
         return Verdict("deny", ["the question cannot be stored: the graph has no checkpointer"])
@@ -124,6 +130,8 @@ async def save_standing_rules(
     store: BaseStore | None,
 ) -> None:
     """Save a standing rule (automatic approval) for each answer that requests one.
+
+    Without a store, no rules are saved.
 
     Args:
         answers: Decisions by context key.

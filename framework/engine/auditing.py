@@ -21,12 +21,13 @@ _DAY = 86400.0
 
 
 class Auditor:
-    """Factory of the audit of each run.
+    """Factory that creates the audit of each run.
 
     Args:
-        target: ``True`` to store audits in the database of the run's saver, or an ``AuditLog``.
+        target: ``True`` to store audit records in the database of the run's saver, or an
+            ``AuditLog``.
         settings: Signing key and retention period of the records.
-        persistence: Storage of the graph's threads. A run may use another saver.
+        persistence: Storage of the graph's threads. A run may use a different saver.
 
     Raises:
         ConfigurationError: ``target`` is neither a boolean nor an ``AuditLog``.
@@ -48,7 +49,10 @@ class Auditor:
         self._pruned: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     def for_run(self, config: Mapping[str, Any]) -> Audit:
-        """Open the audit for a run with this configuration."""
+        """Create the audit for a run with the given LangGraph run config.
+
+        The audit writes to the configured log or, by default, to the database of the run.
+        """
         persistence = Persistence.for_run(config, self._persistence)
         settings, table = self._settings, None
         if persistence is not None:
@@ -59,7 +63,7 @@ class Auditor:
         )
 
     async def close(self, audit: Audit) -> None:
-        """Write a run's pending records, and delete expired records once a day."""
+        """Write the pending audit records of a run, and delete expired records once a day."""
         await audit.flush()
         now = time.monotonic()
         if now - self._pruned.get(audit.writer, -_DAY) >= _DAY:

@@ -86,20 +86,22 @@ def bind(
 ) -> Services:
     """Create the services that run capabilities in a custom LangGraph graph.
 
-    ``services.node(capability)`` returns a graph node, whose steps have the same guarantees as the steps
-    of a plan.
+    ``services.node(capability)`` returns a graph node for a capability. A step run by the node
+    has the same guarantees as a step of a plan.
 
     Args:
         capabilities: Registry, or list of capabilities and context types.
         model: See ``build_graph``.
         settings: Settings of the agent. Defaults to ``Settings()``.
-        checkpointer: Saver of the graph. A custom graph uses the saver with which it is compiled.
+        checkpointer: Saver of the graph. A custom graph uses the saver with which it is
+            compiled.
         answer_type: See ``build_graph``.
         **options: See :class:`~capgraph.engine.services.OperatorOptions`.
 
     Raises:
         UnknownOptionError: An option is unknown.
-        ConfigurationError: A behavior, policy, or model is invalid, or the saver is synchronous.
+        ConfigurationError: A behavior, policy, or model is invalid, or the saver is
+            synchronous.
         RegistryError: Two capabilities have the same name.
 
     >>> from capgraph import BaseCapability, capability_node
@@ -238,7 +240,7 @@ def _create_auditor(
 
 
 def as_settings(settings: Settings | None) -> Settings:
-    """Return settings unchanged, or the default settings for ``None``.
+    """Return the given settings unchanged, or load the configured settings for ``None``.
 
     Raises:
         ConfigurationError: The argument is not a ``Settings`` object.
@@ -256,11 +258,11 @@ def as_settings(settings: Settings | None) -> Settings:
 
 
 def as_registry(capabilities: Capabilities) -> Registry:
-    """Return a registry unchanged, or create a registry from a list of capabilities.
+    """Create a registry from a list of capabilities. A registry is returned unchanged.
 
     Raises:
-        ConfigurationError: The argument is neither a registry nor a list, but for example a single
-            capability, a tool, or a compiled graph.
+        ConfigurationError: The argument is neither a registry nor a list. For example, it is a
+            single capability, a tool, or a compiled graph.
         RegistryError: An item cannot be registered.
     """
     if isinstance(capabilities, Registry):
@@ -278,10 +280,10 @@ def as_registry(capabilities: Capabilities) -> Registry:
 
 
 def resolve_answer_gate(gate: Any, settings: Settings) -> Any:
-    """Return the quality gate of the answer from the option or, without an option, from the settings.
+    """Return the quality gate for the answer, from the option or, by default, the settings.
 
     Raises:
-        ConfigurationError: The value is not a gate, or the gate requests approval.
+        ConfigurationError: The value is not a quality gate, or the gate requests approval.
     """
     if gate is None and settings.answer_gate is not None:
         [gate] = build_configured([settings.answer_gate], "answer_gate", "gate")
@@ -321,7 +323,11 @@ def _resolve_permissions(
 def _find_information_flow(
     policies: tuple[PlanPolicy, ...], registry: Registry, can_ask: Callable[[], bool]
 ) -> tuple[InformationFlow | None, tuple[PlanPolicy, ...]]:
-    """Return the policy for data labels (provenance tags), and the plan policies including it."""
+    """Find or create the information flow policy, which restricts data by provenance labels.
+
+    Return the policy, or ``None`` if no labels are declared, and all plan policies including
+    it.
+    """
     flows = [policy for policy in policies if isinstance(policy, InformationFlow)]
     if len(flows) > 1:
         raise ConfigurationError(
@@ -337,7 +343,9 @@ def _find_information_flow(
 def resolve_policies(
     declared: Any, settings: Settings
 ) -> tuple[list[PolicyEngine], tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
-    """Return the policy engines, plan policies, and step policies from the option and the settings.
+    """Collect the policies from the option and the settings, grouped by kind.
+
+    Return the policy engines, the plan policies, and the step policies.
 
     Raises:
         ConfigurationError: An object is not a policy, or two rules have the same name.
@@ -375,7 +383,8 @@ def unbound_services(spec: CapabilitySpec) -> Services:
     """Create services with default limits for a capability that was not passed to ``bind``.
 
     Raises:
-        ConfigurationError: The capability declares a guarantee, such as approval, that requires ``bind``.
+        ConfigurationError: The capability declares a guarantee, such as approval, that is
+            available only with ``bind``.
     """
     promised = [
         name

@@ -12,10 +12,10 @@ from capgraph.pipeline.effect_ledger import compute_digest
 
 
 class AcceptedDigest(str):
-    """Digest of an accepted plan, which a custom node cannot forge.
+    """Digest of an accepted plan that custom nodes cannot forge.
 
-    Custom nodes can write only plain text, so an update with this type proves that the plan was accepted.
-    The state stores plain text.
+    Custom nodes can write only plain strings to the state, so an update of this type proves
+    that the plan passed all checks. In the state, the digest is stored as a plain string.
     """
 
     __slots__ = ("plan",)
@@ -23,14 +23,14 @@ class AcceptedDigest(str):
 
     @classmethod
     def of(cls, plan: Any) -> AcceptedDigest:
-        """Create the digest of an accepted plan."""
+        """Create the digest that marks the given plan as accepted."""
         digest = cls(plan_digest(plan))
         digest.plan = plan
         return digest
 
 
 def is_accepted(state: Mapping[str, Any]) -> bool:
-    """Return True if the plan in the state is the plan that was accepted last."""
+    """Return True if the plan in the state is the most recently accepted plan."""
     plan, accepted = state["planning_execution_plan"], state.get("planning_accepted")
     if isinstance(accepted, AcceptedDigest) and accepted.plan is plan:
         return True
@@ -38,7 +38,7 @@ def is_accepted(state: Mapping[str, Any]) -> bool:
 
 
 def plan_digest(plan: Any) -> str:
-    """Compute a short digest of a plan. Equal plans have equal digests in any form.
+    """Compute a short digest of a plan. Plans with equal steps and limits have equal digests.
 
     >>> plan_digest({"steps": [{"context_key": "a"}]}) == plan_digest({"steps": []})
     False
@@ -49,7 +49,9 @@ def plan_digest(plan: Any) -> str:
 
 
 def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
-    """Return the ID of the caller's plan, or ``None`` for a plan of an earlier turn.
+    """Return the ID of a plan supplied by the caller.
+
+    Return ``None`` if the plan was left in the state by an earlier turn.
 
     Args:
         plan: Plan in the state.
@@ -63,7 +65,7 @@ def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
 
 
 def check_plan_form(plan: Any) -> ExecutionPlan:
-    """Validate the form of a caller's plan and return it.
+    """Validate the structure of a plan supplied by the caller, and return the plan.
 
     Raises:
         PlanError: The plan is not a list of steps, or has unknown fields.

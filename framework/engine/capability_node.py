@@ -85,21 +85,23 @@ async def run_capability_node(
     parameters: ParametersOfState | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Run a capability as a graph node, for the current step of a plan or without a plan.
+    """Run a capability as a graph node, either as the current step of a plan or without a plan.
 
     Args:
         spec: Declarations of the capability.
         state: State of the graph.
-        services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
-            run, or default limits if the capability is not registered there.
-        parameters: State key of each parameter. By default, a plan in the state supplies parameters.
-        **extra: Further arguments of ``execute``.
+        services: Services of ``bind`` or ``build_graph``. Defaults to the services of the
+            enclosing run, or to default limits if the capability is not registered there.
+        parameters: State key of each parameter. By default, a plan in the state supplies
+            parameters.
+        **extra: Additional arguments of ``execute``.
 
     Returns:
         The state updates of the capability and the state entry of the step.
 
     Raises:
-        ConfigurationError: The capability declares a guarantee, such as approval, that requires ``bind``.
+        ConfigurationError: The capability declares a guarantee, such as approval, that is
+            available only with ``bind``.
         InfrastructureError: The graph's state has no key for the result.
         ValidationError: ``execute`` does not accept an argument in ``extra``.
     """
@@ -163,18 +165,19 @@ async def run_standalone_step(
     work: Any = None,
     can_ask: bool = True,
 ) -> StepRecord:
-    """Run a capability without a plan or a state, for example for a tool call.
+    """Run a capability without a plan or a graph state, for example for a tool call.
 
-    The step passes through the same stages as in a plan. In a LangGraph task, the step can ask a person,
-    and the task distinguishes it from equal steps.
+    The step passes through the same stages as a step of a plan. In a LangGraph task, the step
+    can ask a person for approval, and the task distinguishes the step from identical steps.
 
     Args:
         spec: Declarations of the capability.
         step: Objective, parameters, and inputs of the step.
         contexts: Plain data of the inputs, by context type and key.
-        services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
-            run, or default limits if the capability is not registered there.
-        labels: Labels (provenance tags) of the data that the caller has read, with their sources.
+        services: Services of ``bind`` or ``build_graph``. Defaults to the services of the
+            enclosing run, or to default limits if the capability is not registered there.
+        labels: Labels (provenance tags) of the data that the caller has read, with their
+            sources.
         state: State of the calling graph, for injected arguments.
         raw_errors: True to raise the original exception of a failure.
         work: Function of the caller that the capability's ``execute`` runs.
@@ -211,11 +214,12 @@ async def run_standalone_step(
 
 @asynccontextmanager
 async def member_scope(services: Services | None, name: str) -> AsyncIterator[None]:
-    """Context manager in which a team member, a workflow, or an agent runs with certain services.
+    """Async context manager in which a team member, workflow, or agent uses the given services.
 
     Args:
-        services: Services of the team. By default, the services of the enclosing run.
-        name: Name of the member, unique within the run and the same after a restart.
+        services: Services of the team. Defaults to the services of the enclosing run.
+        name: Name of the member, which must be unique within the run and stable across
+            restarts.
     """
     if services is None or any(enclosing is services for enclosing in find_enclosing_services()):
         yield
@@ -235,7 +239,10 @@ async def _run_with_policies(
     services: Services,
     budget: TurnBudget,
 ) -> tuple[StepRecord, Failure | None]:
-    """Run a step and, in a graph without a router, apply the policy rules to its record."""
+    """Run a step, and apply the policy rules to its record if the graph has no router.
+
+    In a graph with a router, the router applies the rules.
+    """
     started_at = services.clock.now()
     record = await run(0)
     if not services.policy_engines or view.has_turn:
@@ -249,7 +256,10 @@ async def _run_with_policies(
 async def _node_scope(
     view: TurnView, services: Services, budget: TurnBudget
 ) -> AsyncIterator[None]:
-    """Set up the run context of a node, because a custom graph has no ``AgentGraph`` that does it."""
+    """Set up the run context for a capability node in a custom graph.
+
+    In a graph created by ``build_graph``, ``AgentGraph`` sets up the run context.
+    """
     in_run = current_runtime() is not None
     scope = run_scope(
         services, get_config() if in_run else {}, has_subscriber=None if in_run else False
@@ -277,7 +287,10 @@ async def _node_scope(
 
 
 async def _find_billing_caller(view: TurnView, services: Services) -> Caller:
-    """Return the caller who started the turn or, in a custom graph, the run."""
+    """Return the caller whose budget pays for a step.
+
+    This is the caller who started the turn or, in a custom graph without turns, the run.
+    """
     owner = view.owner
     start = await _find_run_start(services, per_user=True) if owner is None else None
     if owner is not None or start is None:
@@ -297,7 +310,7 @@ async def _find_billing_caller(view: TurnView, services: Services) -> Caller:
 
 
 async def _find_run_id(view: TurnView, services: Services) -> str:
-    """Return the ID of the run whose node executions share a budget if there is no turn."""
+    """Return the ID of the run whose nodes share a budget, or ``""`` if the turn has an ID."""
     start = None if view.turn_id else await _find_run_start(services, per_user=False)
     return "" if start is None else start.checkpoint_id
 
@@ -318,10 +331,10 @@ async def _find_run_start(services: Services, *, per_user: bool) -> RunStart | N
 
 
 async def _read_turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:
-    """Return the view of the turn, and the number of steps of earlier runs.
+    """Return the view of the current turn, and the number of steps that belong to earlier runs.
 
-    A custom graph has no turns. There, a plan in the run's input begins at its first step, unless the
-    caller sets another step.
+    Custom graphs have no turns. In a custom graph, a plan in the run's input starts at its
+    first step unless the caller sets a different step.
     """
     view = services.view(state)
     if (
@@ -349,8 +362,8 @@ def _check_parameter_sources(spec: CapabilitySpec) -> None:
     if needed := required_parameters(spec.parameters):
         example = ", ".join(f'"{name}": "<state key>"' for name in needed)
         raise ConfigurationError(
-            f"The node of {spec.name!r} has no values for its parameters {', '.join(needed)}: the"
-            " state contains no plan with a step for it.",
+            f"The node of {spec.name!r} has no values for its required parameters {', '.join(needed)}, "
+            "because the state contains no plan with a step for this capability.",
             fix=f"use services.node({spec.cls.__name__}, parameters={{{example}}}).",
         )
 
@@ -358,7 +371,11 @@ def _check_parameter_sources(spec: CapabilitySpec) -> None:
 async def _read_parameters(
     spec: CapabilitySpec, parameters: ParametersOfState, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Read the parameters of a step from the state of a custom graph."""
+    """Read the parameter values of a step from the state of a custom graph.
+
+    Each parameter is read from a state key, or a callback computes all parameters from the
+    state.
+    """
     if not callable(parameters):
         return {name: state[key] for name, key in parameters.items() if key in state}
     values = await maybe_await(parameters(state))
@@ -385,10 +402,10 @@ def _create_attempt(
 
 
 def _create_request_key_parts(name: str) -> list[str]:
-    """Create the parts of an idempotency key that distinguish several calls of a capability.
+    """Create the parts of an idempotency key that distinguish repeated calls of a capability.
 
-    The parts are the name of the node, the index in a ``Send`` fan-out, and the number of the call in
-    the ``execute`` of the enclosing capability or node.
+    The parts are the name of the node, the index in a ``Send`` fan-out, and the number of the
+    call within ``execute`` of the enclosing capability or node.
     """
     try:
         metadata: Mapping[str, Any] = get_config().get("metadata") or {}
@@ -421,10 +438,10 @@ async def _run_until_answered(
     extra_arguments: Mapping[str, Any] | None = None,
     ask_scope: AskScope = nullcontext,
 ) -> StepRecord:
-    """Run a step, and ask a person each time the step requires a decision.
+    """Run a step, and ask a person whenever the step requires a decision.
 
-    A plan distinguishes equal steps by their keys. Without a plan (``is_standalone``), the LangGraph task
-    distinguishes them.
+    In a plan, identical steps are distinguished by their keys. Without a plan
+    (``is_standalone``), they are distinguished by their LangGraph tasks.
     """
     runtime = current_runtime()
     if is_standalone and services.registry.capabilities[attempt.capability].effect != "none":
@@ -459,7 +476,7 @@ async def _run_until_answered(
             return result
         if result is None:
             raise InfrastructureError(
-                f"Step {attempt.key!r} was interrupted: the process is shutting down.",
+                f"Step {attempt.key!r} was interrupted, because the process is shutting down.",
                 fix="run the graph again. It continues with this node.",
             )
         async with ask_scope():
@@ -473,7 +490,9 @@ async def _run_until_answered(
 
 
 async def _check_new_message(journal: Journal) -> None:
-    """Raise an error if the last message is not new, because a custom graph has no turns to detect it.
+    """Raise an error if the last message was already processed by an earlier run.
+
+    Custom graphs need this check, because they have no turns that detect a repeated message.
 
     Raises:
         ValidationError: An earlier run has processed the message.
@@ -511,8 +530,8 @@ async def _ask_person(
 ) -> tuple[ApprovalDecision, Caller]:
     if not services.journal().is_durable:
         raise ConfigurationError(
-            f"{attempt.capability!r} requires a person's decision: the graph has no checkpointer to"
-            " store the request.",
+            f"{attempt.capability!r} requires a person's decision, but the graph has no "
+            "checkpointer to store the request.",
             fix="compile the graph with a checkpointer.",
         )
     request = question.to_state()
@@ -568,7 +587,7 @@ def _create_node_update(
 
 
 def _filter_update(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
-    """Remove the framework's keys that the graph's state does not have.
+    """Remove framework keys that the state of a custom graph does not define from an update.
 
     Raises:
         InfrastructureError: A result would be lost, because the state has no key for it.
@@ -592,7 +611,7 @@ def _filter_update(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, An
     lost = sorted(name for name in result_keys & set(update) if name not in channels)
     if lost:
         raise InfrastructureError(
-            f"{spec.name!r} returned {lost}, which the graph's state does not define.",
+            f"{spec.name!r} returned {lost}, which is not defined in the graph's state.",
             fix="use AgentState (or a subclass) as the graph's state, or declare the key.",
         )
     return {name: value for name, value in update.items() if name in channels}

@@ -29,14 +29,16 @@ _SHIPPED = {"policy": ("InformationFlow", "PolicyEngine", "QualityGate"), "gate"
 
 
 def build_configured(items: Any, location: str, kind: ObjectKind = "behavior") -> Sequence[Any]:
-    """Create the objects that a list in the settings describes.
+    """Create the objects described by a list in the settings.
 
     Args:
-        items: Objects, which are returned unchanged, or descriptions ``{"use": name, …arguments}``. The
-            name refers to a built-in class (``retry``, ``information_flow``), another class in the same
-            package, or ``"module:Class"``. An argument may also be a description, or ``{"object":
-            "module:name"}`` for an existing object, such as a function.
-        location: Name of the list for error messages, such as ``models.planning.behaviors``.
+        items: Objects, which are returned unchanged, or descriptions ``{"use": name,
+            …arguments}``. The name refers to a built-in class (``retry``,
+            ``information_flow``), another class in the same package, or ``"module:Class"``. An
+            argument may also be a description, or ``{"object": "module:name"}`` for an existing
+            object, such as a function.
+        location: Location of the list in the settings, such as ``models.planning.behaviors``,
+            for error messages.
         kind: Kind of the objects.
 
     Raises:
@@ -56,7 +58,10 @@ def _build_item(item: Any, location: str, kind: ObjectKind) -> Any:
 
 
 def _build_value(value: Any, location: str, kind: ObjectKind) -> Any:
-    """Create the object that an item or an argument in the settings describes."""
+    """Create the object described by an item or argument in the settings.
+
+    Values that do not describe an object are returned unchanged.
+    """
     if isinstance(value, list):
         return [
             _build_value(item, f"{location}[{index}]", kind) for index, item in enumerate(value)
@@ -109,7 +114,7 @@ def _find_class(name: Any, location: str, kind: ObjectKind) -> Any:
 
 
 def import_attribute(name: Any, location: str) -> Any:
-    """Import the object that a ``"module:attribute"`` reference names.
+    """Import the object referenced by a ``"module:attribute"`` string.
 
     Args:
         name: Import reference.
@@ -123,7 +128,7 @@ def import_attribute(name: Any, location: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as exc:
         raise ConfigurationError(
-            f"{location}: {name!r} cannot be imported ({exc}).", fix="Write 'module:attribute'."
+            f"{name!r} at {location} cannot be imported: {exc}.", fix="Write 'module:attribute'."
         ) from exc
 
 
@@ -132,11 +137,11 @@ def _to_snake_case(exported: str) -> str:
 
 
 def capability_behaviors(registry: Registry, settings: Settings) -> dict[str, Sequence[Any]]:
-    """Create the behaviors that the settings declare for single capabilities.
+    """Create the behaviors that the settings declare for individual capabilities.
 
     Raises:
-        ConfigurationError: The settings name an unknown capability, whose behaviors would have no
-            effect.
+        ConfigurationError: The settings contain an unknown capability, whose behaviors would
+            have no effect.
     """
     behaviors = {}
     for name, section in settings.capabilities.items():
@@ -155,7 +160,7 @@ def capability_behaviors(registry: Registry, settings: Settings) -> dict[str, Se
 
 
 def model_behaviors(items: Sequence[Any], location: str) -> list[Any]:
-    """Create the behaviors of a model role, which may include LangChain middleware.
+    """Create the behaviors declared for a model role. LangChain middleware is also accepted.
 
     Raises:
         ConfigurationError: A behavior cannot wrap model calls.

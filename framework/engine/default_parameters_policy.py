@@ -10,11 +10,11 @@ from capgraph.registry import Registry
 
 
 class DefaultParametersPolicy:
-    """Step policy that requires approval of ``once`` effects that run with default parameters.
+    """Step policy that requires approval for ``once`` effects that use only default parameters.
 
-    A planner without a model chooses capabilities by context types, which do not determine amounts or
-    recipients, so the author's defaults could be wrong for the request. Capabilities that declare
-    ``requires_approval`` are exempt, because a person approves them anyway.
+    A planner without a model chooses capabilities by context type, which does not determine
+    amounts or recipients, so the default values could be wrong for the request. Capabilities
+    that declare ``requires_approval`` are exempt, because a person approves them anyway.
 
     Args:
         registry: Registered capabilities.
@@ -34,7 +34,10 @@ class DefaultParametersPolicy:
         return bool(self._names)
 
     async def decide(self, step: PlannedStep, view: Any) -> Verdict:
-        """Require approval of a planned ``once`` effect with defaults, and allow any other step."""
+        """Require approval for a planned ``once`` effect that uses only default parameters.
+
+        All other steps are allowed.
+        """
         if step.get("capability") not in self._names:
             return Verdict("allow")
         author = next((v["author"] for v in reversed(view.state.get("planning_history") or [])), "")

@@ -21,24 +21,29 @@ class LastMessageExtractor:
     """Task extractor that uses the last message."""
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return a task with the text of the user's last message."""
+        """Extract the task without a model, as the text of the user's last message."""
         from capgraph.planning.strategies import ExtractedTask, last_request
 
         return ExtractedTask(task=last_request(messages))
 
 
 class ChainPlanner:
-    """Planner without a model, which chains backward from the selected capabilities to stored context."""
+    """Planner that needs no model and chains capabilities backward from the selected ones.
+
+    The planner adds the capabilities that supply missing inputs, until every input is
+    available.
+    """
 
     can_correct = False
     chooses_parameters = False
     reads_results = False
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Create a plan of the selected capabilities and those that they require.
+        """Create a plan from the selected capabilities and those that supply their inputs.
 
         Raises:
-            PlanError: A required input has no supplier, or the only possible plan has already failed.
+            PlanError: A required input has no supplier, or the only possible plan has already
+                failed.
         """
         from capgraph.planning import StaticCatalog, chain_plan  # not needed with a planning model
 
@@ -87,17 +92,18 @@ class ChainPlanner:
 
 
 def _find_available(request: PlanRequest) -> list[str]:
-    """Return the selected capabilities that are available.
+    """Return the names of the selected capabilities that are currently available.
 
     Raises:
-        PlanError: A selected capability is unavailable, and no other capability provides its types.
+        PlanError: A selected capability is unavailable, and no other capability provides its
+            output types.
     """
     specs = request.catalog.capabilities
     names = [name for name in request.active if name not in request.unavailable_capabilities]
     for name, why in request.unavailable_capabilities.items():
         if name in request.active and find_unprovided_types(name, names, specs, request.available):
             raise PlanError(
-                f"{name!r} is {why}. No other capability can replace it.",
+                f"Capability {name!r} is {why}, and no other capability can replace it.",
                 fix="try again then.",
                 severity=ErrorSeverity.CRITICAL,
                 person_message=f"{name!r} is {why}. Please try again then.",
@@ -106,7 +112,7 @@ def _find_available(request: PlanRequest) -> list[str]:
 
 
 def _add_unavailable(problem: PlanError, request: PlanRequest) -> PlanError:
-    """Add the unavailable capabilities to a planning error, because they may have caused it."""
+    """Extend a planning error with the unavailable capabilities that may have caused it."""
     if not request.unavailable_capabilities:
         return problem
     away = "; ".join(f"{name!r} is {why}" for name, why in request.unavailable_capabilities.items())
@@ -126,17 +132,17 @@ def _steps_without_output(plan: ExecutionPlan | None) -> list[str]:
 
 
 class SummaryAnswerer:
-    """Answerer without a model, which joins the summaries of the results."""
+    """Answerer that needs no model and joins the summaries of the step results."""
 
     async def answer(self, request: AnswerRequest) -> str:
-        """Compose the answer and stream it word by word."""
+        """Compose the answer without a model, and stream it word by word."""
         text = self.compose(request)
         for piece in _split_into_words(text):
             telemetry.emit(telemetry.AnswerToken(text=piece))
         return text
 
     def compose(self, request: AnswerRequest) -> str:
-        """Compose the text of the answer."""
+        """Compose the text of the answer from result summaries, or a clarifying question."""
         if request.purpose == "clarify":
             return request.question or "Please say more precisely what you need."
         if request.purpose == "conversation":

@@ -34,12 +34,13 @@ _FAILED = ("failed", "stopped", "cancelled")
 
 
 class HandoffRequest(GraphBubbleUp):
-    """Signal with which a tool ends an agent's run and hands the request over to another capability.
+    """Raised by a tool to end an agent's run and hand off the request.
 
     Args:
-        to: Name of the capability. Empty for the planner.
-        task: Task for the capability, or the reason for the planner.
-        labels: Labels (provenance tags) of the data that the agent has read, with their sources.
+        to: Name of the capability that receives the request; empty for the planner.
+        task: Task for the capability, or the reason for handing off to the planner.
+        labels: Labels (provenance tags) of the data that the agent has read, with their
+            sources.
     """
 
     def __init__(self, to: str, task: str, labels: Mapping[str, str]) -> None:
@@ -50,7 +51,9 @@ class HandoffRequest(GraphBubbleUp):
 
 
 def open_dialogue(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a thread's open dialogue (conversation with one capability), or ``{}`` if none is open.
+    """Return the open dialogue of a thread, or ``{}`` if no dialogue is open.
+
+    A dialogue is a conversation with one capability.
 
     >>> open_dialogue({"control_dialogue": None})
     {}
@@ -59,10 +62,10 @@ def open_dialogue(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def continue_dialogue(view: TurnView, services: Services, text: str) -> dict[str, Any]:
-    """Create the state update that passes a new message to the open dialogue, or closes the dialogue.
+    """Create the state update that continues or closes the open dialogue for a new message.
 
-    The dialogue is closed and the planner handles the message if the last turn failed, if the caller may
-    not use the capability, or if the text begins with ``/leave``.
+    The dialogue is closed and the planner handles the message if the last turn failed, if the
+    caller may not use the capability, or if the text begins with ``/leave``.
 
     Args:
         view: State before the turn is reset.
@@ -97,7 +100,7 @@ def _create_closing_update(name: str, reason: str) -> dict[str, Any]:
 
 
 def read_messages(state: Mapping[str, Any], capability: str) -> list[BaseMessage]:
-    """Return the earlier messages of a capability's open dialogue."""
+    """Return the stored messages of the open dialogue with a capability, or ``[]``."""
     dialogue = open_dialogue(state)
     return (
         messages_from_dict(dialogue["messages"]) if dialogue.get("capability") == capability else []
@@ -107,12 +110,12 @@ def read_messages(state: Mapping[str, Any], capability: str) -> list[BaseMessage
 def dialogue_update(
     step: StepContext, conversation: Sequence[BaseMessage], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Create the state update of a step that keeps its dialogue open.
+    """Create the state update for a step that keeps its dialogue with the user open.
 
     Args:
         step: Context of the step.
         conversation: Messages of the dialogue. Only the latest messages are stored.
-        result: Result of the step, whose ``output`` is the reply.
+        result: Result of the step. Its ``output`` is the reply.
     """
     starts = [i for i, message in enumerate(conversation) if message.type == "human"]
     oldest = len(conversation) - MAX_MESSAGES
@@ -127,10 +130,10 @@ def dialogue_update(
 
 
 def handoff_plan(view: TurnView, key: str, request: HandoffRequest) -> ExecutionPlan:
-    """Create the plan for a handoff from an agent to another capability or to the planner.
+    """Create the plan that hands off an agent's work to a capability or to the planner.
 
-    A handoff to a capability adds a step to the plan. A handoff to the planner marks the agent's step for
-    a plan review.
+    A handoff to a capability adds a step to the plan. A handoff to the planner marks the
+    agent's step for a plan review.
 
     Args:
         view: Current state of the turn.
@@ -149,10 +152,10 @@ def handoff_plan(view: TurnView, key: str, request: HandoffRequest) -> Execution
 
 
 def settle_dialogue(before: TurnView, after: TurnView, *, can_answer: bool) -> dict[str, Any]:
-    """Create the state update after steps that may have opened, continued, or closed a dialogue.
+    """Create the state update for steps that opened, continued, or closed a dialogue.
 
-    A dialogue opens if its step ran alone and all steps of the plan have ended. Its reply is then the
-    answer, so that no model writes another answer.
+    A dialogue opens if its step ran alone and all steps of the plan have ended. Its reply is
+    then used as the answer, so that no model writes a second answer.
 
     Args:
         before: View of the turn before the steps ran.

@@ -33,7 +33,7 @@ _BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 def collects_failures(step: PlannedStep) -> bool:
-    """Return True if a ``for_each`` step's other copies continue after a copy fails."""
+    """Return True if a ``for_each`` step continues after one of its copies fails."""
     return (step.get("for_each") or {}).get("on_failure") == "collect"
 
 
@@ -73,15 +73,17 @@ class ForEachRun:
         self._began = asyncio.get_running_loop().time()
 
     def key(self, number: int) -> str:
-        """Return the context key of a copy."""
+        """Return the context key of the copy that processes the element with this index."""
         return element_key(self._attempt.key, number)
 
     def attempt_at(self, number: int) -> Attempt:
-        """Create the attempt for the element with this index."""
+        """Create the attempt that processes the list element with this index."""
         return create_element_attempt(self._attempt, self._elements, number, self._view)
 
     async def run(self, window: int) -> list[Envelope]:
-        """Run the unfinished copies and return their envelopes in list order.
+        """Run the unfinished copies of a ``for_each`` step.
+
+        Return the result envelopes of the copies in list order.
 
         Args:
             window: Maximum number of concurrent copies.
@@ -141,12 +143,12 @@ class ForEachRun:
         )
 
     def _find_record(self, number: int) -> Mapping[str, Any] | None:
-        """Return the result entry of a finished copy, or ``None`` for a copy that has to run."""
+        """Return the result entry of a finished copy, or ``None`` if the copy still has to run."""
         record = self._view.results.get(self.key(number)) or {}
         return record if record.get("success") or record.get("skipped") else None
 
     def record(self) -> StepRecord | None:
-        """Return the record of the whole step, or ``None`` while copies are unfinished."""
+        """Return the record of the ``for_each`` step, or ``None`` if copies are unfinished."""
         failed = sorted(self._failures, key=lambda n: (not self._failures[n].final, n))
         if failed:
             first = self._failures[failed[0]]
@@ -173,7 +175,7 @@ class ForEachRun:
         return result
 
     def without_collected_data(self) -> list[Envelope]:
-        """Return the copies' envelopes without the data that the result list of the step contains."""
+        """Return the copies' result envelopes without data that the step's result list contains."""
         envelopes = []
         for number, envelope in sorted(self._envelopes.items()):
             key, update = self.key(number), dict(envelope["update"])
@@ -200,7 +202,7 @@ class ForEachRun:
         return record
 
     def _create_no_results_failure(self, record: Mapping[str, Any]) -> Failure:
-        """Create the failure of a step whose copies all failed."""
+        """Create the failure for a ``for_each`` step in which no copy succeeded."""
         return Failure(
             ErrorSeverity(record.get("severity", ErrorSeverity.CRITICAL)),
             f"None of {len(self._elements)} elements has a result: {record.get('error')}",
@@ -212,7 +214,7 @@ class ForEachRun:
         return self._view.results[self.key(number)].get("outputs") or {}
 
     def _collect_contexts(self, finished: list[int]) -> dict[str, dict[str, Any]]:
-        """Collect the copies' results in one list per context type, in list order."""
+        """Collect the results of the copies into one list per context type, in list order."""
         contexts = self._view.contexts
         expected = self._attempt.step.get("expected_output")
         kinds = [expected] if expected else self._spec.provides
@@ -235,12 +237,12 @@ class ForEachRun:
 def create_element_attempt(
     attempt: Attempt, elements: list[Any], number: int, view: TurnView
 ) -> Attempt:
-    """Create the attempt for one list element of a ``for_each`` step.
+    """Create the attempt that processes one list element of a ``for_each`` step.
 
     Args:
         attempt: Attempt of the whole step.
         elements: Elements of the list.
-        number: Index of the element, from 0.
+        number: Index of the element, starting at 0.
         view: Current state of the turn, which may contain parameters that a person edited.
     """
     step, key = attempt.step, element_key(attempt.key, number)
@@ -253,10 +255,10 @@ def create_element_attempt(
 
 
 async def _wait_for_first(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Wait until at least one task has finished, and return the unfinished tasks.
+    """Wait until at least one task finishes, and return the tasks that are still running.
 
     Raises:
-        BaseException: A task raised this exception.
+        BaseException: A finished task raised this exception.
     """
     done, pending = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
     for task in done:

@@ -61,7 +61,7 @@ _OUTPUT_KEYS = frozenset({"execution_outcome", "execution_step_results", "contro
 def validate_input(
     graph_input: Any, config: Mapping[str, Any], services: Services, *, has_saver: bool = False
 ) -> Any:
-    """Validate the input of a graph and return it in the form that the graph expects.
+    """Validate the input of a graph, and convert it to the form that the graph expects.
 
     Args:
         graph_input: Input from the caller.
@@ -118,14 +118,14 @@ def validate_input(
 
 
 def require_thread_id(config: Mapping[str, Any]) -> None:
-    """Raise an error if a configuration has no thread ID.
+    """Raise an error if a run config contains no thread ID.
 
     Raises:
         ValidationError: The thread ID is missing.
     """
     if (config.get("configurable") or {}).get("thread_id") in (None, ""):
         raise ValidationError(
-            "thread_id is missing: the graph has a saver.",
+            "thread_id is missing, but it is required because the graph has a checkpoint saver.",
             fix='pass {"configurable": {"thread_id": "…"}} as the configuration.',
         )
 
@@ -133,9 +133,9 @@ def require_thread_id(config: Mapping[str, Any]) -> None:
 async def route_resume(
     graph_input: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
 ) -> Any:
-    """Convert an answer to the form that LangGraph expects: values by interrupt ID.
+    """Convert a caller's answer to the form that LangGraph expects: values by interrupt ID.
 
-    A caller may send answers by context key, or a single answer if only one question is open.
+    A caller may send answers by context key, or a single value if only one question is open.
 
     Args:
         graph_input: Input from the caller. Input without an answer is returned unchanged.
@@ -213,7 +213,9 @@ def _check_serializable(values: Mapping[str, Any], saver: BaseCheckpointSaver[An
 async def find_open_questions(
     graph_input: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
 ) -> OpenQuestions | None:
-    """Return the open questions of a thread if the input is a new message or plan.
+    """Return the open questions of a thread that receives a new message or plan.
+
+    Return ``None`` if no question is open, or if the input is not a new message or plan.
 
     Args:
         graph_input: Input from the caller.
@@ -243,7 +245,7 @@ async def find_open_questions(
 
 
 def refuse_message(questions: OpenQuestions) -> NoReturn:
-    """Raise the error for a new message to a thread whose open questions must be answered first.
+    """Reject a new message to a thread whose open questions must be answered first.
 
     Raises:
         ValidationError: The setting ``approvals.new_message`` does not allow the message.
@@ -252,7 +254,8 @@ def refuse_message(questions: OpenQuestions) -> NoReturn:
     steps = questions.steps.items()
     names = ", ".join(f"{key} ({name})" if name else key for key, name in steps)
     raise ValidationError(
-        f"The thread has an open question{f' ({names})' if names else ''}: it accepts no new message.",
+        f"The thread accepts no new message until its open question{(f' ({names})' if names else '')} "
+        "is answered.",
         fix="answer it with Command(resume=…), or set approvals.new_message to 'drop'.",
     )
 
@@ -276,7 +279,7 @@ def _check_input_keys(
 
 
 def _suggest_input_key(name: str, schema: StateSchema) -> str:
-    """Suggest, for an error message, what to send instead of an unknown or protected input key."""
+    """Return the hint for an error message about an unknown or protected input key."""
     if name in STATE_KEYS or not name.isidentifier():
         return f"send only {', '.join(sorted(schema.caller_keys))}."
     if name in schema.keys:
@@ -292,14 +295,15 @@ def _suggest_input_key(name: str, schema: StateSchema) -> str:
 
 
 def check_switches(switches: Any, settings: Settings) -> None:
-    """Raise an error for invalid switches in ``agent_control``.
+    """Raise an error if ``agent_control`` contains an invalid switch.
 
     Args:
         switches: Value of ``agent_control``.
         settings: Settings, which define the switches that callers may set.
 
     Raises:
-        ValidationError: A switch is unknown, has an invalid value, or may not be set by callers.
+        ValidationError: A switch is unknown, has an invalid value, or may not be set by
+            callers.
     """
     if not isinstance(switches, Mapping):
         raise ValidationError(
@@ -337,14 +341,14 @@ def check_contexts(
     accepted_types: Container[str] = (),
     is_nested: bool = False,
 ) -> None:
-    """Raise an error for invalid context data from a caller.
+    """Raise an error if a caller supplies invalid context data.
 
     Args:
         contexts: Context data by type and context key.
         registry: Registry of the graph.
-        accepted_types: Types that this caller may supply in addition to the provided types, because a
-            tool requires them. Types with file paths are never accepted, because the path could refer
-            to any file.
+        accepted_types: Types that this caller may supply in addition to the provided types,
+            because a tool requires them. Types with file paths are never accepted, because the
+            path could refer to any file.
         is_nested: True if the caller is an outer graph, which may supply every type.
 
     Raises:
@@ -379,7 +383,7 @@ def check_contexts(
 
 
 def _has_files(kind: str, registry: Registry) -> bool:
-    """Return True if a context type, or a type that it contains, has file paths."""
+    """Return True if a context type, or a type nested in it, contains file paths."""
     cls = registry.context_types.get(kind.removesuffix(LIST_SUFFIX))
     if cls is None:
         return False
@@ -390,10 +394,11 @@ def _has_files(kind: str, registry: Registry) -> bool:
 
 
 def _check_command(command: Command[Any]) -> Command[Any]:
-    """Raise an error if a caller's ``Command`` does more than answer questions.
+    """Raise an error if a caller's ``Command`` does anything except answer questions.
 
     Raises:
-        ValidationError: The command contains an update, a ``goto``, or another unsupported part.
+        ValidationError: The command contains an update, a ``goto``, or another unsupported
+            part.
     """
     more = [name for name in ("goto", "graph") if getattr(command, name) not in (None, ())]
     if command.update is not None:
@@ -459,7 +464,7 @@ def _check_answer_schema(schema: Any, services: Services) -> None:
 
 
 def _mark_plan_as_new(plan: Any) -> Any:
-    """Mark a plan as new, so that it differs from a plan that an earlier turn left in the state."""
+    """Assign a caller's plan a unique ID, so that it differs from a plan left by an earlier turn."""
     fields = plan if isinstance(plan, Mapping) else {"steps": plan}
     stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": utc_now_text()}
     return {**fields, "stamp": stamp}

@@ -73,19 +73,21 @@ async def run_infrastructure_node(
     services: Services | None = None,
     **extra: Any,
 ) -> Any:
-    """Run an infrastructure node.
+    """Run an infrastructure node, such as the router, and return its state updates.
 
     Args:
         spec: Declarations of the node.
         state: State of the graph.
         services: Services of ``build_graph``.
-        **extra: Further arguments of ``execute``.
+        **extra: Additional arguments of ``execute``.
 
     Returns:
-        The state updates or the ``Command`` of the node, or the state's error entry after a failure.
+        The state updates or the ``Command`` of the node, or the state's error entry after a
+        failure.
 
     Raises:
-        FatalExecutionError: The failure was classified as FATAL. The cause is chained.
+        FatalExecutionError: The failure was classified as FATAL. The original exception is
+            chained.
         ValidationError: ``execute`` does not accept an argument in ``extra``.
     """
     check_extra_arguments(spec.cls, extra, _SUPPLIED_ARGUMENTS)
@@ -176,7 +178,9 @@ async def _check_may_run(
     *,
     is_endless: bool,
 ) -> None:
-    """Raise an error if the turn must not continue. Nodes that end the turn may always run.
+    """Raise an error if a node may not run, because the turn was stopped or reached its limit.
+
+    Nodes that end the turn may always run.
 
     Raises:
         LimitError: The turn reached its limit of routing decisions.
@@ -186,7 +190,8 @@ async def _check_may_run(
         return
     if is_endless:
         raise LimitError(
-            f"The turn reached its limit of {budget.routings} routing decisions.",
+            f"The turn was stopped after {budget.routings} routing decisions, because it exceeded "
+            "its limit.",
             fix="check custom nodes that route to the router or return Command(goto=…).",
         )
     # If a node already found that the turn was stopped, the router only ends it.
@@ -235,13 +240,13 @@ def _check_result(spec: InfrastructureSpec, result: Any, services: Services | No
 
 
 def _can_store_failures(services: Services | None) -> bool:
-    """Return False in a custom graph whose state has no key for a failure."""
+    """Return True unless the state of a custom graph has no key for storing a failure."""
     channels = running_graph_channels() if services is None else None
     return channels is None or "control_error_info" in channels
 
 
 def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[tuple[str, Any]]:
-    """Validate a state update, and return it as key-value pairs in the stored form.
+    """Validate a state update, and convert it to key-value pairs in stored form.
 
     Args:
         writer: Name of the node, or description of the person who calls ``update_state``.
@@ -261,7 +266,8 @@ def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[t
         )
     if any(name == "control_goto" and item is not None for name, item in pairs):
         raise InfrastructureError(
-            f"{writer!r} cannot write 'control_goto': the graph owns this state key.",
+            f"{writer!r} cannot write the state key 'control_goto', which is reserved for the "
+            "graph.",
             fix="return Command(goto=…) to continue with another node.",
         )
     if any(
@@ -286,7 +292,10 @@ def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[t
 
 
 def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Services | None) -> None:
-    """Raise an error for a ``goto`` to an unknown node, on which LangGraph would silently end the run."""
+    """Raise an error if a node returned a ``goto`` to an unknown node.
+
+    Without this check, LangGraph would silently end the run.
+    """
     if services is None or result.graph is not None:
         return
     known_nodes = {*services.registry.infrastructure, *services.registry.capabilities, END}
@@ -296,13 +305,16 @@ def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Servic
     ]
     if unknown := [name for name in names if name not in known_nodes]:
         raise InfrastructureError(
-            f"{spec.name!r} returned a goto to unknown nodes {unknown}.",
+            f"The goto returned by {spec.name!r} refers to unknown nodes: {unknown}.",
             fix=f"use one of: {', '.join(sorted(known_nodes - {END}))}.",
         )
 
 
 def _to_pairs(update: Any) -> list[tuple[str, Any]]:
-    """Convert an update to key-value pairs, in which LangGraph accepts the same key twice."""
+    """Convert a state update to key-value pairs.
+
+    LangGraph also accepts updates as pairs, in which a key may occur more than once.
+    """
     return list(update.items()) if isinstance(update, Mapping) else list(update or ())
 
 
@@ -341,7 +353,7 @@ def _log_failure(
 def _count_plans(
     spec: InfrastructureSpec, budget: TurnBudget, failure: Failure | None, update: Any = None
 ) -> None:
-    """Count the plans and capability selections of the turn, including failed ones."""
+    """Increment the turn's counters for plans and capability selections, including failed ones."""
     goto = update.goto if isinstance(update, Command) and spec.name != "router" else ()
     if goto:
         budget.routings += 1
@@ -372,7 +384,10 @@ def _create_budget_update(
     previous_budget: Mapping[str, Any],
     services: Services | None,
 ) -> dict[str, Any]:
-    """Create the update of the turn's counters, which are empty at the start of a turn."""
+    """Create the state update for the turn's budget counters, or ``{}`` if nothing changed.
+
+    At the start of a turn, the stored counters are overwritten.
+    """
     if services is None:
         return {}
     plain = budget.to_plain()
@@ -388,7 +403,7 @@ def _create_budget_update(
 def _ensure_message(
     spec: InfrastructureSpec, update: dict[str, Any], view: TurnView, services: Services | None
 ) -> dict[str, Any]:
-    """Add a message to the update if the node ends the turn without one."""
+    """Add a default message to the update of a node that ends the turn without a message."""
     if spec.name not in CLOSING_NODES or services is None or update.get("control_has_error"):
         return update
     outcome = update.get("execution_outcome") or describe_outcome(view.state)

@@ -37,19 +37,22 @@ _REFUSAL = re.compile(
 
 
 def is_model_written(author: str, services: Services) -> bool:
-    """Return True if the author of a plan is a model that chooses parameters."""
+    """Return True if a plan was written by a model that also chose its parameters."""
     traits = planner_traits(services.planner)
     return author == "orchestrator" and traits.chooses_parameters and traits.writes_with_model
 
 
 def report_repairs(repairs: Mapping[str, int]) -> None:
-    """Emit an event for the repairs of a model-written plan, if there are any."""
+    """Emit an event for the repairs made to a model-written plan, if there are any."""
     if repairs:
         emit(ReplyRepaired(role=PLANNING, repairs=dict(repairs)))
 
 
 def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
-    """Parse and repair the plan in a planner's reply."""
+    """Parse and repair the plan in the planner's reply.
+
+    Replies of planners that do not write plans with a model are returned unchanged.
+    """
     if not is_model_written("orchestrator", services):
         return reply
     repaired = parse_model_plan(reply, request.catalog)
@@ -65,11 +68,11 @@ def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
 
 
 async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) -> Any:
-    """Insert a step for each missing input with a single possible supplier, and set its parameters.
+    """Insert a step for each missing input that only one capability can supply.
 
-    The parameters are extracted from the request without a model if possible. Otherwise the planner
-    supplies them in one small model call. A plan that remains incomplete is returned unchanged, so that
-    the planner receives all its problems.
+    The parameters of a new step are extracted from the request without a model if possible.
+    Otherwise, the planner supplies them in one small model call. A plan that remains incomplete
+    is returned unchanged, so that the planner receives all its problems.
 
     Args:
         plan: Plan in the planner's reply.
@@ -120,7 +123,10 @@ async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) 
 
 
 def _extract_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
-    """Extract parameters from a task without a model. Return ``{}`` if one is missing or ambiguous."""
+    """Extract a step's parameters from the task text without a model.
+
+    Return ``{}`` if a parameter is missing or ambiguous.
+    """
     try:
         return read_parameters(spec, task)
     except PlanError:
@@ -128,13 +134,13 @@ def _extract_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
 
 
 async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
-    """Return a reason to ask the planner for another plan before its plan is validated.
+    """Return a reason to ask the planner for a different plan, before the plan is validated.
 
     - The plan has no steps, although the selector without a model clearly selects a capability.
     - A small model invented a required value, because no capability matches the request.
 
-    Only the first plan of a turn is checked, and only once. Effects with invented values require a
-    person's approval anyway.
+    Only the first plan of a turn is checked, and only once. Effects with invented values
+    require a person's approval anyway.
 
     Args:
         plan: Plan in the planner's reply.
@@ -188,10 +194,11 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
 
 
 async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Services) -> Any:
-    """Remove all steps of a plan in which a small model planned an effect that was not requested.
+    """Remove all steps of a plan that contains an unrequested effect planned by a small model.
 
-    If the selector without a model does not select the effect's capability, one small model call
-    confirms the effect. An unrequested effect indicates that the model misunderstood the whole request.
+    If the selector without a model does not select the capability with the effect, one small
+    model call checks whether the effect was requested. An unrequested effect indicates that the
+    model misunderstood the whole request.
 
     Args:
         plan: Plan in the planner's reply.
@@ -226,9 +233,10 @@ async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Se
 async def matches_no_capability(
     refused_plan: Any, request: PlanRequest, services: Services
 ) -> bool:
-    """Return True if all plans of a small model were rejected and no capability matches the request.
+    """Return True if all plans of a small model were rejected and no capability fits the request.
 
-    The answer then describes the agent's capabilities instead of a planning failure.
+    In this case, the answer describes what the agent can do instead of reporting a planning
+    failure.
     """
     if not planner_traits(services.planner).needs_confirmation or request.failure:
         return False
@@ -244,7 +252,10 @@ def _find_step_spec(step: Any, request: PlanRequest) -> CapabilitySpec | None:
 
 
 async def _select_offline(request: PlanRequest, services: Services) -> Selection | None:
-    """Return the offline selector's choice for a request, or ``None`` without an offline selector."""
+    """Select capabilities for a request without a model.
+
+    Return ``None`` if the configured selector has no offline mode.
+    """
     offline = getattr(services.selector, "offline", None)
     catalog = request.catalog
     if offline is None or not isinstance(catalog, Registry):
@@ -258,7 +269,9 @@ async def _select_offline(request: PlanRequest, services: Services) -> Selection
 def _find_invented_value(
     steps: list[Any], request: PlanRequest
 ) -> tuple[int, UngroundedValue] | None:
-    """Find the first required parameter value that is neither in the request nor in the results.
+    """Find the first required parameter value that the model invented.
+
+    An invented value occurs neither in the request nor in the results of earlier steps.
 
     Returns:
         The index of the step and the value, or ``None`` if every value has a source.
@@ -282,7 +295,9 @@ def _find_invented_value(
 
 
 def is_refusal(answer: str) -> bool:
-    """Return True if an answer begins with a refusal, which small models copy from prompt examples.
+    """Return True if an answer begins with a refusal, such as "Sorry, I cannot help".
+
+    Small models copy refusals from the examples in prompts.
 
     >>> is_refusal("Sorry, I can't book flights."), is_refusal("Sorry to hear that.")
     (True, False)

@@ -25,16 +25,17 @@ async def execute_with_behaviors(
     work: Callable[[], Awaitable[Any]],
     classify: Callable[[Exception], Failure],
 ) -> Any:
-    """Run an infrastructure node with its hooks.
+    """Run an infrastructure node with its before, after, and error hooks.
 
-    The hooks run at each attempt, but ``on_error`` runs only after the last attempt.
+    The before and after hooks run for each attempt; ``on_error`` runs only after the last
+    attempt.
 
     Args:
         spec: Declarations of the node.
         view: Current state of the turn.
         limits: Limits of a run.
-        work: Function that calls the node's ``execute``.
-        classify: Function that classifies an exception.
+        work: Callback that runs the node's ``execute`` method.
+        classify: Callback that classifies an exception.
 
     Raises:
         Exception: The node or a hook failed, and no hook returned a replacement result.

@@ -54,7 +54,7 @@ from capgraph.telemetry.audit import record_later
 
 
 class PlanProblemsError(PlanError):
-    """A plan has problems that cannot be repaired.
+    """Raised if a plan has problems that cannot be repaired automatically.
 
     Attributes:
         problems: All problems of the plan.
@@ -65,13 +65,13 @@ class PlanProblemsError(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class CheckedPlan:
-    """Plan that passed all checks.
+    """Plan that passed all checks, with its repairs and the policy verdict.
 
     Attributes:
         plan: Repaired plan in topological order.
         repairs: Descriptions of the repairs.
         verdict: Verdict of the policies: ``allow``, or ``ask`` with the reasons for a review.
-        notes: Sentences about the plan for the turn's outcome.
+        notes: Sentences about the plan that are included in the outcome of the turn.
     """
 
     plan: ExecutionPlan
@@ -91,19 +91,21 @@ async def prepare_plan(
 ) -> CheckedPlan:
     """Validate and repair a plan, and evaluate the plan policies.
 
-    Repairs of a plan from a caller or an approver only add missing parts and replace nothing.
+    A plan from a caller or an approver is repaired only by adding missing parts; nothing is
+    replaced.
 
     Args:
         plan: Plan to validate, in any form.
         view: Current state of the turn.
         services: Services of the graph.
         active: Capabilities that the plan may use, or ``None`` for all.
-        labels: Labels (provenance tags) of the data that the author has read, with their sources.
+        labels: Labels (provenance tags) of the data that the author has read, with their
+            sources.
         author: See :func:`accept_plan`.
 
     Raises:
-        PlanProblemsError: The plan has problems, repeats rejected work, or comes from a caller and
-            uses an unavailable capability.
+        PlanProblemsError: The plan has problems, repeats rejected work, or comes from a caller
+            and uses an unavailable capability.
         PolicyError: A policy denies the plan.
         BudgetExceededError: The plan exceeds the remaining budget.
     """
@@ -133,7 +135,7 @@ async def prepare_plan(
         unavailable := await describe_unavailable_steps(ordered, view, services)
     ):
         raise _create_problems_error(
-            f"The plan was not started: {'; '.join(unavailable)}.",
+            f"The plan was not started, because {'; '.join(unavailable)}.",
             "send the plan again later.",
             person_message=f"The plan was not started: {'; '.join(unavailable)}.",
         )
@@ -153,7 +155,7 @@ def _repair_plan(
     *,
     additions_only: bool = False,
 ) -> RepairedPlan:
-    """Repair a plan, and check that the turn's caller may run it.
+    """Repair a plan, after checking that the caller of the turn may run the plan.
 
     Raises:
         PlanProblemsError: The plan has problems.
@@ -176,7 +178,7 @@ def _repair_plan(
     if repaired.problems:
         listed = "; ".join(str(problem) for problem in repaired.problems)
         raise _create_problems_error(
-            f"The plan has {len(repaired.problems)} problem(s): {listed}",
+            f"The plan is invalid and has {len(repaired.problems)} problem(s): {listed}",
             "correct the plan, or rephrase the request.",
             repaired.problems,
             # Only the author of a plan is shown its problems.
@@ -186,7 +188,7 @@ def _repair_plan(
 
 
 async def _check_budget(plan: ExecutionPlan, view: TurnView, services: Services) -> None:
-    """Raise an error if the remaining budget does not cover the plan.
+    """Raise an error if a plan may cost more than the remaining budget.
 
     Raises:
         BudgetExceededError: The plan requires more than the remaining budget.
@@ -210,7 +212,7 @@ def _list_capabilities_to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
 
 
 def reserve_plan_budget(view: TurnView, services: Services) -> AbstractAsyncContextManager[None]:
-    """Context manager that reserves the budget of the current plan while its steps run.
+    """Reserve budget for the current plan while its steps run, as an async context manager.
 
     Raises:
         BudgetExceededError: Other turns have used the budget since the plan was accepted.
@@ -267,14 +269,14 @@ async def accept_plan(
     plans_made: int = 1,
     one_by_one: bool = False,
 ) -> dict[str, Any]:
-    """Create the state update that makes a checked plan the current plan.
+    """Create the state update that makes a checked plan the current plan of the turn.
 
     Args:
         checked_plan: Plan that passed all checks.
         view: Current state of the turn.
         services: Services of the graph.
-        author: ``orchestrator``, ``caller``, a capability's name, or ``approval`` (a person, who is
-            not asked again).
+        author: ``orchestrator``, ``caller``, a capability's name, or ``approval`` (a person,
+            who is not asked again).
         previous: Plan that the new plan replaces.
         plans_made: Number of planning attempts, including this plan.
         one_by_one: True to run the steps one at a time in plan order.
@@ -357,8 +359,9 @@ async def accept_plan(
 def _choose_plan_id(view: TurnView, author: str) -> str:
     """Choose the ID of an accepted plan.
 
-    A caller's plan is accepted in the superstep that runs it, and again if that superstep is interrupted.
-    Both IDs must be equal, because waits and attempts are stored under the ID.
+    A plan from a caller may be accepted again if its superstep is interrupted. Its ID is
+    therefore derived from the caller's ID and does not change, because waits and attempts are
+    stored under it.
     """
     caller_id = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
     return uuid.uuid5(uuid.NAMESPACE_OID, str(caller_id)).hex if caller_id else uuid.uuid4().hex
@@ -372,7 +375,7 @@ async def _create_review_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Create the state update that requests a plan review, or ``{}`` if no review is required."""
+    """Create the state update that requests a plan review, or ``{}`` if none is required."""
     problems = list(checked_plan.verdict.problems)
     requires_review = services.settings.approvals.plans or view.caller_switches.get(
         "planning_mode_enabled"
@@ -391,7 +394,7 @@ async def _create_review_update(
 async def request_plan_review(
     plan: ExecutionPlan, digest: str, problems: list[str], ledger: EffectLedger
 ) -> dict[str, Any]:
-    """Record that a person must review the plan, and create the state update.
+    """Store a request for a person to review the plan, and create the matching state update.
 
     Args:
         plan: Plan to review.
@@ -414,7 +417,7 @@ async def request_plan_review(
 def _compute_allowed_attempts(
     plan: ExecutionPlan, rerun_keys: set[str], view: TurnView, services: Services
 ) -> int:
-    """Compute the maximum number of step attempts in the turn, including those of the new plan."""
+    """Compute the maximum number of step attempts in a turn after accepting a new plan."""
     limits = services.limits
     if limits.max_turn_attempts is not None:
         return limits.max_turn_attempts
@@ -430,7 +433,7 @@ def _compute_allowed_attempts(
 
 
 def may_need_review(view: TurnView, services: Services) -> bool:
-    """Return True if plans of this turn may require a review."""
+    """Return True if a person may have to review a plan of this turn before it runs."""
     return bool(
         services.settings.approvals.plans
         or services.plan_policies
@@ -441,10 +444,10 @@ def may_need_review(view: TurnView, services: Services) -> bool:
 
 
 def _select_past_results(results: Mapping[str, Any], rerun_keys: Collection[str]) -> dict[str, Any]:
-    """Select the state entries of earlier steps that remain beside a new plan.
+    """Select the results of earlier steps that are kept in the state with a new plan.
 
-    If the new plan reuses the key of an observed failure, the failure is stored under another key, so
-    that later planner calls still contain it.
+    If the new plan reuses the key of a failed step that the planner has seen, the failure is
+    stored under a different key, so that later planner calls still receive it.
     """
     past = {k: r for k, r in results.items() if plan_key(k) not in rerun_keys}
     for key, record in results.items():
@@ -457,9 +460,10 @@ def _select_past_results(results: Mapping[str, Any], rerun_keys: Collection[str]
 def _create_carried_results(
     carried: CarryOver, plan: ExecutionPlan, *, is_author_planner: bool
 ) -> dict[str, Any]:
-    """Create the state entries of the results that the new plan reuses, marked if already reviewed.
+    """Create the state entries for step results that the new plan reuses.
 
-    An effect whose step has another key in the new plan is marked as completed earlier.
+    Results that the planner has already reviewed are marked. An effect whose step has a
+    different key in the new plan is marked as completed earlier.
     """
     all_seen = ends_with_review(plan["steps"])
     seen_keys = {
@@ -476,10 +480,11 @@ def _create_carried_results(
 
 
 def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, str]:
-    """Return the labels (provenance tags) of all data that a plan's author has read.
+    """Return the labels (provenance tags) of all data that the author of a plan has read.
 
-    The user's text and plans that were made without a model have no labels. A model has read stored
-    results, failures, and earlier answers. A capability that proposes a plan has read its inputs.
+    The user's text and plans that were made without a model have no labels. A model has read
+    stored results, failures, and earlier answers. A capability that proposes a plan has read
+    its inputs.
     """
     if services.flow is None:
         return {}
@@ -494,12 +499,12 @@ def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, st
 
 
 def respond_step(task: str) -> PlannedStep:
-    """Create the step that answers the request at the end of a plan."""
+    """Create the final plan step, which answers the user's request."""
     return PlannedStep(context_key="answer", capability="respond", task_objective=task)
 
 
 def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
-    """Raise an error if a plan repeats work that a person rejected in this turn.
+    """Raise an error if a plan repeats work that a person has rejected in this turn.
 
     Raises:
         PlanProblemsError: The plan contains rejected work.

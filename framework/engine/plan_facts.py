@@ -16,9 +16,9 @@ from capgraph.state import TurnView
 def describe_default_parameters(
     plan: ExecutionPlan, view: TurnView, services: Services
 ) -> list[str]:
-    """Describe the default parameters of each new step in a sentence.
+    """Describe the default parameters that each new step used, one sentence per step.
 
-    Steps with a ``once`` effect are omitted, because a person must approve their parameters.
+    Steps with a ``once`` effect are omitted, because a person approves their parameters.
     """
     notes = []
     for step in plan["steps"]:
@@ -32,10 +32,11 @@ def describe_default_parameters(
 
 
 def describe_ignored_values(view: TurnView, services: Services) -> tuple[str, ...]:
-    """Describe each step that ran with defaults although the request contains other values.
+    """Describe each step that ran with default parameters and ignored a value in the request.
 
-    Planning without a model recognizes only values in certain forms, so the answer must mention values
-    that it ignored. Capabilities with their own ``parameters_from`` are omitted.
+    Planning without a model recognizes only values in certain formats, so the answer must
+    mention the values that it ignored. Capabilities that override ``parameters_from`` are
+    omitted.
     """
     if planner_traits(services.planner).chooses_parameters:
         return ()
@@ -62,7 +63,10 @@ def describe_ignored_values(view: TurnView, services: Services) -> tuple[str, ..
 
 
 def _unset_defaults(spec: CapabilitySpec, step: PlannedStep) -> list[str]:
-    """Return the default texts and numbers that a step uses, such as ``place='here'``."""
+    """List the default parameter values that a step uses, such as ``place='here'``.
+
+    Only strings and numbers are included.
+    """
     if spec.parameters is None:
         return []
     fields = spec.parameters.model_fields.values()
@@ -82,9 +86,9 @@ def _to_plain(value: Any) -> Any:
 async def describe_unavailable_steps(
     plan: ExecutionPlan, view: TurnView, services: Services
 ) -> list[str]:
-    """Describe each unfinished step whose capability is unavailable.
+    """Describe each unfinished step whose capability is currently unavailable.
 
-    Optional steps and capabilities with a fallback are omitted.
+    Optional steps and steps whose capability has a fallback are omitted.
     """
     unavailable = await services.runner.unavailable_capabilities()
     capabilities = services.registry.capabilities

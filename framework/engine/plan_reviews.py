@@ -19,10 +19,11 @@ from capgraph.state import TurnView
 
 
 def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
-    """Split a planner's reply into the plan, the answer, and True if results must be reviewed.
+    """Split a planner's reply into the plan, the answer text, and a review flag.
 
-    The setting ``planning.mode: look`` requires a review before the answer for all model-written plans.
-    Otherwise the reply's field ``look`` determines it.
+    The flag is True if the planner must review the step results before the turn is answered. It
+    is always set for model-written plans if ``planning.mode`` is ``look``, and otherwise comes
+    from the ``look`` field of the reply.
     """
     mode, limit = services.settings.planning.mode, services.limits.max_looks
     always = mode == "look" and is_model_written("orchestrator", services)
@@ -37,7 +38,11 @@ def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
 
 
 def require_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
-    """Change a plan so that the planner reviews all results before the answer."""
+    """Require the planner to review all step results before the turn is answered.
+
+    The returned plan sets ``look_again`` on its final ``respond`` step. A plan without other
+    steps is returned unchanged.
+    """
     *work, last = checked_plan.plan["steps"]
     if not work or last["capability"] != RESPOND:
         return checked_plan
@@ -46,7 +51,7 @@ def require_final_review(checked_plan: CheckedPlan) -> CheckedPlan:
 
 
 def finished_steps(view: TurnView) -> list[PlannedStep]:
-    """Return the finished steps of the current plan, and the steps whose results they used."""
+    """Return the finished steps of the current plan and the steps whose results they used."""
     kept_keys = {
         step["context_key"] for step in view.steps if step["context_key"] in view.succeeded_keys
     }
@@ -63,8 +68,9 @@ def finished_steps(view: TurnView) -> list[PlannedStep]:
 def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> list[Any]:
     """Return the unfinished steps of a planner's reply, or an empty list if no work is left.
 
-    Finished steps remain in the plan, even if the reply omits them. A step without a key that equals a
-    finished step is the same step, unless an effect happened after that step and requires another read.
+    Finished steps remain in the plan even if the reply omits them. A reply step without a key
+    that makes the same call as a finished step is treated as that step, unless a later step had
+    an effect, in which case the data must be read again.
     """
     done = [step for step in view.steps if step["context_key"] in view.succeeded_keys]
     effects = [
@@ -87,9 +93,10 @@ def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> l
 
 
 def _is_repeated_step(step: Mapping[str, Any], finished_step: Mapping[str, Any]) -> bool:
-    """Return True if a step of a reply repeats a finished step.
+    """Return True if a step in a planner's reply repeats a finished step.
 
-    Both steps make the same call, or the new step has the same key and no parameters.
+    A step is a repetition if both steps make the same call, or if the new step has the same key
+    and no parameters.
     """
     if (
         step.get("capability") != finished_step["capability"]
@@ -104,12 +111,12 @@ def _is_repeated_step(step: Mapping[str, Any], finished_step: Mapping[str, Any])
 
 
 def _to_comparable_text(parameters: Any) -> str:
-    """Convert parameters to text in which 42 and "42" are equal."""
+    """Serialize step parameters for comparison, so that ``42`` and ``"42"`` are equal."""
     return json.dumps(parameters or {}, sort_keys=True, default=str).replace('"', "")
 
 
 def offline_selector(selector: Any) -> LexicalSelector | None:
-    """Return the ``LexicalSelector`` that a selector is or contains, or ``None``."""
+    """Find the ``LexicalSelector`` that a selector is or wraps, or return ``None``."""
     while selector is not None and not isinstance(selector, LexicalSelector):
         selector = getattr(selector, "offline", None) or getattr(selector, "fallback", None)
     return selector

@@ -39,12 +39,12 @@ from capgraph.telemetry.usage_recorder import usage_totals
 async def consult_policies(
     view: TurnView, services: Services, *, has_failed: bool, is_completed: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Run the actions of all matching policy rules.
+    """Evaluate all policy rules for the current turn and run the actions of matching rules.
 
     Args:
         view: Current state of the turn.
         services: Services of the graph.
-        has_failed: True if a failure cannot be retried or replanned.
+        has_failed: True if a step failed and cannot be retried or replanned.
         is_completed: True if all steps have ended.
 
     Returns:
@@ -76,7 +76,9 @@ async def govern_node(
     started_at: float,
     rerun: Callable[[int], Awaitable[StepRecord]],
 ) -> tuple[StepRecord, Failure | None]:
-    """Run the actions of all matching policy rules for a node execution in a custom graph.
+    """Run the actions of matching policy rules after a capability node in a custom graph.
+
+    The node may be run again if an action requests a retry.
 
     Args:
         record: Record of the node's step.
@@ -148,7 +150,10 @@ async def _create_phase_context(
 
 
 async def _compute_turn_cost(view: TurnView, services: Services) -> float | None:
-    """Return the cost of the turn's model calls, or ``None`` if a price or a call is unknown."""
+    """Return the cost of the turn's model calls, or ``None`` if the total cannot be determined.
+
+    The total is unknown if a price or a call is missing from the usage records.
+    """
     if not view.budget.get("model_calls"):
         return 0.0
     rows = services.journal().tables
@@ -164,10 +169,10 @@ _PLAN_ACTIONS = {PolicyAction.RETRY_PHASE, PolicyAction.ESCALATE, PolicyAction.S
 
 
 class _PolicyActionRunner:
-    """Runner of policy actions for one turn.
+    """Executor of policy actions, which collects the resulting state update for one turn.
 
     Attributes:
-        update: State update of the actions so far.
+        update: State update that results from the actions run so far.
         needs_routing: True if the router must choose the next node again.
     """
 
@@ -178,7 +183,7 @@ class _PolicyActionRunner:
         self.needs_routing = False
 
     async def act(self, engine: PolicyEngine, rule: PolicyRule, action: PolicyActionData) -> None:
-        """Run a policy action and emit its result as an event."""
+        """Run one action of a matching policy rule and emit the result as an event."""
         ways: dict[PolicyAction, Callable[..., Any]] = {
             PolicyAction.ADVANCE_PHASE: self._advance,
             PolicyAction.RETRY_AGENT: self._retry,
@@ -313,7 +318,7 @@ class _PolicyActionRunner:
         counters[name] = counters.get(name, self._view.budget.get(name, 0)) + 1
 
     def _clear_failure(self, *, extra_attempts: int) -> None:
-        """Remove the current failure, and allow additional step attempts."""
+        """Remove the current failure from the turn and allow additional step attempts."""
         self.needs_routing = True
         if self._failure is None:
             return

@@ -52,7 +52,7 @@ _BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 class PlanPassResult(NamedTuple):
-    """Result of running all steps of a plan that were ready.
+    """Result of one router pass that ran all ready steps of a plan.
 
     Attributes:
         writes: State writes in order.
@@ -69,7 +69,7 @@ class PlanPassResult(NamedTuple):
 
 
 async def run_ready_steps(view: TurnView, services: Services) -> PlanPassResult:
-    """Run all steps of the current plan that can run now, and return the changes of the state.
+    """Run all steps of the current plan that are ready and return the resulting state changes.
 
     Raises:
         FatalExecutionError: A step failed with severity FATAL.
@@ -149,7 +149,7 @@ class PlanRun:
         self._needs = dependencies(view.plan)
         # Include known copies, since an effect or an approval belongs to one copy.
         self._keys = {*self._needs, *(k for k in view.results if plan_key(k) in self._needs)}
-        self._pending = self._find_runnable(view)
+        self._pending = self._find_runnable_steps(view)
         self._for_each_runs: dict[str, ForEachRun] = {}
         self._places = {step["context_key"]: n for n, (_, step) in enumerate(self._pending)}
         self._readers: dict[str, list[str]] = {}
@@ -174,8 +174,11 @@ class PlanRun:
             self._compute_seconds_left, self._should_stop, self.is_draining, can_wait=True
         )
 
-    def _find_runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
-        """Return the steps that do not depend on a step that waits for a decision, with their indices."""
+    def _find_runnable_steps(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
+        """Return the runnable steps of a plan, with their positions in the plan.
+
+        Steps that wait for a decision, and steps that depend on them, are omitted.
+        """
         blocked = view.suspended_keys
         chosen = []
         for index, step in enumerate(view.steps):
@@ -189,7 +192,7 @@ class PlanRun:
         return chosen
 
     async def run(self) -> list[Envelope]:
-        """Run the steps until none can start, and return their envelopes (results) in plan order.
+        """Run plan steps until no more can start and return their results in plan order.
 
         Raises:
             FatalExecutionError: A step failed with severity FATAL.
@@ -197,7 +200,7 @@ class PlanRun:
         """
         try:
             with override_run_context(plan_run=self):
-                self._call_ready(self._places)
+                self._start_ready_steps(self._places)
                 while self._calls:
                     call = await self._completed_calls.get()
                     self._handle_result(self._calls.pop(call), call)
@@ -211,8 +214,8 @@ class PlanRun:
             raise merge_interrupts([self._signals[index] for index in sorted(self._signals)])
         return [entry for entry in self._envelopes if entry is not None]
 
-    def _call_ready(self, keys: Iterable[str]) -> None:
-        """Call the LangGraph tasks of ready steps, and of earlier steps that were not called yet."""
+    def _start_ready_steps(self, keys: Iterable[str]) -> None:
+        """Start the LangGraph tasks of ready steps and of all earlier steps not yet started."""
         ready = [self._places[key] for key in keys if self._needs[key] <= self._ended]
         while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
@@ -223,7 +226,7 @@ class PlanRun:
             self._called += 1
 
     def _handle_result(self, place: int, call: asyncio.Future[Any]) -> None:
-        """Process the result of a step's task, and call the steps that have become ready."""
+        """Process the result of a finished step task and start the steps that have become ready."""
         key = self._pending[place][1]["context_key"]
         try:
             self._envelopes[place] = self._collect_envelope(
@@ -257,11 +260,14 @@ class PlanRun:
             self._apply_update({**update, "execution_last_result": last_result(record, None)})
             self._ended.add(key)
             self._review_due |= bool(due_reviews([self._view.steps_by_key[key]], {key: record}))
-            self._call_ready(self._readers.get(key, ()))
+            self._start_ready_steps(self._readers.get(key, ()))
         return envelope
 
     def _apply_update(self, update: Mapping[str, Any]) -> None:
-        """Apply a step's state update for later steps, and stop the run if the step failed permanently."""
+        """Make a step's state update visible to later steps.
+
+        If the update stops the turn, no further steps are started.
+        """
         self._stopping |= bool(update.get("control_is_killed"))
         for name, value in update.items():
             if name in _BY_TYPE:
@@ -276,7 +282,10 @@ class PlanRun:
                 )[name]
 
     async def run_step(self, payload: Mapping[str, Any]) -> Envelope | None:
-        """Wait for the inputs of a step, run it, and return its envelope (serializable result)."""
+        """Wait until a step's dependencies have finished, run the step, and return its result.
+
+        The result is a serializable envelope, or ``None`` if the step cannot run in this pass.
+        """
         index = payload["step_index"]
         step = self._view.steps[index]
         key = step["context_key"]
@@ -297,7 +306,9 @@ class PlanRun:
                 else:
                     attempt = self._view.create_attempt(step["capability"], step, index=index)
                     if step.get("for_each"):
-                        return await self._run_each(attempt, self._create_attempt_context(key))
+                        return await self._run_for_each_step(
+                            attempt, self._create_attempt_context(key)
+                        )
                     work = self._services.runner.run(attempt, self._create_attempt_context(key))
                 try:
                     return self._to_envelope(await work, attempt)
@@ -325,9 +336,9 @@ class PlanRun:
         return self._stopping or self._must_wait_for_review(has_started)
 
     def _must_wait_for_review(self, has_started: bool = False) -> bool:
-        """Return True if a step must not start before the planner has reviewed the rest of the plan.
+        """Return True if a step must wait until the planner has reviewed the remaining plan.
 
-        A step that has received a person's decision has already started, so it continues.
+        A step that has received a person's decision has already started, so it does not wait.
         """
         return self._review_due and not has_started and not count_available_answers()
 
@@ -352,7 +363,7 @@ class PlanRun:
         )
 
     def _is_failure_observed(self, attempt: Attempt, failure: Failure) -> bool:
-        """Return True if the planner reviews a failure of the step, so that the turn continues."""
+        """Return True if the planner will review a step's failure instead of the turn failing."""
         spec = self._services.registry.capabilities.get(attempt.capability)
         if spec is None or attempt.step.get("for_each"):
             return False
@@ -362,8 +373,10 @@ class PlanRun:
         undoing = bool(self._view.state.get("control_undo"))
         return may_review and not undoing and is_model_written("orchestrator", self._services)
 
-    async def _run_each(self, attempt: Attempt, context: AttemptContext) -> Envelope | None:
-        """Run a ``for_each`` step, with a separate LangGraph task for each list element."""
+    async def _run_for_each_step(
+        self, attempt: Attempt, context: AttemptContext
+    ) -> Envelope | None:
+        """Run a ``for_each`` step with a separate LangGraph task for each list element."""
         elements = await self._services.runner.list_elements(attempt, context)
         if isinstance(elements, StepRecord):
             return self._create_envelope(elements, attempt)
@@ -405,12 +418,12 @@ class PlanRun:
         )
 
     def is_draining(self) -> bool:
-        """Return True if no further step may start because the process is shutting down."""
+        """Return True if the process is shutting down, so that no further steps may start."""
         return bool(self._control is not None and self._control.drain_requested)
 
     @property
     def seconds_used(self) -> float:
-        """Total duration of this turn's steps in seconds, without waiting for decisions."""
+        """Total run time of this turn's steps in seconds, excluding time spent on decisions."""
         return self._used + self._services.clock.monotonic() - self._began
 
     def _compute_seconds_left(self) -> float | None:
@@ -430,7 +443,7 @@ def _create_payload(index: int, step: PlannedStep) -> dict[str, Any]:
 
 
 def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
-    """Create the coroutine for a step's LangGraph task."""
+    """Run a plan step in its LangGraph task and return an awaitable of its result."""
     run: PlanRun | None = run_context().plan_run
     if run is None:
         raise RuntimeError(

@@ -17,7 +17,10 @@ from capgraph.state import TurnView
 
 
 def match_example(request: str, registry: Registry, excluded: Collection[str] = ()) -> str | None:
-    """Return the recipe (stored plan) whose example matches the wording of the request, if it is unique."""
+    """Return the only recipe (stored plan) with an example worded like the request.
+
+    Return ``None`` if no recipe or more than one recipe matches.
+    """
     names = [
         name
         for name, spec in registry.capabilities.items()
@@ -29,7 +32,10 @@ def match_example(request: str, registry: Registry, excluded: Collection[str] = 
 
 
 def can_skip_extraction(view: TurnView, registry: Registry) -> bool:
-    """Return True if task extraction is unnecessary, because a recipe matches the last message."""
+    """Return True if task extraction can be skipped for the last message of the turn.
+
+    This is the case if the wording of the message matches a recipe (stored plan).
+    """
     try:
         return match_example(last_request(view.messages), registry) is not None
     except ValidationError:
@@ -37,7 +43,10 @@ def can_skip_extraction(view: TurnView, registry: Registry) -> bool:
 
 
 def matched_recipe(view: TurnView, services: Services) -> Recipe | None:
-    """Return the recipe (stored plan) of the turn's first plan, if the recipe alone was selected."""
+    """Return the recipe (stored plan) that was selected for the turn's first plan.
+
+    Return ``None`` if other capabilities were also selected, or if the turn has been replanned.
+    """
     chosen: list[str] = (view.state.get("planning_selection") or {}).get("chosen") or []
     if len(chosen) != 1 or view.state.get("control_plans_created_count", 0) > 1:
         return None
@@ -47,7 +56,10 @@ def matched_recipe(view: TurnView, services: Services) -> Recipe | None:
 async def plan_from_recipe(
     request: PlanRequest, view: TurnView, services: Services
 ) -> ExecutionPlan | None:
-    """Create a plan from the selected recipe if its parameters can be extracted without a model."""
+    """Create a plan from the selected recipe (stored plan) without calling a model.
+
+    Return ``None`` if the recipe's parameters cannot be extracted from the request.
+    """
     recipe = matched_recipe(view, services)
     if recipe is None or request.failure or request.previous:
         return None

@@ -27,13 +27,14 @@ _REPLANNING_NODES = {
 
 
 class Route(NamedTuple):
-    """Next destination of a run.
+    """Routing decision: the next node to run, and the reason for the choice.
 
     Attributes:
-        target: Name of a node, ``"capabilities"`` (run ready steps), ``"accept"`` (validate the plan
+        target: Name of a node, ``"capabilities"`` (run ready steps), ``"accept"`` (validate the
+            plan
             first), or ``"fatal"`` (raise an error).
         reason: Reason for the decision.
-        failures: Number of failures so far, which determines the retry delay. 0 without a retry.
+        failures: Number of failures so far, which sets the retry delay. 0 without a retry.
         steps: Context keys of the ready steps, for ``capabilities`` and ``approval``.
     """
 
@@ -44,7 +45,7 @@ class Route(NamedTuple):
 
 
 def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
-    """Decide which node runs next.
+    """Choose the node of the agent graph that runs next, based on the graph's state.
 
     Args:
         state: State of the graph.
@@ -73,7 +74,7 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
 
 
 def _route_undo(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
-    """Choose the next node of a turn that undoes effects before it ends with the failure."""
+    """Choose the next node of a failed turn that is undoing effects before it ends."""
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
         decision = _route_failure(state, Failure.from_state(info), limits)
@@ -173,8 +174,9 @@ def due_reviews(
 ) -> tuple[str, ...]:
     """Return the keys of the finished steps whose results the planner must review now.
 
-    These are steps with ``look_again`` and steps with an observed failure. If the final step has
-    ``look_again``, all steps that the planner has not reviewed are due when every step has finished.
+    A step is due for review if it has ``look_again`` or an observed failure. If the final step
+    of the plan has ``look_again``, all steps not yet reviewed become due once every step has
+    finished.
 
     Args:
         steps: Steps of the plan.
@@ -201,7 +203,7 @@ def due_reviews(
 
 
 def ends_with_review(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if the planner reviews the results before the answer."""
+    """Return True if the planner must review the step results before answering the turn."""
     return bool(
         steps and steps[-1].get("capability") in TERMINAL_STEPS and steps[-1].get("look_again")
     )

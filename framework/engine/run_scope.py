@@ -22,7 +22,7 @@ from capgraph.telemetry.otel import CurrentTrace
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestions:
-    """Open questions of a thread.
+    """Questions to a person that are still open on a thread.
 
     Attributes:
         ids: LangGraph interrupt IDs of the questions.
@@ -34,10 +34,10 @@ class OpenQuestions:
 
 
 def find_services(spec: CapabilitySpec) -> Services | None:
-    """Find the enclosing run's services for a capability, or return ``None`` outside a run.
+    """Return the services of the enclosing run that apply to a capability.
 
-    The innermost services in which the capability is registered apply. If it is not registered, it is
-    added to a copy of the innermost services.
+    These are the innermost services that have registered the capability. If none has, the
+    capability is added to a copy of the innermost services. Return ``None`` outside a run.
     """
     enclosing = find_enclosing_services()
     matching = next((s for s in enclosing if spec.name in s.registry.capabilities), None)
@@ -45,13 +45,13 @@ def find_services(spec: CapabilitySpec) -> Services | None:
 
 
 def find_enclosing_services() -> list[Services]:
-    """Return the services of the enclosing runs, innermost first."""
+    """Return the services of all enclosing runs, from the innermost to the outermost."""
     enclosing: Iterator[Services] = reversed(run_context().services)
     return [services for services in enclosing if services.rebind is not None]
 
 
 def compile_scope(services: Services | None) -> AbstractContextManager[None]:
-    """Context manager in which compiled team members use these services."""
+    """Context manager in which newly compiled team members use the given services."""
     enclosing = run_context().services
     return override_run_context(services=enclosing if services is None else (*enclosing, services))
 
@@ -65,15 +65,15 @@ async def _ask_about_text(
 
 
 def may_bring_answer() -> bool:
-    """Return True if the run's caller may have sent the answer that the run contains.
+    """Return True if the caller of this run may have sent the answer in its input.
 
-    If a process ended after it received an answer, another caller may resume the run.
+    If a process ends after it received an answer, a different caller may resume the run.
     """
     return run_context().has_own_answer
 
 
 def find_dropped_questions() -> OpenQuestions | None:
-    """Return the open questions that the new message of this run dropped, if any."""
+    """Return the open questions that this run's new message replaced, or ``None``."""
     questions: OpenQuestions | None = run_context().dropped_requests
     return questions
 
@@ -86,18 +86,20 @@ def run_scope(
     may_answer: bool = True,
     dropped: OpenQuestions | None = None,
 ) -> AbstractContextManager[None]:
-    """Context manager that sets the run context: events, secrets, and services.
+    """Context manager that sets the events, secrets, and services of a run.
 
-    It is entered again for each part of a stream, because code that reads the stream must not run in
-    the run context. A nested run masks the secrets of both runs. Its events are sent to the sinks of both
-    runs, with the IDs of the outer run.
+    The context is entered separately for each part of a stream, because code that consumes the
+    stream must not see the run context. A nested run masks the secrets of both runs, and its
+    events are sent to the sinks of both runs with the IDs of the outer run.
 
     Args:
         services: Services of the run.
         config: Configuration of the run.
-        has_subscriber: True if a consumer other than a sink receives the events. By default, this is
+        has_subscriber: True if a consumer other than a sink receives the events. By default, this
+            is
             determined from LangGraph's configuration or the enclosing run.
-        may_answer: True if the run may contain a new answer. A run that resumes automatically uses a
+        may_answer: True if the run may contain a new answer. A run that resumes automatically uses
+            a
             saved answer.
         dropped: Open questions that the new message of the run drops.
     """
@@ -128,7 +130,7 @@ def run_scope(
 
 
 async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
-    """Write the pending audit records, and notify the sinks that a run has ended.
+    """Write a run's pending audit records and notify the event sinks that the run has ended.
 
     Args:
         scope: Result of :func:`run_scope`. The function does nothing for the scope of an outer run.
@@ -145,7 +147,7 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
 
 
 class _Scope(override_run_context):
-    """Run context that is created once and entered for each part of the run's stream."""
+    """Run context that is created once and entered again for each part of a run's stream."""
 
     def __init__(
         self, services: Services, changes: Mapping[str, Any], traceparent: str | None

@@ -216,13 +216,13 @@ class Services:
 
     @property
     def chat_model(self) -> Callable[[str], Any]:
-        """Function from role to chat model, or to ``None``."""
+        """Function that returns the chat model for a role, or ``None`` if the role has none."""
         return self.runner_config.chat_model
 
     def with_capabilities(self, *capabilities: Any) -> Services:
-        """Create services with additional capabilities, such as the tools of one agent.
+        """Return a copy of the services with additional capabilities, such as an agent's own tools.
 
-        Budgets, storage, and events are shared.
+        Budgets, storage, and events are shared with the original.
         """
         if not capabilities or self.rebind is None:
             return self
@@ -239,9 +239,9 @@ class Services:
         return extended
 
     def with_registry(self, registry: Registry) -> Services:
-        """Create services for a whole graph with another registry.
+        """Return a copy of the services that uses a different registry for the whole graph.
 
-        Budgets, storage, events, and the audit are shared.
+        Budgets, storage, events, and the audit are shared with the original.
         """
         assert self.rebind is not None
         other = self.rebind(registry)
@@ -259,13 +259,13 @@ class Services:
         return replace(other, **own)
 
     def registry_for(self, view: TurnView) -> Registry:
-        """Return a registry of the capabilities that the caller of a turn may use."""
+        """Return a registry limited to the capabilities that a turn's caller may use."""
         if self.permissions is None:
             return self.registry
         return self.permissions.visible_registry(*view.callers)
 
     async def instructions(self, view: TurnView) -> str:
-        """Return the application's instructions and the system messages as text for a prompt."""
+        """Return the application's instructions and the system messages as prompt text."""
         from capgraph.planning.strategies import system_text
 
         instructions: Any = self.system_prompt or ""
@@ -289,11 +289,11 @@ class Services:
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
 
     def can_answer_directly(self, view: TurnView) -> bool:
-        """Return True if a text may be the answer of the turn without the answerer."""
+        """Return True if a text reply can be the turn's answer without calling the answerer."""
         return self.answer_type_of(view.state) is None and self.answer_gate is None
 
     def answer_type_of(self, state: Mapping[str, Any]) -> type[BaseModel] | None:
-        """Return the type of the turn's structured answer, or ``None`` for text.
+        """Return the Pydantic model of the turn's structured answer, or ``None`` for a text answer.
 
         Args:
             state: State of the turn, whose ``execution_answer_schema`` overrides ``answer_type``.
@@ -309,7 +309,7 @@ class Services:
 
     @property
     def requires_other_approver(self) -> bool:
-        """True if a capability requires approval by a user other than the requester."""
+        """True if any capability needs approval from a user other than the requester."""
         capabilities = self.registry.capabilities.values()
         return any(
             ApprovalPolicy.from_declaration(spec.requires_approval).not_requester
@@ -317,7 +317,7 @@ class Services:
         )
 
     async def warm_up(self) -> None:
-        """Fit the selector and import libraries before the first request."""
+        """Fit the capability selector and import required libraries before the first request."""
         prepare = getattr(self.selector, "prepare", None)
         if prepare is not None:
             await prepare(self.registry.candidates())
@@ -328,11 +328,11 @@ class Services:
                     await asyncio.to_thread(importlib.import_module, library)
 
     def journal(self) -> Journal:
-        """Return the journal (durable records) of the running thread."""
+        """Return the journal (durable records) of the thread that is currently running."""
         return running_journal(self.persistence)
 
     def view(self, state: Any) -> TurnView:
-        """Create the typed view of a graph state for the current run."""
+        """Create a typed view of a graph state, with the caller and thread of the current run."""
         configured = current_configurable().get("thread_id")
         thread_id = None if configured is None else str(configured)
         return TurnView(
@@ -346,7 +346,9 @@ class Services:
     def spending(
         self, view: TurnView, *, includes_plan_budget: bool = False, run_id: str = ""
     ) -> TurnSpending | None:
-        """Return the spending of the running turn, or ``None`` without budgets and usage records.
+        """Return the spending tracker of the current turn, or ``None`` if spending is not tracked.
+
+        Spending is not tracked without budgets and usage records.
 
         Args:
             view: Current state of the turn.
@@ -368,7 +370,7 @@ class Services:
         return {} if spending is None else await spending.remaining()
 
     def ledger(self, view: TurnView, visit_id: str = "") -> EffectLedger:
-        """Return the ledger with the effects, waits, and approvals of the running turn.
+        """Return the ledger (record of effects, waits, and approvals) of the current turn.
 
         Args:
             view: Current state of the turn.
@@ -396,9 +398,10 @@ class Services:
     async def _is_approver_permitted(
         self, capability: str, person: Caller, *, needs_overseer: bool
     ) -> bool:
-        """Return True if both the earlier and the current role of an approver permit a capability.
+        """Return True if the approver of a capability call has permission to use the capability.
 
-        In a turn without a known user, the approver must be an overseer, too.
+        Both the role at the time of approval and the current role must permit it. In a turn without
+        a known user, the approver must also be an overseer.
         """
         assert self.permissions is not None
         is_known = capability in self.registry.capabilities
@@ -411,7 +414,7 @@ class Services:
         return not is_known or self.permissions.outcome(capability, person, current).allowed
 
     def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
-        """Create the graph node of a capability for a custom graph.
+        """Create the LangGraph node that runs a capability in a custom graph.
 
         Args:
             capability: Decorated capability that was passed to ``bind``.
@@ -451,10 +454,11 @@ class Services:
 
 
 def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
-    """Raise an error for an invalid mapping of parameters to state keys.
+    """Validate the mapping from a capability's parameters to state keys.
 
     Raises:
-        ConfigurationError: A parameter is unknown, or the value is neither a mapping nor a function.
+        ConfigurationError: A parameter is unknown, or the value is neither a mapping nor a
+            function.
     """
     if callable(parameters):
         return
@@ -468,6 +472,6 @@ def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> No
     names = parameter_names(spec.parameters)
     if unknown := [name for name in parameters if name not in names]:
         raise ConfigurationError(
-            f"Unknown parameters {', '.join(map(repr, unknown))} of {owner}.",
+            f"Unknown parameters for {owner}: {', '.join(map(repr, unknown))}.",
             fix=suggest_fix(*unknown, candidates=names),
         )

@@ -50,7 +50,7 @@ _ENDS_THE_TURN = frozenset({"CG-LIMIT", "CG-STOPPED"})
 
 
 def envelope_of(record: StepRecord, plan: str) -> Envelope:
-    """Create the envelope of a step record, which LangGraph saves as the result of the step's task.
+    """Create the serializable result of a step, which LangGraph saves with the step's task.
 
     Args:
         record: Record of the step.
@@ -65,7 +65,7 @@ def envelope_of(record: StepRecord, plan: str) -> Envelope:
 
 
 def check_envelope_key(key: str, envelope: Envelope | None) -> Envelope | None:
-    """Return a step's saved envelope (task result) unchanged after validating its key.
+    """Validate that a saved step result (envelope) belongs to a step, and return the result.
 
     Raises:
         InfrastructureError: The envelope belongs to another step.
@@ -79,9 +79,9 @@ def check_envelope_key(key: str, envelope: Envelope | None) -> Envelope | None:
 
 
 def skip_optional_failure(record: StepRecord) -> StepRecord:
-    """Convert the record of a failed optional step to a skipped step, so that the plan continues.
+    """Treat the failure of an optional step as a skip, so that the plan continues.
 
-    Failures that end the turn and attempts that were stopped early are returned unchanged.
+    Failures that end the turn, and attempts that were stopped early, are returned unchanged.
     """
     error = record.error
     if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
@@ -90,9 +90,9 @@ def skip_optional_failure(record: StepRecord) -> StepRecord:
 
 
 def mark_observed(record: StepRecord, attempt: Attempt) -> StepRecord:
-    """Mark a failed step's record as observed, so that the planner reviews it and the turn continues.
+    """Mark a step's failure for review by the planner, so that the turn continues.
 
-    A failure with an explicitly declared severity other than REPLANNING is returned unchanged.
+    A failure whose declared severity is not REPLANNING is returned unchanged.
     """
     error, after = record.error, skip_optional_failure(record)
     if error is None or after is record or "effect_done" in error.metadata:
@@ -107,7 +107,7 @@ def mark_observed(record: StepRecord, attempt: Attempt) -> StepRecord:
 
 @contextmanager
 def label_scope(labels: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Context manager that adds data labels (provenance tags) to all data that the block produces.
+    """Context manager that attaches labels (provenance tags) to all data produced in its block.
 
     Args:
         labels: Labels of the data at the start of the block, with their sources.
@@ -126,7 +126,7 @@ def _create_default_flow() -> FlowPolicy:
 
 
 def run_as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-    """Run a function as a LangGraph task, so that its result is saved and the function is not repeated.
+    """Run a function as a LangGraph task, so that a resumed run reuses the saved result.
 
     The data labels (provenance tags) that the function collects are saved with the result.
     """
@@ -151,9 +151,10 @@ async def _collect_labels(task_result: Awaitable[Any]) -> Any:
 
 
 async def gather_tasks(tasks: Iterable[Awaitable[T]]) -> list[T]:
-    """Run tasks concurrently and return their results.
+    """Run tasks concurrently and return their results in order.
 
-    An error takes precedence over interrupts. Several interrupts are merged into one signal.
+    If a task raises an error, the error takes precedence over interrupts. Interrupts of several
+    tasks are merged and raised as one.
     """
     results = await asyncio.gather(*tasks, return_exceptions=True)
     signals = [item for item in results if isinstance(item, GraphBubbleUp)]
@@ -166,13 +167,15 @@ async def gather_tasks(tasks: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class ConcurrentRequests:
-    """Coordinator of concurrent capability calls in one node, such as the tool calls of a ``ToolNode``.
+    """Coordinator for concurrent capability calls in one node, such as ``ToolNode`` calls.
 
-    An interrupt ends the node and would cancel other calls during their effects. Interrupts are therefore
-    delayed until all calls have ended, and are raised together. LangGraph matches answers by the order of
-    the interrupts, so the calls ask in the order in which they started.
+    An interrupt ends the node, which would cancel the remaining calls in the middle of their
+    effects. Interrupts are therefore held back until all calls have ended, and are then raised
+    together. LangGraph matches answers to interrupts by order, so calls ask their questions in
+    the order in which they started.
 
-    If a node catches an interrupt, for example with ``with_fallbacks``, the next call raises it again.
+    If the node catches an interrupt, for example by using ``with_fallbacks``, the next call
+    raises the interrupt again.
     """
 
     def __init__(self) -> None:
@@ -183,7 +186,10 @@ class ConcurrentRequests:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[AskScope]:
-        """Context manager for one call, which yields a context manager in which the call asks a person."""
+        """Context manager for one capability call, during which the call may ask a person.
+
+        The yielded value creates a context manager in which the call must ask its question.
+        """
         if self._signals and not self._running:
             raise merge_interrupts(self._signals)  # the node caught it and continued
         before, settled = [*self._settled], asyncio.Event()
@@ -219,14 +225,17 @@ class ConcurrentRequests:
 
 @asynccontextmanager
 async def single_request() -> AsyncIterator[AskScope]:
-    """Context manager for a call without concurrent calls (see :class:`ConcurrentRequests`)."""
+    """Context manager for a capability call that has no concurrent calls.
+
+    See :class:`ConcurrentRequests` for concurrent calls.
+    """
     yield nullcontext
 
 
 def merge_interrupts(signals: Sequence[GraphBubbleUp]) -> GraphBubbleUp:
-    """Merge the signals of several steps into one signal with all their interrupts.
+    """Merge the interrupts of several steps into a single ``GraphInterrupt``.
 
-    A signal other than an interrupt takes precedence.
+    A control-flow exception of any other type takes precedence and is returned unchanged.
     """
     interrupts = [signal for signal in signals if isinstance(signal, GraphInterrupt)]
     other_signals = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def resolve_models(model: Any, settings: Settings) -> Any:
-    """Return the models from the argument or, without an argument, from the settings.
+    """Return the configured models, preferring the ``model`` argument over the settings.
 
-    The setting ``model`` is the default for roles that ``models`` does not contain.
+    The setting ``model`` is the default for roles that the setting ``models`` does not list.
     """
     configured = model if model is not None else (settings.model or settings.models or None)
     if isinstance(configured, str) and configured == settings.model and settings.models:
@@ -33,7 +33,10 @@ def choose_strategies(
     options: OperatorOptions,
     clock: Clock | None,
 ) -> dict[str, Any]:
-    """Choose the strategies: ``selector``, ``extractor``, ``planner``, ``answerer``, ``chat_model``.
+    """Choose the selector, extractor, planner, answerer, and chat model of an agent.
+
+    The result maps ``selector``, ``extractor``, ``planner``, ``answerer``, and ``chat_model``
+    to the chosen objects.
 
     Args:
         registry: Registered capabilities.

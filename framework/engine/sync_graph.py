@@ -36,20 +36,26 @@ _Make = Callable[[], AsyncIterator[Any]]
 
 
 class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
-    """Compiled graph whose synchronous methods call the asynchronous methods.
+    """Compiled graph whose synchronous methods run their asynchronous counterparts.
 
-    The synchronous methods use an event loop in a separate thread, so that they also work if an event
-    loop is already running, as in a notebook.
+    The synchronous methods use an event loop in a separate thread, so they also work where an
+    event loop is already running, such as in a notebook.
     """
 
     if not TYPE_CHECKING:  # the signatures are those of LangGraph
 
         def invoke(self, *args: Any, **kwargs: Any) -> Any:
-            """Run the graph and return the result. The arguments are those of ``ainvoke``."""
+            """Run the graph synchronously and return its result.
+
+            The arguments are those of ``ainvoke``.
+            """
             return run_in_new_loop(lambda: self.ainvoke(*args, **kwargs))
 
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            """Run the graph and yield its stream. The arguments are those of ``astream``."""
+            """Run the graph synchronously and yield its stream.
+
+            The arguments are those of ``astream``.
+            """
             return _iterate_in_thread(lambda: self.astream(*args, **kwargs))
 
         async def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
@@ -66,17 +72,26 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
                 raise merge_interrupts([signal]) from None
 
     def get_state(self, config: RunnableConfig, **options: Any) -> StateSnapshot:
-        """Return the state of a thread. The arguments are those of ``aget_state``."""
+        """Return the current state of a thread.
+
+        The arguments are those of ``aget_state``.
+        """
         snapshot: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **options))
         return snapshot
 
     def get_state_history(self, config: RunnableConfig, **options: Any) -> Iterator[StateSnapshot]:
-        """Yield the states of a thread, newest first. The arguments are those of the async method."""
+        """Yield the saved states of a thread, newest first.
+
+        The arguments are those of ``aget_state_history``.
+        """
         states = self.aget_state_history(config, **options)
         return _iterate_in_thread(lambda: states)
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Update the state of a thread. The arguments are those of ``abulk_update_state``."""
+        """Apply several updates to a thread's state.
+
+        The arguments are those of ``abulk_update_state``.
+        """
         updated: RunnableConfig = run_in_new_loop(
             lambda: self.abulk_update_state(config, supersteps)
         )
@@ -87,7 +102,9 @@ GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
 
 
 def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
-    """Compile a graph with asynchronous nodes. The options are those of LangGraph's ``compile``.
+    """Compile a graph whose nodes are asynchronous.
+
+    The options are those of LangGraph's ``compile``.
 
     Raises:
         ConfigurationError: The saver or the store is synchronous.
@@ -100,7 +117,7 @@ def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Sy
 def single_node_graph(
     name: str, run: Any, state: Any, *, input_schema: Any = None, output_schema: Any
 ) -> StateGraph[Any, Any, Any, Any]:
-    """Create a graph with one node. The input schema defaults to the state schema.
+    """Create a state graph that consists of a single node.
 
     Args:
         name: Name of the node.
@@ -117,14 +134,14 @@ def single_node_graph(
 def copy_graph_as(
     graph_class: type[GraphT], graph: CompiledStateGraph[Any, Any, Any, Any], **arguments: Any
 ) -> GraphT:
-    """Copy a compiled graph to an instance of another class."""
+    """Copy a compiled graph, creating an instance of the given graph class."""
     # StateGraph.compile fixes the class. LangGraph copies graphs the same way.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
     return graph_class(**arguments, **attributes)
 
 
 def run_in_new_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a coroutine on a new event loop in another thread, and return its result."""
+    """Run a coroutine on a new event loop in a separate thread and return its result."""
 
     async def one() -> AsyncIterator[Any]:
         yield await make_coroutine()
@@ -143,10 +160,10 @@ def _iterate_in_thread(make: _Make) -> Iterator[Any]:
 
 
 class _QuietLoop(_Loop):
-    """Event loop that ignores calls from other threads after it was closed.
+    """Event loop that ignores calls from other threads after the loop is closed.
 
-    A SQLite thread may report the result of a query after its event loop was closed. An error would end
-    the thread, and thus the database connection for all later queries.
+    A SQLite thread may report a query result after the event loop is closed. An error would end
+    that thread and make its database connection unusable for later queries.
     """
 
     def call_soon_threadsafe(
@@ -155,7 +172,7 @@ class _QuietLoop(_Loop):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        """Schedule a call from another thread."""
+        """Schedule a callback from another thread. Calls after the loop is closed are ignored."""
         try:
             return super().call_soon_threadsafe(callback, *args, context=context)
         except RuntimeError:
@@ -165,7 +182,7 @@ class _QuietLoop(_Loop):
 
 
 class _ThreadedRun:
-    """Asynchronous iterator that runs on an event loop in a separate thread."""
+    """Asynchronous iterator that runs on its own event loop in a separate thread."""
 
     def __init__(self, make: _Make) -> None:
         self._make = make
@@ -180,7 +197,7 @@ class _ThreadedRun:
         self._thread.start()
 
     def parts(self) -> Iterator[Any]:
-        """Yield the parts of the run, then raise its exception."""
+        """Yield the items of the threaded run, then raise its exception if it failed."""
         loop, _ = self._started.result()
         while (part := self._items.get()) is not self._ended:
             yield part
@@ -188,7 +205,7 @@ class _ThreadedRun:
         self._ended.result()
 
     def stop(self) -> None:
-        """Cancel the run if it is active, and wait for its end."""
+        """Cancel the threaded run if it is still active, and wait for the thread to finish."""
         loop, task = self._started.result()
         loop.call_soon_threadsafe(task.cancel)
         self._thread.join()

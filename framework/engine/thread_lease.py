@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def share_lease(lease: Lease) -> AbstractContextManager[None]:
-    """Context manager in which nested runs share the caller's lease."""
+    """Context manager in which nested runs share the thread lease of the caller."""
     return override_run_context(shared_leases=(lease,))
 
 
@@ -44,7 +44,7 @@ async def run_with_lease(
     run: Callable[[Any], AsyncIterator[Any]],
     retention: Retention | None = None,
 ) -> AsyncIterator[Any]:
-    """Run a graph while it holds the thread's lease (exclusive right to run it).
+    """Run a graph while holding the lease (exclusive right to run) of its thread.
 
     Args:
         persistence: Storage of the thread.
@@ -63,7 +63,7 @@ async def run_with_lease(
         if is_outermost and isinstance(inputs, Command) and inputs.resume is not None:
             await _check_open_question(saver, config["configurable"])
         if is_outermost:
-            inputs = await _assign_replay(saver, config["configurable"], inputs)
+            inputs = await _assign_replay_to_caller(saver, config["configurable"], inputs)
         # The caller's context must not contain the lease.
         lease_context = override_run_context(leases=(*run_context().leases, lease))
         try:
@@ -85,7 +85,7 @@ async def run_with_lease(
 
 @asynccontextmanager
 async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIterator[Lease]:
-    """Context manager that holds the lease of the thread in a configuration.
+    """Context manager that holds the lease (exclusive right to run) of a configured thread.
 
     Raises:
         ThreadBusyError: Another run holds the lease.
@@ -120,12 +120,13 @@ async def _check_open_question(
         )
 
 
-async def _assign_replay(
+async def _assign_replay_to_caller(
     saver: BaseCheckpointSaver[Any], configurable: Mapping[str, Any], inputs: Any
 ) -> Any:
-    """Return the input of a run, which makes a replay a turn of the person who starts it.
+    """Return a run's input, assigning a replayed turn to the person who starts the replay.
 
-    A run from an earlier checkpoint is a replay. Like a fork, a replay has no approvals.
+    A run from an earlier checkpoint is a replay. Like a fork, a replay starts without
+    approvals.
     """
     checkpoint_id = configurable.get("checkpoint_id")
     is_resumed = inputs is None or isinstance(inputs, Command)

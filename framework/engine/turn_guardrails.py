@@ -30,7 +30,7 @@ _WITHHELD = "(This message was withheld by a guard.)"
 async def guard_input(
     view: TurnView, services: Services, guard: TurnGuardrail
 ) -> tuple[dict[str, Any], PolicyError | None, list[str]]:
-    """Check the new messages and the caller's context data of a turn.
+    """Apply the guardrail to a turn's new messages and the context data from the caller.
 
     Args:
         view: State before the turn.
@@ -38,7 +38,8 @@ async def guard_input(
         guard: Guardrail of the graph.
 
     Returns:
-        The state update, the error if the input is blocked, and the reasons to request a review of the
+        The state update, the error if the input is blocked, and the reasons to request a review of
+        the
         turn's plan. The update contains rewritten messages and data. It removes the text of blocked
         messages, so that later prompts do not contain it.
     """
@@ -81,7 +82,7 @@ async def guard_input(
 
 
 def replace_text(message: Any, text: str) -> Any:
-    """Copy a message and replace its text, but keep its images and files."""
+    """Return a copy of a message with different text, keeping its images and files."""
     blocks = message.content if isinstance(message.content, list) else []
     other_blocks = [b for b in blocks if isinstance(b, dict) and b.get("type") != "text"]
     content = [{"type": "text", "text": text}, *other_blocks] if other_blocks else text
@@ -89,7 +90,9 @@ def replace_text(message: Any, text: str) -> Any:
 
 
 class AnswerGuard:
-    """Wrapper that applies guardrails to a node that ends a turn. Without guardrails, it does nothing.
+    """Guardrail check for the message of a node that ends a turn.
+
+    Without guardrails, the node's events and its update are unchanged.
 
     Args:
         node: Name of the node.
@@ -107,7 +110,7 @@ class AnswerGuard:
         self._has_draft = False
 
     def withhold_events(self, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """Wrap the node's function so that its events are withheld until the message is checked."""
+        """Wrap a node function so that its events are withheld until its message is checked."""
         return work if self._guard is None else partial(self._run_withheld, work)
 
     async def _run_withheld(self, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -121,7 +124,7 @@ class AnswerGuard:
             return await work()
 
     async def guard_update(self, update: Any) -> Any:
-        """Check the message that ends the turn, then emit the node's withheld events.
+        """Check the turn's final message with the guardrail, then emit the withheld events.
 
         Raises:
             PolicyError: The guardrail blocked the message.
@@ -176,12 +179,12 @@ class AnswerGuard:
             return str(reported.get("user_message"))
 
     def emit_replacement(self, text: str, outcome: dict[str, Any]) -> None:
-        """Emit the message that replaces a blocked message."""
+        """Emit the replacement for a blocked message, together with the outcome of the turn."""
         if self._guard is not None:
             self._emit_withheld([text], [TurnFinished(outcome=outcome)])
 
     def _parse_answer(self, text: str) -> Any:
-        """Parse a rewritten structured answer."""
+        """Parse a structured answer that a guardrail has rewritten."""
         assert self._services is not None
         answer_type = self._services.answer_type_of(self._view.state)
         assert answer_type is not None
@@ -189,7 +192,8 @@ class AnswerGuard:
             return answer_type.model_validate(json.loads(text)).model_dump(mode="json")
         except (ValueError, PydanticValidationError) as exc:
             raise PolicyError(
-                f"The answer is not a valid {answer_type.__name__}: a guardrail rewrote it.",
+                "A guardrail rewrote the answer, which is no longer a valid "
+                f"{answer_type.__name__}.",
                 fix="change the guardrail so that it keeps the type or blocks the answer.",
             ) from exc
 
@@ -199,6 +203,6 @@ class AnswerGuard:
 
 
 def is_guardrail_refusal(failure: Mapping[str, Any]) -> bool:
-    """Return True if a guardrail caused a failure by blocking a message or data."""
+    """Return True if a failure occurred because a guardrail blocked a message or data."""
     metadata = (failure.get("classification") or {}).get("metadata") or {}
     return metadata.get("code") == REFUSED_BY_GUARDS

@@ -64,7 +64,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
         ]
     if notes := list(dict.fromkeys(state.get("planning_notes") or ())):
         outcome["notes"] = notes
-    outcome |= _thread_facts(state, status)
+    outcome |= _describe_thread(state, status)
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:
@@ -74,8 +74,11 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
     return outcome
 
 
-def _thread_facts(state: Mapping[str, Any], status: Status) -> dict[str, Any]:
-    """Return the dropped question and the open dialogue, which a failure ends."""
+def _describe_thread(state: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """Return the dropped question and the open dialogue of a turn, if any.
+
+    A turn that failed or was canceled has no open dialogue.
+    """
     question = (state.get("control_turn") or {}).get("question")
     dialogue = state.get("control_dialogue") if status not in ("failed", "cancelled") else None
     return {
@@ -85,7 +88,7 @@ def _thread_facts(state: Mapping[str, Any], status: Status) -> dict[str, Any]:
 
 
 def _describe_failure(state: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the failure of a turn, with a status if a limit or a stop ended the turn."""
+    """Describe why a turn failed. A turn that hit a limit or was stopped has its own status."""
     classification = info.get("classification") or {}
     metadata = classification.get("metadata") or {}
     is_stopped = metadata.get("code") in {"CG-LIMIT", "CG-STOPPED"}
@@ -105,7 +108,7 @@ def _list_work_keys(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def waiting_outcome(state: Mapping[str, Any], pending_waits: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the outcome of a waiting turn, with the details of each wait by context key.
+    """Describe the outcome of a waiting turn, including the details of each wait.
 
     >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
     {'mail': {'for': 'paid'}}

@@ -20,7 +20,10 @@ from capgraph.telemetry.audit import record_later
 
 
 def pending_waits(view: TurnView) -> dict[str, Any]:
-    """Return the details of each wait for a time or an event, by the context key of the waiting step."""
+    """Return the details of each pending wait, by the context key of the waiting step.
+
+    A wait ends at a certain time or when an event arrives.
+    """
     return {
         key: request["shown"]
         for key, request in view.pending_approvals.items()
@@ -29,7 +32,7 @@ def pending_waits(view: TurnView) -> dict[str, Any]:
 
 
 def create_resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
-    """Create the state update that resumes steps or single ``for_each`` copies.
+    """Create the state update that resumes suspended steps or single ``for_each`` copies.
 
     Args:
         view: Current state of the turn.
@@ -45,17 +48,17 @@ def create_resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any
 
 
 async def find_ended_waits(view: TurnView, services: Services) -> set[str]:
-    """Return the context keys of the steps whose wait for a time or an event is over."""
+    """Return the keys of steps whose wait for a time or an event has ended."""
     journal, now = services.journal(), services.clock.now()
     waits = pending_waits(view).items()
     return {key for key, shown in waits if await is_wait_over(shown, journal, view.turn_id, now)}
 
 
 async def create_wake_update(view: TurnView, services: Services) -> dict[str, Any]:
-    """Create the state update that resumes steps whose wait is over, or ``{}`` if there are none.
+    """Create the state update that resumes steps whose wait has ended.
 
-    The update is saved in a checkpoint before the steps run, so that a resumed run calls the same steps
-    even if further events arrive.
+    Return an empty dictionary if no wait has ended. The update is saved in a checkpoint before
+    the steps run, so that a resumed run calls the same steps even if more events arrive.
     """
     if not (ended := await find_ended_waits(view, services)):
         return {}
@@ -66,9 +69,10 @@ async def create_wake_update(view: TurnView, services: Services) -> dict[str, An
 
 
 async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
-    """Record that the thread is suspended, or return the update that resumes it.
+    """Record that the current thread is suspended until a step's wait ends.
 
-    A step whose wait is already over resumes immediately. The sender of a later event resumes the thread.
+    If a wait has already ended, the returned state update resumes its step immediately.
+    Otherwise, the sender of a later event resumes the thread.
     """
     persistence, thread = Persistence.for_run(get_config(), services.persistence), view.thread_id
     if persistence is not None and thread is not None:
@@ -79,7 +83,7 @@ async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
 
 
 async def clear_wait(services: Services) -> None:
-    """Remove the record that the running thread is suspended."""
+    """Delete the record that marks the current thread as suspended."""
     config = get_config()
     persistence = Persistence.for_run(config, services.persistence)
     if persistence is None:
@@ -90,7 +94,7 @@ async def clear_wait(services: Services) -> None:
 
 
 def list_wait_details(view: TurnView) -> list[dict[str, Any]]:
-    """Return the details of all waits, for the value of an interrupt."""
+    """Return the details of all pending waits for the payload of an interrupt."""
     return [
         {"context_key": key, "capability": view.pending_approvals[key]["capability"], **shown}
         for key, shown in pending_waits(view).items()
@@ -98,7 +102,10 @@ def list_wait_details(view: TurnView) -> list[dict[str, Any]]:
 
 
 def suspend_turn(view: TurnView) -> None:
-    """Interrupt the run until a signal or a time ends a wait. An answer does not end it."""
+    """Interrupt the run until a signal arrives or a wait time ends.
+
+    An answer from a person does not end the interrupt.
+    """
     waits = list_wait_details(view)
     reasons = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
     emit(TurnSuspended(waits=waits))

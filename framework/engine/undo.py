@@ -36,7 +36,9 @@ class _DoneEffect:
 
 
 async def offer_undo(view: TurnView, services: Services) -> dict[str, Any]:
-    """Create the state update that offers to undo completed effects, or ``{}`` if there are none.
+    """Create the state update that offers to undo a failed turn's completed effects.
+
+    Return an empty dictionary if no effect can be undone.
 
     Args:
         view: State of the turn, which is about to end with a failure.
@@ -83,7 +85,9 @@ async def offer_undo_in_node(
     services: Services,
     run: Callable[[Attempt], Awaitable[StepRecord]],
 ) -> dict[str, Any]:
-    """Offer to undo effects in a custom graph's failed node, and return the complete state update.
+    """Offer to undo effects after a node of a custom graph failed.
+
+    The returned state update includes the update of the failed node.
 
     Args:
         failure_update: State update of the failed node.
@@ -141,7 +145,7 @@ async def offer_undo_in_node(
 
 
 async def load_failed_visit_update(services: Services) -> dict[str, Any]:
-    """Load the stored state update of a failed node that waited for an undo decision."""
+    """Load the saved state update of a failed node that was waiting for an undo decision."""
     if not any(spec.undo is not None for spec in services.registry.capabilities.values()):
         return {}
     return await services.journal().read(_create_visit_key())
@@ -152,7 +156,7 @@ def _create_visit_key() -> str:
 
 
 def finish_undo(view: TurnView) -> dict[str, Any]:
-    """Create the state update that ends the undo and restores the original failure."""
+    """Create the state update that ends an undo and restores the original failure of the turn."""
     undo = view.state["control_undo"]
     info = dict(undo["failure"])
     if view.failure is not None:
@@ -196,7 +200,7 @@ def _find_undoable_effects(view: TurnView, services: Services, turn: str = "") -
 
 
 def _create_undo_step(effect: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
-    """Create the planned step that undoes an effect.
+    """Create the plan step that undoes a completed effect.
 
     Raises:
         PlanError: The parameters of the step cannot be determined.
@@ -214,8 +218,8 @@ def _create_undo_step(effect: _DoneEffect, view: TurnView, services: Services) -
         raise
     except Exception as exc:
         raise PlanError(
-            f"The undo of step {effect.done_step.key!r} with {spec.name!r} has no parameters:"
-            f" {type(exc).__name__}: {exc}.",
+            f"Cannot determine the parameters of {spec.name!r} to undo step "
+            f"{effect.done_step.key!r}: {type(exc).__name__}: {exc}.",
             fix=f"correct the function Undo.parameters of {effect.done_step.capability!r}.",
         ) from exc
     return PlannedStep(

@@ -46,7 +46,7 @@ def _validate_pattern(text: str) -> str:
 
 
 class AnswerCheck(_StrictModel):
-    """Check of an agent's answer. Exactly one of the first four fields must be set.
+    """Rule that an agent's answer must satisfy. Set exactly one of the first four fields.
 
     Attributes:
         contains: Text that the answer must contain, ignoring case.
@@ -80,7 +80,7 @@ class AnswerCheck(_StrictModel):
         return self
 
     def find_problem(self, answer: str) -> str | None:
-        """Return the reason why an answer fails the check, or None if it passes."""
+        """Return the reason why an answer fails this check, or ``None`` if the answer passes."""
         folded = answer.casefold()
         if self.contains is not None and self.contains.casefold() not in folded:
             return f"does not contain {self.contains!r}"
@@ -100,7 +100,7 @@ class AnswerCheck(_StrictModel):
 
 
 def find_numbers(text: str) -> list[float]:
-    """Return the numbers in a text.
+    """Extract all numbers from a text.
 
     >>> find_numbers("1,234.5 at -3 °C on 2015-07-19")
     [1234.5, -3.0, 2015.0, 7.0, 19.0]
@@ -177,7 +177,7 @@ class Case(_StrictModel):
 
 
 class Thresholds(_StrictModel):
-    """Minimum values of a report's metrics.
+    """Minimum metric values that an evaluation report must reach.
 
     Attributes:
         passed: Share of cases whose results are all as expected.
@@ -199,7 +199,7 @@ class Thresholds(_StrictModel):
 
 
 class JudgeLabel(_StrictModel):
-    """Human verdict on an answer, against which the judging model is measured.
+    """Human verdict on an answer, used to measure the accuracy of the judging model.
 
     Attributes:
         request: Request that was answered.
@@ -213,7 +213,7 @@ class JudgeLabel(_StrictModel):
 
 
 class JudgeSettings(_StrictModel):
-    """Settings of a chat model that judges every answer of an evaluation set.
+    """Settings for a chat model that judges every answer in an evaluation set.
 
     Attributes:
         model: ``"provider:name"``, the fields of ``ModelSettings``, or a chat model.
@@ -234,7 +234,7 @@ class JudgeSettings(_StrictModel):
 
 
 class Dataset(_StrictModel):
-    """Evaluation set: requests with their expected results.
+    """Evaluation set: requests to an agent with their expected results.
 
     Attributes:
         version: Version of the format, which is 1.
@@ -305,9 +305,10 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
 
 
 def _resolve_in_folder(folder: Path, file_name: str, key: str) -> str:
-    """Return the path of a file in the evaluation set's folder.
+    """Resolve a file name relative to the folder of the evaluation set.
 
-    Other folders are refused, because a set from elsewhere must not read arbitrary files.
+    Paths outside the folder are refused, because an untrusted evaluation set must not read
+    arbitrary files.
     """
     file = folder / file_name
     if not file.resolve().is_relative_to(folder.resolve()):

@@ -44,11 +44,12 @@ async def evaluate(
     on_case: Callable[[CaseResult], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Run the cases of an evaluation set and compare the results with the expected ones.
+    """Run all cases of an evaluation set and compare the results with the expectations.
 
-    Each case has its own in-memory thread and store, so it affects neither other cases nor existing
-    threads. Effects of capabilities outside of the agent are real. A case with a recording is
-    replayed instead, which has no external effects and calls no model other than ``model``.
+    Each case has its own in-memory thread and store, so it cannot affect other cases or
+    existing threads. Effects outside the agent are real, such as a sent email. A case with a
+    recording is replayed instead, which has no external effects and calls no model other than
+    ``model``.
 
     Args:
         dataset: Evaluation set.
@@ -139,7 +140,7 @@ def _measure_plan(plan: Mapping[str, Any] | None, cost: TurnCost) -> dict[str, A
 
 
 def _format_results(end: RecordedOutcome) -> tuple[str, ...]:
-    """Return step results as text, without keys, because keys may differ between plans."""
+    """Serialize step results for comparison, without keys, because keys differ between plans."""
     return tuple(json.dumps(entry, sort_keys=True) for entry in end.results.values())
 
 
@@ -196,7 +197,7 @@ def _read_outcome(values: dict[str, Any], case: Case) -> tuple[str, str]:
 
 
 def validate_dataset(dataset: Dataset, registry: Registry) -> None:
-    """Raise an error if a set names capabilities or context types that the agent does not have.
+    """Validate the capability and context type names in an evaluation set against a registry.
 
     Raises:
         ConfigurationError: A name is unknown. The message lists all problems with their paths.

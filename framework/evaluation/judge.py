@@ -35,7 +35,7 @@ class _Judgement(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class JudgeVerdict:
-    """Verdict of the judging model on one answer.
+    """Verdict of the judging model on a single answer.
 
     Attributes:
         accepted: True if the answer satisfies the rubric. ``None`` if the judge failed.
@@ -47,7 +47,7 @@ class JudgeVerdict:
 
 
 class AnswerJudge:
-    """Judge that asks a chat model if answers satisfy the rubric of an evaluation set.
+    """Judge that asks a chat model whether answers satisfy an evaluation set's rubric.
 
     Args:
         settings: Model, rubric, and labels.
@@ -71,7 +71,10 @@ class AnswerJudge:
         self._settings = settings
 
     async def judge(self, request: str, answer: str) -> JudgeVerdict:
-        """Return the model's verdict on an answer. If the model fails, ``accepted`` is None."""
+        """Ask the judging model for a verdict on an answer.
+
+        The verdict's ``accepted`` is ``None`` if the model fails.
+        """
         from capgraph.models.calls import generate_structured
 
         if len(request) + len(answer) > _MAX_CHARACTERS:
@@ -87,7 +90,7 @@ class AnswerJudge:
         return JudgeVerdict(judgement.accepted, judgement.reason)
 
     async def judge_labels(self, jobs: int = 1) -> list[tuple[bool, JudgeVerdict]]:
-        """Judge the labeled answers of the set, and return each label with the model's verdict."""
+        """Judge the labeled answers and return each human label with the model's verdict."""
         gate = asyncio.Semaphore(jobs)
 
         async def judge_one(request: str, answer: str) -> JudgeVerdict:
@@ -100,9 +103,9 @@ class AnswerJudge:
 
 
 def agreement_rate(pairs: Iterable[tuple[bool, JudgeVerdict]]) -> float | None:
-    """Return the share of labels with which the judge agrees.
+    """Return the share of human labels on which the judge agrees.
 
-    A failed judge counts as disagreement.
+    A failed judgment counts as disagreement.
 
     >>> agreement_rate([(True, JudgeVerdict(True)), (False, JudgeVerdict(True))])
     0.5

@@ -12,9 +12,9 @@ from capgraph.planning import TERMINAL_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of correct, extra, and missing items, summed over cases (micro average).
+    """Numbers of correct, extra, and missing items, summed over all cases (micro average).
 
-    A ratio over no items is 1.0, because nothing was expected and nothing was wrong.
+    A ratio with no items is 1.0, because nothing was expected and nothing was wrong.
 
     >>> both = Counts(correct=1, extra=1) + Counts(correct=1, missing=2)
     >>> both.precision, both.recall, round(both.f1, 3)
@@ -32,12 +32,12 @@ class Counts:
 
     @property
     def precision(self) -> float:
-        """Share of the actual items that are correct."""
+        """Fraction of the actual items that were expected."""
         return _divide(self.correct, self.correct + self.extra)
 
     @property
     def recall(self) -> float:
-        """Share of the expected items that are among the actual ones."""
+        """Fraction of the expected items that were found."""
         return _divide(self.correct, self.correct + self.missing)
 
     @property
@@ -53,7 +53,7 @@ def _divide(part: int, total: int) -> float:
 def count_items(
     expected: Iterable[Hashable], actual: Iterable[Hashable], optional: Collection[Hashable] = ()
 ) -> Counts:
-    """Compare two collections in which an item may occur several times.
+    """Count the correct, extra, and missing items of two collections with possible duplicates.
 
     Args:
         expected: Expected items.
@@ -78,9 +78,9 @@ def count_edges(
     actual: Iterable[tuple[str, str]],
     optional: Collection[str] = (),
 ) -> Counts:
-    """Compare two collections of plan edges.
+    """Count the correct, extra, and missing edges of a plan.
 
-    An edge with an optional capability counts only if it is both expected and actual.
+    An edge to or from an optional capability counts only if it is both expected and actual.
     """
     expected_counts = Counter(expected)
     actual_counts = Counter(actual)
@@ -101,7 +101,7 @@ def count_edges(
 
 
 def plan_nodes(plan: Mapping[str, Any] | None) -> list[str]:
-    """Return the capabilities of a plan's steps, without the step that ends the turn.
+    """Return the capability names of a plan's steps, excluding the step that ends the turn.
 
     >>> plan_nodes({"steps": [{"capability": "sum"}, {"capability": "respond"}]})
     ['sum']
@@ -111,7 +111,7 @@ def plan_nodes(plan: Mapping[str, Any] | None) -> list[str]:
 
 
 def plan_edges(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return a plan's data flow as pairs of producer and consumer.
+    """Return the data flow of a plan as pairs of producing and consuming capabilities.
 
     Inputs from earlier turns or from the caller are not included.
 

@@ -45,7 +45,7 @@ class _StrictModel(BaseModel):
 
 
 class TurnCost(_StrictModel):
-    """Model usage of one turn.
+    """Model calls, tokens, and cost of one turn.
 
     Attributes:
         model_calls: Number of model calls.
@@ -61,7 +61,7 @@ class TurnCost(_StrictModel):
 
 
 class RecordedOutcome(_StrictModel):
-    """Outcome of one turn, in a form that can be compared between two runs.
+    """Outcome of one turn, in a form that can be compared between runs.
 
     Attributes:
         status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``unfinished``, or
@@ -84,7 +84,7 @@ class RecordedOutcome(_StrictModel):
 
 
 class RecordedAnswer(_StrictModel):
-    """Recorded answer of a user to an interrupt.
+    """Recorded answer of a user to an interrupt, such as an approval.
 
     Attributes:
         given: Answer that the user sent.
@@ -145,7 +145,7 @@ class Recording(_StrictModel):
     end: RecordedOutcome = Field(default_factory=RecordedOutcome)
 
     def as_data(self) -> dict[str, Any]:
-        """Return the recording as plain data, with secrets masked."""
+        """Return the recording as plain data, such as for a file, with secrets masked."""
         data: dict[str, Any] = mask_data(self.model_dump(mode="json"))
         return data
 
@@ -174,7 +174,7 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
 async def record(
     saver: BaseCheckpointSaver[Any], thread_id: str, turn: int | None = None
 ) -> Recording:
-    """Return a recording of a turn, read from the checkpoints of its thread.
+    """Create a recording of a turn from the checkpoints of its thread.
 
     Args:
         saver: Checkpointer that contains the thread. If its graph has its own delta channels, use
@@ -210,7 +210,8 @@ async def record(
                 visit.node == "begin_turn" for visit in recording.visits
             ):
                 raise PersistenceError(
-                    f"The thread {thread_id!r} was not created by a graph from build_graph.",
+                    f"Cannot record thread {thread_id!r} because it was not created by a graph "
+                    "from build_graph.",
                     fix="Record a thread of an agent. For other graphs, use LangGraph's history.",
                 )
             return recording
@@ -227,7 +228,10 @@ async def record(
 async def iter_recordings(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[Recording]:
-    """Yield a recording of each turn whose first checkpoint exists, latest turn first."""
+    """Yield a recording of each turn in a thread, latest turn first.
+
+    Turns whose first checkpoint was deleted are omitted.
+    """
     async for checkpoints in _iter_turns(saver, thread_id):
         yield await _build_recording(saver, thread_id, checkpoints)
 
@@ -235,7 +239,10 @@ async def iter_recordings(
 async def _iter_turns(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[list[CheckpointTuple]]:
-    """Yield the checkpoints of each turn in order, latest turn first."""
+    """Yield the list of checkpoints of each turn in a thread, latest turn first.
+
+    The checkpoints of a turn are in chronological order.
+    """
     checkpoint = await saver.aget_tuple(thread_config(thread_id))
     checkpoints: list[CheckpointTuple] = []
     while checkpoint is not None:
@@ -290,7 +297,7 @@ async def _read_signals(
     visits: Sequence[RecordedNodeRun],
     plan: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the payloads of the events that a turn received."""
+    """Return the payloads of the events that a recorded turn received, by event name."""
     questions = [v.question for v in visits if isinstance(v.question, Mapping)]
     keys = {wait.get("for") for question in questions for wait in question.get("waits") or ()}
     keys |= {key for step in plan if isinstance(key := awaited_event(step)[0], str)}
@@ -330,7 +337,7 @@ def _build_outcome(
 
 
 def question_steps(question: Any) -> list[dict[str, Any]]:
-    """Return the fields of an approval request that decide what is approved, one entry per step."""
+    """Return the fields of an approval request that identify what is approved, for each step."""
     entries = question.get("steps") if isinstance(question, Mapping) else None
     names = ("context_key", "capability", "kind", "parameters", "input_values")
     return [{name: entry.get(name) for name in names} for entry in entries or []]
@@ -385,7 +392,7 @@ def _read_caller(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _add_pending_writes(
     values: Mapping[str, Any], last: Sequence[RecordedNodeRun]
 ) -> Mapping[str, Any]:
-    """Return the state with the results of an unfinished node run's steps."""
+    """Return the turn's state including the saved step results of an unfinished node run."""
     writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
     return apply_writes(values, merge_writes(writes))
 
@@ -409,7 +416,7 @@ async def _read_cost(
 
 
 def _serialize_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return state values as plain data, with messages in LangChain's serialized form."""
+    """Convert state values to plain data, with messages in LangChain's serialized format."""
     return {
         name: messages_to_dict(convert_to_messages(_list_messages(value)))
         if name == "messages"
@@ -419,7 +426,10 @@ def _serialize_state(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_message_id(turn_input: dict[str, Any], turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input with the turn's ID as the ID of the message that started the turn."""
+    """Set the ID of the message that started a turn to the ID of the turn.
+
+    A message that already has an ID keeps it.
+    """
     requests = [m for m in turn_input.get("messages") or [] if m["type"] == "human"]
     if requests and "plan" not in turn:
         requests[-1]["data"]["id"] = requests[-1]["data"].get("id") or turn.get("id")
@@ -427,7 +437,10 @@ def _set_message_id(turn_input: dict[str, Any], turn: Mapping[str, Any]) -> dict
 
 
 def _list_messages(value: Any) -> list[Any]:
-    """Return an input's messages as a list. A ``(role, text)`` pair is a single message."""
+    """Convert the messages of a run's input to a list.
+
+    A ``(role, text)`` pair is a single message.
+    """
     pair = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str)
     if isinstance(value, (list, tuple)) and not pair:
         return list(value)

@@ -42,13 +42,13 @@ _QUESTIONS_BEFORE_RETRY = frozenset({"step", "missing_capability"})
 
 
 class NoRecordError(PolicyError):
-    """Raised if a replay needs a record that does not exist, and must not run the work again."""
+    """Raised if a replay needs a recorded result that does not exist and must not be recomputed."""
 
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class TruncatedRecordingError(FatalExecutionError):
-    """Raised if a recording ends in the middle of its turn."""
+    """Raised if a recording ends before the recorded turn was complete."""
 
 
 class _RecordedFailureError(PolicyError):
@@ -56,14 +56,14 @@ class _RecordedFailureError(PolicyError):
 
 
 class ReplayScript:
-    """Records of a turn, which a replay consumes in order.
+    """Recorded results of a turn, which a replay consumes in order.
 
     Args:
         recording: Recording of the turn.
         reused_keys: Context keys of the steps whose records are used. ``None`` means all.
         registry: Registry of the agent.
-        recorded_works: Records of steps by their capability and inputs, for a replay with another
-            plan.
+        recorded_works: Records of steps by their capability and inputs, for a replay with a
+            different plan.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class ReplayScript:
         self._open_question = last.question if last is not None and waits else None
 
     def missing_record(self, subject: str) -> NoRecordError:
-        """Return an error for a missing record."""
+        """Create the error for a result that is missing from the recording."""
         self.unrecorded.append(subject)
         return NoRecordError(
             f"The recording has no record of {subject}, which a replay must not run again."
         )
 
     def next_node_run(self, node: str) -> RecordedNodeRun:
-        """Return the next recorded run of a node.
+        """Return the next recorded run of a graph node in the replayed turn.
 
         Raises:
             NoRecordError: The node has no further recorded run.
@@ -133,7 +133,11 @@ class ReplayScript:
         return node_run
 
     def find_answer(self, keys: frozenset[str]) -> RecordedAnswer | None:
-        """Return the recorded answer to an approval request for steps, or None."""
+        """Find the recorded answer to an approval request, or return ``None``.
+
+        The answer must cover exactly the given step keys. Steps that a standing rule approved are
+        counted as approved.
+        """
         approved_by_rule = {key: {"decision": "approve"} for key in keys & self.rule_approved}
         unanswered = keys - self.rule_approved
         if approved_by_rule and not unanswered:
@@ -146,9 +150,10 @@ class ReplayScript:
         return None
 
     def should_run(self, attempt: Attempt, *, is_unrecorded: bool = False) -> bool:
-        """Return True if a step must run again in the replay.
+        """Return True if a replay must run a step again instead of using its record.
 
-        With another plan, only a step without a record runs again.
+        A step with an effect never runs again. If the replay uses a new plan, only steps without a
+        record run again.
         """
         if (
             self.reused_keys is None
@@ -164,11 +169,14 @@ class ReplayScript:
         return runs
 
     def next_step(self, attempt: Attempt) -> dict[str, Any] | None:
-        """Return a step's record, found by its key, or by its inputs if the plan is another one.
+        """Return the recorded result of a step in a replay.
+
+        The record is found by the key of the step, or by the inputs of the step if the replay uses
+        a new plan.
 
         Returns:
-            None for a step that did not start because of a failure, and an empty dictionary for a
-                step that runs again.
+            ``None`` for a step that did not start because of a failure, and an empty dictionary
+                for a step that runs again.
 
         Raises:
             NoRecordError: The step has no record.
@@ -203,7 +211,7 @@ class ReplayScript:
 
 
 def _list_goto_steps(node_run: RecordedNodeRun, registry: Registry) -> list[dict[str, Any]]:
-    """Return the records of steps outside of the plan that a node started with ``goto``."""
+    """Return the records of unplanned steps that a node started with ``goto``."""
     if node_run.node not in registry.capabilities:
         return []
     info = node_run.writes.get("control_error_info")
@@ -218,7 +226,7 @@ def _get_capability(envelope: Mapping[str, Any]) -> str:
 
 
 class RecordedResultMarker:
-    """Middleware that marks steps as recorded, so that their hooks do not run again."""
+    """Middleware that marks steps as recorded, so that a replay does not call their hooks."""
 
     stage = "observe"
     order = 0
@@ -227,14 +235,17 @@ class RecordedResultMarker:
         self._script = script
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Mark the attempt, unless the step runs again."""
+        """Mark a step attempt as recorded, unless the replay must run the step again."""
         if self._script.should_run(attempt):
             return await call_next(attempt)
         return await call_next(replace(attempt, short_circuit=ShortCircuit(None, "record")))
 
 
 class RecordedResults:
-    """Middleware that returns a step's record, which the stage ``finalize`` validates again."""
+    """Middleware that returns a step's recorded result instead of running the step.
+
+    The ``finalize`` stage validates the recorded result again.
+    """
 
     stage = "retry"
     order = 0
@@ -243,7 +254,7 @@ class RecordedResults:
         self._script = script
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Return the step's record instead of running the step."""
+        """Return a step's recorded result instead of running the step."""
         if attempt.short_circuit is None:
             return await call_next(attempt)
         saved = self._script.next_step(attempt)
@@ -269,7 +280,7 @@ class RecordedResults:
 
 
 def _rebuild_return_value(saved: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
-    """Return a step's record in the form of a capability's return value."""
+    """Convert a step's recorded result to the return value of a capability."""
     if entry.get("skipped"):
         return SkippedStep(entry["error"])
     update = {k: v for k, v in saved["update"].items() if k not in GRAPH_OWNED_KEYS}
@@ -290,7 +301,7 @@ def _rebuild_return_value(saved: Mapping[str, Any], entry: Mapping[str, Any]) ->
 
 
 class RecordedStrategies:
-    """Extractor, selector, planner, and answerer that return recorded results."""
+    """Extractor, selector, planner, and answerer that return the results of a recorded turn."""
 
     can_correct = False
     chooses_parameters = True  # recorded plans contain the parameters
@@ -299,7 +310,7 @@ class RecordedStrategies:
         self._script = script
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the recorded task."""
+        """Return the task that was extracted in the recorded turn."""
         writes = self._script.next_node_run("task_extraction").writes
         names = ("depends_on_chat_history", "depends_on_user_memory")
         flags = {name: bool(writes.get(f"task_{name}")) for name in names}
@@ -318,7 +329,7 @@ class RecordedStrategies:
         )
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return the recorded plan."""
+        """Return the plan that the planner created in the recorded turn."""
         writes = self._script.next_node_run("orchestrator").writes
         if request.look_again and "planning_history" not in writes:
             # The plan was unchanged, or the planner answered.
@@ -327,7 +338,7 @@ class RecordedStrategies:
         return {**plan, "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
 
     async def answer(self, request: AnswerRequest) -> str | BaseModel:
-        """Return the recorded answer, in the requested form."""
+        """Return the answer of the recorded turn, in the requested format."""
         writes = self._script.next_node_run(
             "clarify" if request.purpose == "clarify" else "respond"
         ).writes
@@ -337,11 +348,15 @@ class RecordedStrategies:
 
 
 class RecordedOfflineStrategies(RecordedStrategies, ChainPlanner, LastMessageExtractor):
-    """Recorded strategies for a turn without a model, which subclass the offline strategies."""
+    """Recorded strategies for a turn without a model.
+
+    The class inherits from the offline planner and extractor, so that the replayed plan is
+    checked like a plan that was created without a model.
+    """
 
 
 class RecordedClock(SystemClock):
-    """Clock that returns the recorded time and does not wait."""
+    """Clock for replays that returns recorded times and skips all delays."""
 
     def __init__(self, script: ReplayScript) -> None:
         self._script = script
@@ -351,7 +366,7 @@ class RecordedClock(SystemClock):
         return self._script.now
 
     async def sleep(self, seconds: float) -> None:
-        """Return at once."""
+        """Return immediately, because a replay does not wait."""
 
 
 class ModelCallBlocker(BaseCallbackHandler):
@@ -364,19 +379,22 @@ class ModelCallBlocker(BaseCallbackHandler):
         self._script = script
 
     def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Raise an error, because a replay must not call a model."""
+        """Raise an error, because a replay with recorded strategies must not call a model."""
         raise self._script.missing_record("this model call")
 
     on_llm_start = on_chat_model_start
 
 
 def restore_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded state with its messages deserialized."""
+    """Restore recorded state values, converting serialized messages to message objects."""
     return {k: messages_from_dict(v) if k == "messages" else v for k, v in values.items()}
 
 
 def create_recorded_nodes(script: ReplayScript) -> Iterator[type[Any]]:
-    """Yield replacements for the application's nodes that write the recorded values."""
+    """Create replacements for an application's own nodes, which write the recorded values.
+
+    Built-in nodes are not replaced.
+    """
     for name, spec in script.registry.infrastructure.items():
         is_built_in = spec.cls.__module__.startswith(
             tuple(f"{name}." for name in DEFAULT_INFRASTRUCTURE)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference between a recorded turn and its replay.
+    """Single difference between a recorded turn and its replay.
 
     Attributes:
         part: ``plan``, ``result``, ``question``, ``answer``, ``outcome``, or ``cost``.
@@ -66,13 +66,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a replay: both outcomes and their differences.
+    """Result of replaying a recorded turn, with both outcomes and their differences.
 
     Attributes:
         recorded: Outcome of the recorded turn.
         replayed: Outcome of the replay.
-        differences: Differences between the two. Costs are compared only if a model was used.
-        unrecorded: Descriptions of all work without a record.
+        differences: Differences between the two. Costs are compared only if a model was called.
+        unrecorded: Descriptions of the results that were not recorded.
         ran: Context keys of the steps that ran again.
     """
 
@@ -84,11 +84,11 @@ class ReplayResult:
 
     @property
     def is_same(self) -> bool:
-        """True if the replay does not differ from the recorded turn."""
+        """True if the replay produced the same outcome as the recorded turn."""
         return not self.differences
 
     def as_data(self) -> dict[str, Any]:
-        """Return the result as plain data, with secrets masked."""
+        """Return the replay result as plain data, with secrets masked."""
         data: dict[str, Any] = mask_data(
             {
                 "same": self.is_same,
@@ -111,11 +111,11 @@ async def replay(
     from_step: str | None = None,
     **options: Any,
 ) -> ReplayResult:
-    """Replay a recorded turn with current code, and return the differences.
+    """Replay a recorded turn with the current code and return the differences.
 
-    Steps with a record do not run, and nothing is written outside of this process. The plan check,
-    policies, validation, and routing run again. If something has no record, the turn ends and
-    reports it.
+    Recorded steps are not executed, and nothing is written outside this process. Plan checks,
+    policies, validation, and routing do run again. If the replay needs a result that was not
+    recorded, the turn ends and reports the missing record.
 
     Args:
         recording: Recording of the turn.
@@ -144,10 +144,10 @@ async def replay(
     reused, recorded_works = _find_reused_steps(recording, registry, from_step), None
     if model is not None:  # a first run finds the inputs of the recorded steps
         first_script = ReplayScript(recording, None, registry)
-        await _run_script(first_script, settings, None, options)
+        await _replay_once(first_script, settings, None, options)
         recorded_works = first_script.records_by_work
     script = ReplayScript(recording, reused, registry, recorded_works)
-    end = await _run_script(script, settings, model, options)
+    end = await _replay_once(script, settings, model, options)
     differences = tuple(compare_outcomes(recording.end, end, compare_costs=model is not None))
     return ReplayResult(
         recording.end, end, differences, tuple(script.unrecorded), tuple(script.ran)
@@ -157,14 +157,18 @@ async def replay(
 def _find_reused_steps(
     recording: Recording, registry: Registry, from_step: str | None
 ) -> frozenset[str] | None:
-    """Return the keys of the steps whose records are reused, or None for all."""
+    """Return the keys of the steps whose recorded results a replay reuses.
+
+    ``None`` means that all recorded results are reused.
+    """
     if from_step is None:
         return None
     steps = recording.end.plan
     keys = [str(step["context_key"]) for step in steps]
     if from_step not in keys:
         raise ValidationError(
-            f"The recorded plan has no step {from_step!r}.", fix=f"Use one of {', '.join(keys)}."
+            f"The recorded plan does not contain a step {from_step!r}.",
+            fix=f"Use one of {', '.join(keys)}.",
         )
     start = keys.index(from_step)
     for step in steps[start:]:
@@ -179,7 +183,7 @@ def _find_reused_steps(
 
 
 class UsageMeter(UsageMetadataCallbackHandler):
-    """Callback handler that counts model calls and their tokens."""
+    """Callback handler that counts model calls and the tokens that they use."""
 
     calls: int = 0
 
@@ -188,7 +192,7 @@ class UsageMeter(UsageMetadataCallbackHandler):
         self.calls += 1
 
     def cost(self) -> TurnCost:
-        """Return the usage so far, with the prices that this process has configured."""
+        """Return the model usage so far, with costs based on the prices in this process."""
         prices = PriceTable.of_process()
         costs = []
         for name, usage in self.usage_metadata.items():
@@ -248,10 +252,10 @@ def _build_graph(
     return graph
 
 
-async def _run_script(
+async def _replay_once(
     script: ReplayScript, settings: Settings, model: Any, options: Mapping[str, Any]
 ) -> RecordedOutcome:
-    """Replay the turn once, in its own in-memory database.
+    """Replay a recorded turn once, using a temporary in-memory database.
 
     Raises:
         ConfigurationError: The graph cannot be built.
@@ -323,7 +327,7 @@ def _list_waits(question: Any) -> Sequence[Mapping[str, Any]]:
 def compare_outcomes(
     recorded: RecordedOutcome, replayed: RecordedOutcome, *, compare_costs: bool
 ) -> Iterator[Difference]:
-    """Yield the differences between two outcomes."""
+    """Yield the differences between the outcomes of a recorded and a replayed turn."""
     for part, old, new in (
         ("plan", _index_by_key(recorded.plan), _index_by_key(replayed.plan)),
         ("result", recorded.results, replayed.results),
@@ -346,7 +350,10 @@ def _format_outcome(outcome: RecordedOutcome) -> dict[str, str]:
 
 
 def _index_by_key(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return entries by context key, with a number appended to repeated keys."""
+    """Index plan steps or approval requests by context key.
+
+    A number is appended to repeated keys, such as ``mail #2``.
+    """
     found: dict[str, Any] = {}
     for entry in entries:
         key = str(entry.get("context_key"))

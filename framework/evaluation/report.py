@@ -56,9 +56,9 @@ class CaseResult:
 
     @property
     def label(self) -> tuple[bool, JudgeVerdict] | None:
-        """Result of the answer checks as a human label, with the judge's verdict.
+        """Verdict of the answer checks, paired with the verdict of the judging model.
 
-        ``None`` if the case has no answer check, or no verdict.
+        ``None`` if the case has no answer checks or was not judged.
         """
         if self.verdict is None or not self.case.answer:
             return None
@@ -66,9 +66,9 @@ class CaseResult:
 
     @property
     def choice_counts(self) -> Counts | None:
-        """Comparison of selected and expected capabilities.
+        """Counts from comparing the selected capabilities with the expected capabilities.
 
-        ``None`` if the case has no expectation.
+        ``None`` if the case does not specify expected capabilities.
         """
         if self.case.capabilities is None:
             return None
@@ -76,21 +76,31 @@ class CaseResult:
 
     @property
     def node_counts(self) -> Counts | None:
-        """Comparison of planned and expected steps. ``None`` if the case has no expectation."""
+        """Counts from comparing the planned steps with the expected steps.
+
+        ``None`` if the case does not specify expected capabilities.
+        """
         if self.case.capabilities is None:
             return None
         return count_items(self.case.capabilities, self.nodes, self.case.optional)
 
     @property
     def edge_counts(self) -> Counts | None:
-        """Comparison of planned and expected edges. ``None`` if the case has no expectation."""
+        """Counts from comparing the data flow of the plan with the expected edges.
+
+        ``None`` if the case does not specify expected edges.
+        """
         if self.case.edges is None:
             return None
         return count_edges(self.case.edges, self.edges, self.case.optional)
 
     @property
     def problems(self) -> list[str]:
-        """Differences from the expected results as diff lines: ``-`` is missing, ``+`` is extra."""
+        """Differences from the expected results as diff lines.
+
+        Lines that begin with ``-`` are missing items, and lines that begin with ``+`` are extra
+        items.
+        """
         optional = set(self.case.optional)
         lines = []
         if self.case.capabilities is not None:
@@ -141,7 +151,7 @@ def _format_diff(kind: str, expected: Sequence[str], actual: Sequence[str]) -> l
 
 @dataclass(frozen=True, slots=True)
 class ThresholdFailure:
-    """Metric of a report that is below its threshold.
+    """Metric of an evaluation report that is below its required minimum.
 
     Attributes:
         metric: Name of the metric.
@@ -185,7 +195,7 @@ _SUMMED_METRICS = ("model_calls", "input_tokens", "output_tokens", "seconds", "u
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results and metrics of one configuration on one evaluation set.
+    """Results and metrics of running one agent configuration on an evaluation set.
 
     Attributes:
         results: Results of the cases, in the order of the set.
@@ -199,7 +209,10 @@ class Report:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Values of all :data:`METRICS` by name. ``None`` if no case has the data for a metric."""
+        """Value of each metric in :data:`METRICS`, by metric name.
+
+        The value is ``None`` if no case has the data for the metric.
+        """
         choice = _sum_counts([result.choice_counts for result in self.results])
         nodes = _sum_counts([result.node_counts for result in self.results])
         edges = _sum_counts([result.edge_counts for result in self.results])
@@ -226,13 +239,13 @@ class Report:
 
     @property
     def failures(self) -> list[CaseResult]:
-        """Results of the cases with at least one problem."""
+        """Results of all cases that have at least one problem."""
         return [result for result in self.results if not result.passed]
 
     def check_thresholds(self, thresholds: Thresholds) -> list[ThresholdFailure]:
-        """Return the metrics that are below their thresholds.
+        """Return the metrics that are below their required minimum.
 
-        A metric without data is below every threshold.
+        A metric without data is treated as 0.
         """
         figures = self.figures
         minimums: dict[str, float | None] = thresholds.model_dump()

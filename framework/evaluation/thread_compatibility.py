@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Incompatibility:
-    """Reason why new code cannot continue a thread.
+    """Reason why a new version of the code cannot continue a stored thread.
 
     Attributes:
         thread_id: ID of the thread. Empty if the problem belongs to no thread.
@@ -65,7 +65,7 @@ class Incompatibility:
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityReport:
-    """Result of :func:`check_threads`.
+    """Report on whether new code can continue the stored threads; see :func:`check_threads`.
 
     Attributes:
         threads: Number of threads that wait for a user or stopped in the middle of a turn.
@@ -78,12 +78,12 @@ class CompatibilityReport:
 
 
 class _ReadOnlyJournal(Journal):
-    """Journal that reads a thread's records and never writes."""
+    """Journal that reads the durable records of a thread and never writes."""
 
     async def write(
         self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
     ) -> None:
-        """Discard the record, because a check must not write."""
+        """Discard a record, because a compatibility check must not write."""
 
 
 async def check_threads(
@@ -94,9 +94,9 @@ async def check_threads(
     store: BaseStore | None = None,
     state_schema: type[Any] = AgentState,
 ) -> CompatibilityReport:
-    """Return the suspended and unfinished threads that new code cannot continue.
+    """Check which suspended and unfinished threads new code cannot continue.
 
-    The check runs and writes nothing.
+    The check runs no steps and writes nothing.
 
     Args:
         saver: Checkpointer that contains the threads.
@@ -149,7 +149,7 @@ async def check_threads(
 
 @dataclass(frozen=True, slots=True)
 class _SuspendedThread:
-    """Thread that waits or stopped during a turn, and the code that is to continue it."""
+    """Thread that is waiting or stopped during a turn, and the new code that must continue it."""
 
     view: TurnView
     registry: Registry
@@ -162,7 +162,7 @@ class _SuspendedThread:
     async def read(
         cls, persistence: Persistence, thread: str, registry: Registry, settings: Settings
     ) -> _SuspendedThread | None:
-        """Return a suspended thread, or None if its last turn has ended."""
+        """Load a suspended thread, or return ``None`` if the thread's last turn has ended."""
         saver = persistence.saver
         at = await saver.aget_tuple(thread_config(thread))
         if at is None:
@@ -175,7 +175,7 @@ class _SuspendedThread:
         return cls(view, registry, settings, persistence, at.checkpoint["v"], questions)
 
     def check_state(self, schema: StateSchema) -> Iterator[Incompatibility]:
-        """Yield an incompatibility for each part of the state that the code cannot read."""
+        """Yield an incompatibility for each part of the thread's state that new code rejects."""
         fix = "Finish or prune the thread with the code that wrote it before you deploy this code."
         newer = [q.get("version", 0) for q in self.questions if isinstance(q, Mapping)]
         if self.version > LATEST_VERSION or max(newer, default=0) > REQUEST_VERSION:
@@ -200,7 +200,7 @@ class _SuspendedThread:
                     yield self._create_incompatibility("state", exc.message, fix)
 
     def check_contexts(self) -> Iterator[Incompatibility]:
-        """Yield an incompatibility for stored context data that no longer fits its type."""
+        """Yield an incompatibility for stored context data that does not match its current type."""
         for context_type, entries in self.view.contexts.items():
             for key, data in entries.items():
                 try:
@@ -211,7 +211,7 @@ class _SuspendedThread:
                     )
 
     def check_plan_steps(self) -> Iterator[Incompatibility]:
-        """Yield an incompatibility for each invalid step that remains in the plan."""
+        """Yield an incompatibility for each unfinished step of the plan that is now invalid."""
         accepted = self.view.state.get("planning_accepted")
         if accepted and accepted != plan_digest(self.view.plan):
             text = "The plan's digest differs from the accepted one, so it would be checked again."
@@ -239,7 +239,10 @@ class _SuspendedThread:
             )
 
     async def check_approvals(self) -> AsyncIterator[Incompatibility]:
-        """Yield an incompatibility for each approval that does not match what the code would run."""
+        """Yield an incompatibility for each approval that does not match the step to run.
+
+        An approval does not match if the new code would run the approved step differently.
+        """
         ledger = EffectLedger(_ReadOnlyJournal(self.persistence, self.view.thread_id), self.view)
         now = time.time()
         for key in dict.fromkeys((*self.view.pending_approvals, *self.view.decisions)):

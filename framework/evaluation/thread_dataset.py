@@ -29,10 +29,10 @@ async def dataset_from_threads(
     name: str = "threads",
     limit: int | None = None,
 ) -> tuple[Dataset, dict[str, Recording]]:
-    """Return an evaluation set whose cases replay stored turns, and their recordings.
+    """Create an evaluation set from stored turns, together with a recording of each turn.
 
-    A case expects the selection, plan, data flow, answer, and outcome of its turn. Unfinished
-    turns, and turns whose first checkpoint was deleted, are skipped.
+    Each case replays one turn and expects the same selection, plan, data flow, answer, and
+    outcome. Unfinished turns, and turns whose first checkpoint was deleted, are skipped.
 
     Args:
         saver: Checkpointer that contains the threads.
@@ -41,7 +41,7 @@ async def dataset_from_threads(
         limit: Maximum number of turns, from the most recently saved threads.
 
     Returns:
-        The evaluation set, and its recordings by the file names that the cases refer to.
+        The evaluation set, and the recordings by the file names that the cases reference.
 
     Raises:
         ConfigurationError: No turn can be used.
@@ -54,7 +54,7 @@ async def dataset_from_threads(
                 recordings[f"{len(recordings) + 1:04}.json"] = recording
     if not recordings:
         raise ConfigurationError(
-            "The threads contain no finished turn with a complete history.",
+            "The selected threads contain no finished turn with a complete history.",
             fix="Check --db, and that persistence.keep_… or 'threads prune' did not delete the history.",
         )
     cases = [_build_case(file, recording) for file, recording in recordings.items()]
@@ -82,9 +82,9 @@ def _build_case(file: str, recording: Recording) -> Case:
 def write_dataset(
     path: str | os.PathLike[str], dataset: Dataset, recordings: Mapping[str, Recording]
 ) -> None:
-    """Write an evaluation set to a file and its recordings to a folder next to it.
+    """Write an evaluation set to a file, and its recordings to a folder next to the file.
 
-    Secrets are masked.
+    Secrets are masked in the recordings.
 
     Args:
         path: Path of the set's file, such as ``turns.yml``.

@@ -50,7 +50,7 @@ _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
 class BudgetExceededError(LimitError):
-    """Raised if a reservation exceeds a budget. Nothing was reserved.
+    """Raised if a reservation exceeds a budget. No amount is reserved in that case.
 
     Attributes:
         limit: Name of the limit, such as ``tokens``.
@@ -69,7 +69,7 @@ class BudgetExceededError(LimitError):
     current_cost_usd: float | None = None
 
     def with_message(self, message: str) -> BudgetExceededError:
-        """Return a copy of the error with another message."""
+        """Return a copy of this budget error with a different message."""
         fields: Any = {name: getattr(self, name) for name in ("limit", "value", "used", "asked")}
         return type(self)(message, fix=self.fix, **fields)
 
@@ -138,7 +138,7 @@ class Budget:
             )
         if unknown_price != "refuse" and not isinstance(unknown_price, ModelPricing):
             raise ValidationError(
-                f"The budget has the invalid value unknown_price={unknown_price!r}.",
+                f"Invalid value for the budget option unknown_price: {unknown_price!r}.",
                 fix="Pass 'refuse' or a ModelPricing.",
             )
         limits = {
@@ -168,17 +168,19 @@ class Budget:
 
     @property
     def scope(self) -> str:
-        """Scope of the budget's counters in their store."""
+        """Name that groups the counters of this budget in their store."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
     def with_clock(self, clock: Clock | None) -> Budget:
-        """Return a copy with the graph's clock, unless the budget has its own."""
+        """Return a copy of the budget that uses a clock, unless the budget has its own clock."""
         found = copy.copy(self)
         found._clock = self._clock or clock
         return found
 
     def with_counters(self, values: AtomicValueStore, leases: Leases | None = None) -> Budget:
-        """Return a copy with counters in another store, unless the budget has its own store.
+        """Return a copy of the budget that keeps its counters in a given store.
+
+        A budget that was created with its own store is returned unchanged.
 
         Args:
             values: Store of the counters.
@@ -202,7 +204,7 @@ class Budget:
         seconds: float = 0,
         resume_key: str = "",
     ) -> Reservation:
-        """Reserve all requested amounts, or none.
+        """Reserve all of the requested amounts from the budget, or none of them.
 
         Args:
             key: ID that the budget counts for, such as a turn or user ID.
@@ -236,7 +238,7 @@ class Budget:
     def open_reservation(
         self, key: str = "", *, resume_key: str = "", thread_id: str | None = None
     ) -> Reservation:
-        """Return an empty reservation, from which :meth:`Reservation.draw` reserves amounts.
+        """Create an empty reservation, to which :meth:`Reservation.draw` adds amounts as needed.
 
         Args:
             key: ID that the budget counts for.
@@ -248,7 +250,7 @@ class Budget:
         return Reservation(self, self._get_counter_key(key), resume_key, owner)
 
     async def remaining(self, key: str = "") -> dict[str, float]:
-        """Return the remaining amount of each limit. Reserved amounts do not count as remaining."""
+        """Return the remaining amount of each budget limit, excluding reserved amounts."""
         cell = await self._change_value(self._get_counter_key(key), lambda cell: (cell, cell))
         found = cell[0] if cell else {}
         return {
@@ -270,10 +272,10 @@ class Budget:
     async def apply_change(
         self, counter: CounterKey, change: CounterChange, resume_key: str = ""
     ) -> None:
-        """Change the counters within the limits.
+        """Change the budget's counters if the result stays within the limits.
 
-        If a limit refuses the change, reservations of ended runs are removed, and the change is
-        retried.
+        If a limit would be exceeded, reservations of ended runs are removed and the change is
+        attempted again.
 
         Raises:
             BudgetExceededError: The change exceeds a limit.
@@ -299,7 +301,7 @@ class Budget:
             raise self._create_exceeded_error(counter, refusal)
 
     async def _find_abandoned(self, place: CounterKey) -> set[str]:
-        """Return the IDs of reservations whose run has ended."""
+        """Return the IDs of budget reservations whose run has ended without releasing them."""
         if isinstance(self._values, MemoryValues):
             return set()  # counters of this process, which is alive
         cell = await self._change_value(place, lambda cell: (cell, cell))
@@ -315,7 +317,10 @@ class Budget:
         return found
 
     async def record_change(self, counter: CounterKey, change: CounterChange) -> None:
-        """Change the counters without checking the limits, because the usage already happened."""
+        """Change the budget's counters without checking limits.
+
+        The limits do not apply because the usage has already happened.
+        """
         await self._change_value(counter, lambda cell: change.apply(cell, lambda mark: False))
 
     async def _change_value(self, place: CounterKey, compute: Callable[[Any], tuple[Any, T]]) -> T:
@@ -350,7 +355,7 @@ class Budget:
 
 
 class Reservation:
-    """Amounts reserved from a budget, until they are settled (charged) or released."""
+    """Amounts held back from a budget until they are settled (charged) or released."""
 
     def __init__(
         self, budget: Budget, counter: CounterKey, resume_key: str = "", owner: str = ""
@@ -371,7 +376,7 @@ class Reservation:
         self._lock = asyncio.Lock()
 
     async def take(self, amounts: Mapping[str, int]) -> None:
-        """Reserve further amounts.
+        """Reserve additional amounts from the budget.
 
         Raises:
             BudgetExceededError: The amounts exceed the budget.
@@ -381,9 +386,9 @@ class Reservation:
         )
 
     async def settle(self, **used: float) -> None:
-        """Charge the actual usage and close the reservation.
+        """Charge the actual usage to the budget and close the reservation.
 
-        A reserved amount that is not passed counts as used.
+        A reserved amount that is not passed is charged in full.
 
         Args:
             **used: Used amounts by limit name. ``consecutive_failures=1`` records a failure.
@@ -417,7 +422,7 @@ class Reservation:
                 self.budget.in_flight.end(self.counter)
 
     async def remaining(self) -> dict[str, float]:
-        """Return the amount of each limit that a draw could still take."""
+        """Return the amount of each budget limit that is still available to this reservation."""
         left = await self.budget.remaining(self.counter.subject)
         free = {name: self._reserved[name] - self._drawn[name] for name in METRICS}
         return {name: value + from_units(name, free.get(name, 0)) for name, value in left.items()}
@@ -427,7 +432,7 @@ class Reservation:
         await BudgetDraw(self, dict.fromkeys(METRICS, 0)).settle(**used)
 
     async def draw(self, **amounts: float) -> BudgetDraw:
-        """Draw amounts from the reservation. Only a missing part is reserved in addition.
+        """Draw amounts from the reservation, extending the reservation only if necessary.
 
         Args:
             **amounts: Amounts by limit name.
@@ -446,7 +451,10 @@ class Reservation:
         return new_draw
 
     def track_in_flight(self, draw: BudgetDraw, task: asyncio.Task[Any] | None) -> None:
-        """Register a draw so that others can wait until it ends. It also ends with its task."""
+        """Register a draw as in progress until the draw, or the given task, has ended.
+
+        Other tasks can wait for draws in progress.
+        """
         self._in_flight[draw] = task
         draw.is_in_flight = True
         self.budget.in_flight.begin(self.counter)
@@ -454,7 +462,10 @@ class Reservation:
             task.add_done_callback(lambda _: self._end_in_flight(draw))
 
     def orphaned_draws(self, task: asyncio.Task[Any] | None) -> list[BudgetDraw]:
-        """Return draws that would never be settled, because their task has moved on or ended."""
+        """Return the budget draws that will never be settled.
+
+        A draw is orphaned if its task has ended or is already making the next call.
+        """
         found = [
             (draw, draw_task)
             for draw, draw_task in self._in_flight.items()
@@ -502,7 +513,10 @@ class Reservation:
         work: Coroutine[Any, Any, None],
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
-        """Complete a change of counters even if the caller is canceled, and then undo the change."""
+        """Finish a counter change even if the caller is canceled, then undo the change.
+
+        The change is undone only after a cancellation.
+        """
         if isinstance(self.budget._values, MemoryValues):
             await work  # in memory, the work never suspends
             return
@@ -515,7 +529,7 @@ class Reservation:
 
 
 class BudgetDraw:
-    """Part of a reservation, such as the part for a model call inside a step."""
+    """Part of a budget reservation, such as the part for one model call in a step."""
 
     def __init__(self, reservation: Reservation, amounts: Mapping[str, int]) -> None:
         self._reservation = reservation
@@ -532,7 +546,10 @@ class BudgetDraw:
         await self._end(self.amounts)
 
     async def settle(self, **used: float) -> None:
-        """Charge the actual usage. For a step, ``consecutive_failures=1`` records that it failed."""
+        """Charge the actual usage of this budget draw.
+
+        For a step, pass ``consecutive_failures=1`` to record a failure.
+        """
         counted = to_units(used)
         failure_count = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
         failed = None if failure_count is None else bool(failure_count)
@@ -540,7 +557,7 @@ class BudgetDraw:
         await self._end({**dict.fromkeys(METRICS, 0), **counted}, failed=failed)
 
     async def release(self) -> None:
-        """Return the amounts to the reservation without charging any usage."""
+        """Return the drawn amounts to their reservation without charging any usage."""
         await self._end(dict.fromkeys(METRICS, 0))
 
     async def _end(self, usage: Mapping[str, int], *, failed: bool | None = None) -> None:
@@ -563,7 +580,10 @@ class BudgetDraw:
 
 
 class InFlightCalls:
-    """Counter of unfinished draws, safe for several event loops and threads."""
+    """Thread-safe counter of model calls in progress, whose budget draws are not yet settled.
+
+    The counter also works across event loops.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -571,12 +591,12 @@ class InFlightCalls:
         self._waiting: dict[CounterKey, list[asyncio.Future[None]]] = {}
 
     def begin(self, counter: CounterKey) -> None:
-        """Count the start of a draw."""
+        """Increment the number of budget draws in progress."""
         with self._lock:
             self._counts[counter] += 1
 
     def end(self, counter: CounterKey) -> None:
-        """Count the end of a draw and wake waiting tasks."""
+        """Decrement the number of budget draws in progress and wake all waiting tasks."""
         with self._lock:
             self._counts[counter] -= 1
             if not self._counts[counter]:
@@ -587,7 +607,7 @@ class InFlightCalls:
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
     async def wait(self, counter: CounterKey) -> bool:
-        """Wait until a draw ends. Return False at once if no draw is in progress."""
+        """Wait until a budget draw ends. Return False immediately if no draw is in progress."""
         with self._lock:
             if not self._counts[counter]:
                 del self._counts[counter]
@@ -604,7 +624,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
-    """Return amounts as integers of the smallest unit.
+    """Convert budget amounts to integers in the smallest unit of each limit.
 
     Raises:
         ValidationError: An amount is negative or not a number, or its name is unknown.
@@ -625,7 +645,7 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
 
 
 def from_units(name: str, amount: int) -> float:
-    """Return an amount that is given in the smallest unit as a number."""
+    """Convert a budget amount from the smallest unit of a limit to a regular number."""
     return amount / _UNITS[name] if name in _UNITS else amount
 
 

@@ -20,7 +20,7 @@ _NO_AMOUNTS: Amounts = MappingProxyType({})
 
 
 class CounterKey(NamedTuple):
-    """Key of a budget's counters.
+    """Key that identifies the counters of a budget for one subject and period.
 
     Attributes:
         scope: Scope of the budget.
@@ -34,12 +34,12 @@ class CounterKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name under which the atomic value is stored."""
+        """Storage key of the budget counters."""
         return "/".join(("budget", *(quote(part, safe="") for part in self)))
 
 
 class LimitRefusal(NamedTuple):
-    """Limit that refuses a change of the counters.
+    """Details of the budget limit that refused a change to the counters.
 
     Attributes:
         limit: Name of the limit.
@@ -53,7 +53,7 @@ class LimitRefusal(NamedTuple):
 
 
 class CounterChange(NamedTuple):
-    """Change of a budget's counters.
+    """Change to the counters of a budget.
 
     Attributes:
         reservation_id: ID of the reservation.
@@ -70,9 +70,9 @@ class CounterChange(NamedTuple):
     bounds: Amounts = _NO_AMOUNTS
 
     def apply(self, value: Any, is_stale: Callable[[str], bool]) -> tuple[Any, LimitRefusal | None]:
-        """Return the changed value, or the refusal of a limit.
+        """Apply the change to a counter value, or return the limit that refused the change.
 
-        A refused change still removes stale reservations.
+        Stale reservations are removed even if the change is refused.
 
         Args:
             value: Current value.

@@ -50,7 +50,7 @@ Draws = list[tuple[BudgetDraw, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
-    """Budgets and prices of a graph. The object stores nothing about a run.
+    """Budgets and prices that apply to all turns of a graph. Holds no state of a run.
 
     Attributes:
         budgets: Budgets that the operator configured.
@@ -66,7 +66,7 @@ class BudgetPolicy:
     def from_option(
         cls, budget: Any, prices: PriceTable | None, clock: Clock | None = None
     ) -> BudgetPolicy:
-        """Create the budget policy from the ``budget`` option: one budget, several, or ``None``.
+        """Create a budget policy from the ``budget`` option, which may be one budget or several.
 
         Raises:
             ConfigurationError: The option is not a budget, or two budgets share their counters.
@@ -103,7 +103,7 @@ class BudgetPolicy:
         plan_limits: Mapping[str, float] | None = None,
         run_id: str = "",
     ) -> TurnSpending | None:
-        """Return an object that applies the budgets to a turn, or ``None`` if it has nothing to do.
+        """Create the spending tracker of a turn, or return ``None`` if there is nothing to track.
 
         Args:
             view: View of the turn.
@@ -125,7 +125,7 @@ class BudgetPolicy:
 
 
 def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
-    """Create budgets from the settings.
+    """Create budgets from the ``budgets`` entries in the settings.
 
     Raises:
         ConfigurationError: A name is unknown, or a value is invalid.
@@ -148,7 +148,7 @@ def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
 
 
 def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTable | None:
-    """Create a price table from the settings. Return ``None`` if they contain no prices.
+    """Create a price table from the ``prices`` setting, or return ``None`` if it is empty.
 
     Raises:
         ConfigurationError: A name is unknown, or a value is invalid.
@@ -163,9 +163,9 @@ def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTab
 
 
 def _get_run_identity(view: TurnView, *, has_saver: bool) -> str:
-    """Return an ID for a run without a turn ID of its own.
+    """Return a unique ID for a run without a durable turn ID.
 
-    These are runs without a saver, and nodes of graphs without turns.
+    This applies to runs without a saver and to nodes of graphs without turns.
     """
     if view.turn_id:
         return "" if has_saver else current_event_ids().get("run_id", "")
@@ -185,7 +185,7 @@ def _get_subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
 
 
 class TurnSpending:
-    """Budgets of one turn, which its steps and model calls are charged to."""
+    """Budgets of one turn, to which the turn's steps and model calls are charged."""
 
     def __init__(
         self,
@@ -213,22 +213,22 @@ class TurnSpending:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
     def belongs_to(self, policy: BudgetPolicy) -> bool:
-        """Return True if this object was created by a budget policy."""
+        """Return True if this spending tracker was created by the given budget policy."""
         return self._recorder is policy.recorder
 
     @property
     def has_budgets(self) -> bool:
-        """True if at least one budget applies to the turn."""
+        """True if at least one budget applies to the current turn."""
         return bool(self._budgets)
 
     def current_reservations(self) -> tuple[Reservation, ...]:
-        """Return the reservations of the surrounding step or node."""
+        """Return the budget reservations of the enclosing step or node."""
         reservations: Mapping[int, tuple[Reservation, ...]] = run_context().reservations
         return reservations.get(id(self), ())
 
     @asynccontextmanager
     async def reserve_for(self, name: str, **amounts: float) -> AsyncIterator[dict[str, float]]:
-        """Context manager: reserve amounts for a step or node, and charge its usage afterwards.
+        """Context manager that reserves budget for a step or node and then charges its usage.
 
         Model calls inside the block draw on the reservation.
 
@@ -237,8 +237,8 @@ class TurnSpending:
             **amounts: Amounts that the step itself needs.
 
         Yields:
-            Dictionary that the block fills with the actual usage. If it stays empty, the amounts
-                are released.
+            Dictionary that the block fills with the actual usage. If it remains empty,
+                the amounts are released.
 
         Raises:
             BudgetExceededError: The amounts exceed a budget. Nothing was reserved.
@@ -276,14 +276,14 @@ class TurnSpending:
     async def reserve_plan(
         self, capabilities: Sequence[str], specs: Mapping[str, CapabilitySpec]
     ) -> AsyncIterator[None]:
-        """Context manager: reserve a plan's estimated usage while its steps run and draw on it.
+        """Context manager that reserves a plan's estimated usage while the plan's steps run.
 
         Args:
             capabilities: Capability of each step that has to run.
             specs: Specifications of the capabilities.
 
         Raises:
-            BudgetExceededError: The estimate exceeds a budget. The message contains the amounts.
+            BudgetExceededError: The estimate exceeds a budget. The message states the amounts.
         """
         rows, plan = self._tables, dict[int, Reservation]()
         history = (
@@ -302,7 +302,9 @@ class TurnSpending:
         except BudgetExceededError as error:
             if self._plan_reservations is plan:
                 raise
-            raise error.with_message(f"The plan exceeds a budget. {error.message}") from None
+            raise error.with_message(
+                f"The estimated usage of the plan exceeds a budget. {error.message}"
+            ) from None
         finally:
             self._plan_reservations = {}
             for made in plan.values():
@@ -324,7 +326,9 @@ class TurnSpending:
     async def check_plan_fits(
         self, capabilities: Sequence[str], specs: Mapping[str, CapabilitySpec]
     ) -> None:
-        """Raise an error if a plan's estimated usage exceeds a budget; see :meth:`reserve_plan`.
+        """Check that a plan's estimated usage fits within the budgets.
+
+        Nothing stays reserved; see :meth:`reserve_plan`.
 
         Raises:
             BudgetExceededError: The estimate exceeds a budget.
@@ -333,7 +337,10 @@ class TurnSpending:
             pass
 
     async def remaining(self) -> dict[str, float]:
-        """Return the smallest remaining amount of each limit."""
+        """Return the remaining amount of each limit, using the strictest budget.
+
+        Budgets that apply to single steps are omitted.
+        """
         found: dict[str, float] = {}
         for budget in self._budgets:
             if budget.per == "step":
@@ -343,11 +350,11 @@ class TurnSpending:
         return found
 
     def has_reserved(self, run_id: UUID) -> bool:
-        """Return True if amounts are reserved for a model call."""
+        """Return True if budget is currently reserved for a model call."""
         return run_id in self._calls
 
     async def reserve_call(self, call: ModelCall) -> None:
-        """Reserve amounts for a model call before it is sent.
+        """Reserve budget for a model call before the call is sent.
 
         Raises:
             BudgetExceededError: A budget is exceeded. The call must not be sent.
@@ -440,7 +447,9 @@ class TurnSpending:
     async def settle_call(
         self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
     ) -> None:
-        """Charge a model call. If it reported no usage, the reserved amounts count as used.
+        """Charge the usage of a finished model call to the budgets.
+
+        If the model reported no usage, the reserved amounts are charged.
 
         Args:
             run_id: ID of the call.
@@ -479,7 +488,10 @@ class TurnSpending:
         return used
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
-        """Record a model call's usage. A call without a reservation is charged when its step ends."""
+        """Record the token usage of a model call.
+
+        A call without a reservation is charged when its step ends.
+        """
         if self._tables is not None:
             job, ids = enclosing_execution(), current_event_ids()
             step_fields = {
@@ -495,13 +507,13 @@ class TurnSpending:
 
 
 def current_spending() -> TurnSpending | None:
-    """Return the budgets of the innermost running turn."""
+    """Return the spending tracker of the innermost turn that is running, or ``None``."""
     return next((item for item in current_accounts() if isinstance(item, TurnSpending)), None)
 
 
 @asynccontextmanager
 async def charge_node(spending: TurnSpending | None, node: str) -> AsyncIterator[None]:
-    """Context manager: charge a graph node's model calls to a turn.
+    """Context manager that charges the model calls of a graph node to a turn's budgets.
 
     Args:
         spending: Budgets of the turn, or ``None`` to charge nothing.
@@ -516,13 +528,13 @@ async def charge_node(spending: TurnSpending | None, node: str) -> AsyncIterator
 
 
 @asynccontextmanager
-async def _draw_from_outer(
+async def _draw_from_enclosing_steps(
     accounts: Sequence[TurnSpending],
     own: Mapping[str, float],
     usage: Mapping[str, float],
     excluded: Collection[CounterKey] = (),
 ) -> AsyncIterator[None]:
-    """Context manager: draw amounts from the surrounding steps' reservations for a nested step."""
+    """Context manager that charges a nested step to the reservations of its enclosing steps."""
     held = {
         made.counter: made
         for one in accounts
@@ -540,13 +552,13 @@ async def _draw_from_outer(
 
 
 class BudgetStage:
-    """Middleware that reserves amounts for each step attempt and charges the usage afterwards."""
+    """Middleware that reserves budget for each step attempt and then charges the actual usage."""
 
     stage = "acquire"
     order = 10
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Reserve amounts, run the attempt, and charge its usage.
+        """Reserve budget for a step attempt, run the attempt, and charge the actual usage.
 
         Raises:
             BudgetExceededError: A budget is exceeded. The attempt has not started.
@@ -569,7 +581,7 @@ class BudgetStage:
                 if inside
                 else {made.counter for made in spending.current_reservations()}
             )
-            async with _draw_from_outer(bounded, own, used, taken):
+            async with _draw_from_enclosing_steps(bounded, own, used, taken):
                 try:
                     result = await call_next(attempt)
                 except GraphBubbleUp:

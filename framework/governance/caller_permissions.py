@@ -29,7 +29,7 @@ _MAX_CACHED = 64
 def unknown_names(
     names: Iterable[str], case_sensitive: Collection[str], registered: Collection[str]
 ) -> list[str]:
-    """Return the names in permissions that match no registered capability.
+    """Return the capability names in permissions that match no registered capability.
 
     Args:
         names: All capability names in the permissions.
@@ -46,16 +46,16 @@ def unknown_names(
 
 
 def required_mode(spec: CapabilitySpec) -> PermissionMode:
-    """Return the permission mode that a capability requires.
+    """Return the permission mode that a caller needs to use a capability.
 
-    If the capability has an effect, the mode is at least ``WORKSPACE_WRITE``.
+    A capability with an effect needs at least ``WORKSPACE_WRITE``.
     """
     least = PermissionMode.READ_ONLY if spec.effect == "none" else PermissionMode.WORKSPACE_WRITE
     return max(spec.permission or least, least)
 
 
 class CallerPermissions:
-    """Step policy that applies permissions to a graph's capabilities.
+    """Step policy that restricts a graph's capabilities according to the caller's permissions.
 
     Args:
         registry: Registered capabilities.
@@ -75,7 +75,10 @@ class CallerPermissions:
         self._restricted: BoundedDict[frozenset[str], Registry] = BoundedDict(_MAX_CACHED)
 
     def unknown_name_warnings(self) -> list[str]:
-        """Return a warning if the permissions name capabilities that are not registered."""
+        """Return a warning if the permissions name capabilities that are not registered.
+
+        Otherwise, return an empty list.
+        """
         names = getattr(self._permissions, "capability_names", ())
         exact = getattr(self._permissions, "allowed_names", ())
         unknown = unknown_names(names, exact, self._registry.capabilities)
@@ -88,19 +91,22 @@ class CallerPermissions:
         ]
 
     def outcome(self, name: str, *callers: Caller) -> PermissionOutcome:
-        """Return the decision on a capability.
+        """Decide whether a caller may use a capability.
 
-        If one of several callers is denied, that denial counts.
+        With several roles, access is denied if any of them is denied.
 
         Args:
             name: Name of the capability.
             *callers: The caller, with each role that applies.
         """
-        outcomes = [self._decide(name, caller) for caller in callers]
+        outcomes = [self._decide_for_caller(name, caller) for caller in callers]
         return next((one for one in outcomes if not one.allowed), outcomes[0])
 
-    def _decide(self, name: str, caller: Caller) -> PermissionOutcome:
-        """Return the decision on a capability for one caller. A check that raises denies it."""
+    def _decide_for_caller(self, name: str, caller: Caller) -> PermissionOutcome:
+        """Decide whether a single caller may use a capability.
+
+        If the permission check raises an exception, access is denied.
+        """
         # The caller controls these values, so their types are unchecked.
         role, tenant, user = (
             str(given) if isinstance(given, (str, int)) else None
@@ -123,15 +129,18 @@ class CallerPermissions:
             )
 
     def needs_overseer(self, *callers: Caller) -> bool:
-        """Return whether an overseer must approve the steps of these callers, who are unknown."""
+        """Return True if an overseer must approve the steps because the callers are unknown."""
         return bool(self._overseer_roles) and not any(one.user_id or one.role for one in callers)
 
     def is_overseer(self, person: Caller) -> bool:
-        """Return whether a person may approve the steps of a turn without a known user."""
+        """Return True if a person may approve steps of a turn that has no known user."""
         return bool(person.user_id) and person.role in self._overseer_roles
 
     def plan_outcome(self, name: str, *callers: Caller) -> PermissionOutcome:
-        """Return whether callers may plan a capability, which an overseer may have to approve."""
+        """Decide whether callers may include a capability in a plan.
+
+        Steps of unknown callers may be planned if an overseer can approve them.
+        """
         outcome = self.outcome(name, *callers)
         if outcome.allowed or not self.needs_overseer(*callers):
             return outcome
@@ -142,7 +151,7 @@ class CallerPermissions:
         return next((one for one in outcomes if one.allowed), replace(outcome, reason=reason))
 
     def roles_allowed(self, names: Collection[str], tenant: str | None = None) -> list[str]:
-        """Return a tenant's configured roles that may use all of these capabilities."""
+        """Return the roles of a tenant that may use all of the given capabilities."""
         return [
             role
             for role, role_tenant in getattr(self._permissions, "roles", ())
@@ -151,7 +160,7 @@ class CallerPermissions:
         ]
 
     def approver_problems(self) -> list[str]:
-        """Return a problem for each capability whose restricted approval no role may give."""
+        """Describe each capability that needs a restricted approval that no role may give."""
         tenants = {tenant for _, tenant in getattr(self._permissions, "roles", ())}
         return [
             f"The capability {name!r} requires approvals by other users, but no role may use it."
@@ -165,7 +174,10 @@ class CallerPermissions:
         ]
 
     def visible_registry(self, *callers: Caller) -> Registry:
-        """Return the part of the registry that all callers may use. Planners receive nothing else."""
+        """Return a registry limited to the capabilities that all callers may use.
+
+        Planners see only these capabilities.
+        """
         names = self._registry.capabilities
         found_denied = {name for name in names if not self.plan_outcome(name, *callers).allowed}
         for name in names:
@@ -180,9 +192,9 @@ class CallerPermissions:
         return found
 
     def check_plan(self, plan: Any, view: TurnSnapshot) -> None:
-        """Raise an error if a plan contains steps that its caller may not use.
+        """Check that the caller may use every capability in a plan.
 
-        Finished steps are accepted.
+        Finished steps are always accepted.
 
         Raises:
             PermissionDeniedError: At least one step is denied. The message names all of them.
@@ -205,9 +217,9 @@ class CallerPermissions:
             )
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
-        """Allow a step if the current caller may use its capability.
+        """Decide whether the current caller may run a planned step.
 
-        A step of an unknown caller needs an overseer's approval.
+        A step of an unknown caller requires approval by an overseer.
 
         Raises:
             PermissionDeniedError: The caller may not use the capability.

@@ -74,7 +74,10 @@ class CedarPermissions:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Return the decision on a caller's use of a capability. See ``Permissions.authorize``."""
+        """Decide whether a caller may use a capability, according to the Cedar policies.
+
+        See ``Permissions.authorize`` for the arguments.
+        """
         if not role:
             return PermissionOutcome(False, f"the caller of {name!r} has no role")
         groups = [_create_uid("Role", role), *([_create_uid("Tenant", tenant)] if tenant else [])]

@@ -88,7 +88,7 @@ class InformationFlow:
         self._can_ask: Callable[[], bool] = lambda: True
 
     def bind(self, registry: Registry, can_ask: Callable[[], bool]) -> InformationFlow:
-        """Return this policy for the capabilities and context types of a graph.
+        """Return a copy of this information-flow policy for the registry of a graph.
 
         Args:
             registry: Registry of the graph.
@@ -103,7 +103,10 @@ class InformationFlow:
     # --- before anything runs -------------------------------------------------------------
 
     async def review(self, plan: ExecutionPlan, view: Any) -> Verdict:
-        """Check a whole plan against the labels of stored data and of data its author has read."""
+        """Check a whole plan for data flows that the labels of its data do not permit.
+
+        The check covers the labels of stored data and of the data that the plan's author has read.
+        """
         steps = plan["steps"]
         finished = carry_over(view.plan if view.has_plan else None, plan, view.results).kept
         text_labels = plan_text_labels(plan, view)
@@ -132,7 +135,7 @@ class InformationFlow:
         *,
         include_plan_text: bool = True,
     ) -> Labels:
-        """Return the labels of a step's inputs, each with its source.
+        """Return the data labels of a step's inputs, each with its source.
 
         Args:
             spec: Specification of the capability.
@@ -151,13 +154,13 @@ class InformationFlow:
         return self._collect_input_labels(planned, spec, {}, view, text_labels.get(key, {}))
 
     def check(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
-        """Return the decision on whether data with these labels may reach a step."""
+        """Decide whether data with the given labels may be passed to a step."""
         return self._create_verdict(self._find_problems(step, spec, labels))
 
     def label_record(
         self, record: StepRecord, spec: CapabilitySpec, labels: Labels, view: TurnView
     ) -> StepRecord:
-        """Return a step's record with labels added to its results."""
+        """Return a copy of a step's record with data labels added to its results."""
         kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
         kinds |= {f"{STATE_KIND}{name}" for name in record.updates if name not in STATE_KEYS}
         stored = view.labels
@@ -179,7 +182,7 @@ class InformationFlow:
         view: TurnView,
         text_labels: Labels,
     ) -> Labels:
-        """Return the labels of a step's inputs, each with its source."""
+        """Collect the data labels of a planned step's inputs, each with its source."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
         for read in step_reads(step, StoredKeys({"": context_labels, **view.contexts})):
@@ -204,14 +207,14 @@ class InformationFlow:
                 yield kind, self.stored_labels(kind, key, view)
 
     def stored_labels(self, kind: str, key: str, view: TurnView) -> Labels:
-        """Return the labels of a stored context object."""
+        """Return the data labels of a stored context object."""
         recorded = view.labels.get(kind, {}).get(key)
         if recorded is not None:
             return recorded
         return dict.fromkeys(self._types.get(kind, ()), f"the stored {kind} {key!r}")
 
     def thread_labels(self, view: TurnView) -> Labels:
-        """Return the labels of all data in the thread: results, failures, and earlier answers."""
+        """Return the labels of all data in a thread, including failures and earlier answers."""
         found = dict(view.thread_labels)
         for kind, entries in view.contexts.items():
             for key in entries:
@@ -219,7 +222,10 @@ class InformationFlow:
         return found
 
     def proposer_labels(self, capability: str, view: TurnView) -> Labels:
-        """Return the labels of a plan-proposing capability's inputs and results."""
+        """Return the data labels that apply to a plan proposed by a capability.
+
+        These are the labels of the capability's inputs and results.
+        """
         found: Labels = {}
         for step in view.steps:
             if step["capability"] == capability and step["context_key"] in view.succeeded_keys:
@@ -232,7 +238,7 @@ class InformationFlow:
         return found
 
     def note_labels(self, capabilities: Collection[str]) -> Labels:
-        """Return the labels of the notes that capabilities add to prompts."""
+        """Return the data labels of the notes that capabilities add to model prompts."""
         return {
             label: f"notes of {name!r}"
             for name in capabilities
@@ -242,7 +248,7 @@ class InformationFlow:
     def _compute_result_labels(
         self, spec: CapabilitySpec, reaches: Labels, key: str, kinds: Collection[str]
     ) -> dict[str, Labels]:
-        """Return the labels of a step's results by type, and of its text."""
+        """Return the data labels of a step's text and of each type of result."""
         derived = {label: at for label, at in reaches.items() if label not in spec.removes_labels}
         own = {**dict.fromkeys(spec.labels, f"step {key!r} ({spec.name})"), **derived}
         found: dict[str, Labels] = {
@@ -284,7 +290,7 @@ class InformationFlow:
 
 
 def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return each context type's labels, including those of nested types."""
+    """Return the data labels (provenance tags) of each context type, including nested types."""
     types = registry.context_types
     items = list_item_types(types.values())
     found: dict[str, set[str]] = {}
@@ -297,7 +303,7 @@ def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
 
 
 def declares_labels(registry: Registry) -> bool:
-    """Return True if a registered type or capability declares a label."""
+    """Return True if any registered context type or capability declares a data label."""
     return bool(context_type_labels(registry)) or any(
         spec.labels or spec.removes_labels for spec in registry.capabilities.values()
     )
@@ -311,7 +317,7 @@ def _get_declared_labels(cls: type[CapabilityContext]) -> Collection[str]:
 def nested_context_types(
     cls: type[Any], visited: set[type[Any]]
 ) -> Iterator[type[CapabilityContext]]:
-    """Yield the context types of a class's fields, at any depth.
+    """Yield the context types that are nested in the fields of a class, at any depth.
 
     Args:
         cls: Class whose fields are searched.
@@ -330,10 +336,10 @@ def nested_context_types(
 
 
 def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
-    """Return the labels of each step's text, by context key.
+    """Return the data labels of each step's text, by context key.
 
-    They are the labels of the data that the plan's author had read, which the plan records. A step
-    that an earlier plan of the turn contained without labels has none.
+    A step's text inherits the labels of the data that the plan's author had read. Steps that an
+    earlier plan of the turn contained without labels are omitted.
     """
     labels = (plan.get("stamp") or {}).get("labels")
     if not labels:
@@ -349,7 +355,7 @@ def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
 
 
 def _get_step_texts(plan: ExecutionPlan) -> dict[str, tuple[str, str]]:
-    """Return each step's fingerprint and objective, by context key."""
+    """Return the fingerprint and the objective of each plan step, by context key."""
     objectives = {step["context_key"]: step.get("task_objective") or "" for step in plan["steps"]}
     return {key: (name, objectives[key]) for key, name in fingerprints(plan).items()}
 

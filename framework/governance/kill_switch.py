@@ -25,11 +25,11 @@ async def stop(
     all: bool = False,  # noqa: A002 - same name as the CLI option
     reason: str = "",
 ) -> Stop:
-    """Stop runs at their next safe point. No further effect starts in any process.
+    """Stop runs at their next safe point and prevent further effects in all processes.
 
-    The request remains in force until :func:`clear_stop`, so new messages and answers are refused,
-    too. If the type of the saver's database is unknown, the request is stored in the saver as a
-    record.
+    The stop request remains in force until :func:`clear_stop` is called, so new messages and
+    answers are also refused. If the database type of the saver is unknown, the request is
+    stored as a record in the saver.
 
     Args:
         saver: Checkpointer of the graph, or the URL of its database.
@@ -61,9 +61,9 @@ async def clear_stop(
     user: str | None = None,
     all: bool = False,  # noqa: A002
 ) -> bool:
-    """Clear a stop request, and return True if there was one.
+    """Clear a stop request. Return True if the request existed.
 
-    Turns that the request stopped do not resume. A new message starts a new turn.
+    Turns that were stopped do not resume. A new message starts a new turn.
     """
     kind, name = _parse_target(thread, user, all)
     async with _open_stops(saver) as stops:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class ModelCallAdjuster:
-    """Middleware that switches a model call's model or shortens its message history.
+    """Middleware that switches the model or shortens the message history of model calls.
 
     Policy actions of the turn request these changes.
 
     Args:
-        models: Models for ``switch_model``, in order. The last one is used for all further
+        models: Models for ``switch_model``, in order. The last model is used for all further
             switches.
 
     Raises:
@@ -38,7 +38,7 @@ class ModelCallAdjuster:
         self.models: list[BaseChatModel] = [chat_models(model)["answer"] for model in models]
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Apply the turn's policy actions to the model call."""
+        """Apply the model switches and context cuts that policy actions requested for the turn."""
         turn = current_turn_budget()
         inputs = dict(attempt.inputs)
         if turn is not None and turn.model_switches and self.models:
@@ -52,7 +52,10 @@ class ModelCallAdjuster:
 
 
 def _drop_oldest(messages: Sequence[BaseMessage], cuts: int) -> list[BaseMessage]:
-    """Return the messages without the oldest ones. Instructions and the last message are kept."""
+    """Remove the oldest messages from a conversation to shorten a model's context.
+
+    System messages and the last message are kept.
+    """
     max_chars = sum(len(str(message.text)) for message in messages)
     for _ in range(cuts):
         max_chars = smaller_context_budget(max_chars)

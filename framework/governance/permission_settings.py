@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def permissions_from_settings(
     settings: PermissionSettings | None, registry: Registry
 ) -> Permissions | None:
-    """Return the permissions that the settings define, or ``None``.
+    """Create the permissions that the settings define, or return ``None`` without settings.
 
     Raises:
         ConfigurationError: A mode or a list is invalid, or a name matches no capability. Such a

@@ -14,7 +14,7 @@ _NOT_APPLICABLE = "N/A"
 
 
 def normalize_name(name: str) -> str:
-    """Return a capability name in the normalized form in which names are compared.
+    """Normalize a capability name for case-insensitive comparison.
 
     >>> normalize_name(" Send_Mail ")
     'send_mail'
@@ -29,7 +29,7 @@ def normalize_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PermissionOutcome:
-    """Decision on whether a caller may use a capability.
+    """Decision on whether a caller may use a capability, with the reason for a denial.
 
     Attributes:
         allowed: True if the caller may use it.
@@ -47,13 +47,13 @@ class PermissionOutcome:
     required_mode: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the decision as plain data without empty fields."""
+        """Return the permission decision as plain data, without empty fields."""
         named = {name: getattr(self, name) for name in ("reason", "active_mode", "required_mode")}
         return {"allowed": self.allowed, **{name: text for name, text in named.items() if text}}
 
 
 class PermissionDeniedError(PolicyError):
-    """Raised if a caller may not use a capability.
+    """Raised if a caller does not have permission to use a capability.
 
     Args:
         outcome: Decision on the capability.
@@ -75,7 +75,7 @@ class PermissionDeniedError(PolicyError):
 
 @dataclass(slots=True)
 class RolePermissionConfig:
-    """Permissions of a role.
+    """Permissions of one role for the capabilities of an agent.
 
     Attributes:
         role: Name of the role, as the authentication provides it.
@@ -116,7 +116,10 @@ class RolePermissionConfig:
 
 
 class Permissions(Protocol):
-    """Protocol of permissions, such as :class:`PermissionPolicy` and ``CedarPermissions``."""
+    """Interface for permission checks, implemented by :class:`PermissionPolicy` and others.
+
+    ``CedarPermissions`` is another implementation.
+    """
 
     def authorize(
         self,
@@ -127,7 +130,7 @@ class Permissions(Protocol):
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Return the decision on a caller's use of a capability.
+        """Decide whether a caller may use a capability.
 
         Args:
             role: Role of the caller. ``None`` if unknown.
@@ -249,7 +252,7 @@ class PermissionPolicy:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Return the decision on a caller's use of a capability; see :class:`Permissions`."""
+        """Decide whether a caller may use a capability; see :class:`Permissions`."""
         tool = normalize_name(name)
         role_name = role.strip() if isinstance(role, str) else None
         entry = self._roles.get((role_name or "", tenant)) or self._roles.get(
@@ -279,7 +282,7 @@ class PermissionPolicy:
 
 
 class PermissionEnforcer:
-    """Convenience methods for a permission policy.
+    """Convenience wrapper around a permission policy.
 
     Args:
         policy: Permission policy to apply.
@@ -297,17 +300,17 @@ class PermissionEnforcer:
     def check(
         self, role: str | None, tool_name: str, *, tenant: str | None = None
     ) -> PermissionOutcome:
-        """Return the decision on a capability, with its reason."""
+        """Decide whether a role may use a capability, and return the decision with its reason."""
         return self.policy.authorize(role, tool_name, tenant=tenant)
 
     def is_allowed(self, role: str | None, tool_name: str, *, tenant: str | None = None) -> bool:
-        """Return True if a role may use a capability."""
+        """Return True if a role has permission to use a capability."""
         return self.check(role, tool_name, tenant=tenant).allowed
 
     def filter_tools(
         self, role: str | None, tools: Iterable[ToolT], *, tenant: str | None = None
     ) -> list[ToolT]:
-        """Return the tools that a role may use.
+        """Return only the tools that a role has permission to use.
 
         Args:
             role: Role of the caller.

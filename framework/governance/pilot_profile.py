@@ -24,7 +24,7 @@ from capgraph.governance.usage_limits import (
 
 @dataclass(frozen=True, slots=True)
 class PilotRuntimeProfile:
-    """Permissions, guardrails, and limits for a pilot project, from :func:`build_pilot_profile`.
+    """Permissions, guardrails, and limits of a pilot project; see :func:`build_pilot_profile`.
 
     Attributes:
         permissions: Permissions of the role.
@@ -39,9 +39,9 @@ class PilotRuntimeProfile:
     max_iterations: int
 
     def agent_session_kwargs(self) -> dict[str, Any]:
-        """Return keyword arguments for an ``AgentSession``.
+        """Return the keyword arguments that apply this profile to an ``AgentSession``.
 
-        The limits count from zero in each session.
+        The limits start at zero in each session.
         """
         return {
             "permissions": self.permissions,
@@ -73,7 +73,7 @@ def build_pilot_profile(
     extra_prompt_injection_patterns: Sequence[str] = (),
     tool_deny_patterns: Sequence[str] = (),
 ) -> PilotRuntimeProfile:
-    """Build a restrictive profile for a pilot project.
+    """Build restrictive permissions, guardrails, and limits for a pilot project.
 
     Args:
         role: Name of the role.

@@ -10,7 +10,7 @@ from capgraph.base.spec import CapabilitySpec
 
 
 class PlanEstimate(NamedTuple):
-    """Estimated usage of a plan, based on the average usage of its capabilities.
+    """Estimated usage of a plan, based on the past average usage of its capabilities.
 
     Attributes:
         steps: Number of steps.
@@ -18,7 +18,7 @@ class PlanEstimate(NamedTuple):
         requests: Number of model calls.
         tokens: Prompt and output tokens.
         cost_usd: Cost in US dollars, of model calls and as declared by capabilities.
-        unknown: Capabilities whose usage or price is unknown. They count as zero.
+        unknown: Capabilities whose usage or price is unknown. These count as zero.
     """
 
     steps: int = 0
@@ -29,7 +29,7 @@ class PlanEstimate(NamedTuple):
     unknown: tuple[str, ...] = ()
 
     def to_limits(self) -> dict[str, float]:
-        """Return the estimate as amounts by limit name."""
+        """Convert the usage estimate to amounts by budget limit name."""
         names = ("steps", "tool_calls", "requests", "tokens", "cost_usd")
         return {name: getattr(self, name) for name in names}
 
@@ -39,7 +39,7 @@ def estimate_plan(
     specs: Mapping[str, CapabilitySpec],
     history: Mapping[str, tuple[float, float, float | None]],
 ) -> PlanEstimate:
-    """Return the estimated usage of a plan.
+    """Estimate the usage of a plan from the past average usage of its capabilities.
 
     Args:
         capabilities: Capability of each step that has to run.

@@ -67,12 +67,17 @@ class PolicyCondition(ABC):
 
     @abstractmethod
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Return True if the condition is met. The method may be asynchronous."""
+        """Return True if this policy condition is met.
+
+        Subclasses may implement this method as a coroutine.
+        """
 
 
 @dataclass(frozen=True)
 class And(PolicyCondition):
-    """Policy condition that is met if all its conditions are met, or if it has none.
+    """Policy condition that is met if all of the given conditions are met.
+
+    Without conditions, this condition is always met.
 
     Attributes:
         conditions: Conditions to combine.
@@ -81,15 +86,15 @@ class And(PolicyCondition):
     conditions: Sequence[PolicyCondition]
 
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Evaluate the conditions in order, up to the first that is not met."""
+        """Return True if all conditions are met, evaluating them in order until one is not met."""
         return _evaluate_in_order(iter(self.conditions), ctx, until=False)
 
 
 @dataclass(frozen=True)
 class Or(PolicyCondition):
-    """Policy condition that is met if any of its conditions is met.
+    """Policy condition that is met if at least one of the given conditions is met.
 
-    Without conditions, it is not met.
+    Without conditions, this condition is never met.
 
     Attributes:
         conditions: Conditions to combine.
@@ -98,7 +103,7 @@ class Or(PolicyCondition):
     conditions: Sequence[PolicyCondition]
 
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Evaluate the conditions in order, up to the first that is met."""
+        """Return True if any condition is met, evaluating them in order until one is met."""
         return _evaluate_in_order(iter(self.conditions), ctx, until=True)
 
 
@@ -129,7 +134,7 @@ async def _evaluate_rest(
 
 @dataclass(frozen=True)
 class QualityAt(PolicyCondition):
-    """Policy condition that is met if the observed quality level is at least ``level``.
+    """Policy condition that is met if the observed quality level reaches a minimum level.
 
     Attributes:
         level: Minimum level.
@@ -138,21 +143,24 @@ class QualityAt(PolicyCondition):
     level: QualityLevel
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if a quality level was observed and is high enough."""
+        """Return True if the observed quality level reaches the required minimum.
+
+        An unknown quality level does not match.
+        """
         return ctx.quality_level is not None and ctx.quality_level >= self.level
 
 
 class PhaseCompleted(PolicyCondition):
-    """Policy condition that is met if the phase is complete."""
+    """Policy condition that is met if the current phase is complete."""
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if the phase is complete."""
+        """Return True if the current phase is complete."""
         return ctx.phase_completed
 
 
 @dataclass(frozen=True)
 class AgentFailed(PolicyCondition):
-    """Policy condition that is met if the work of a role failed.
+    """Policy condition that is met if the work of a given role, or of any role, failed.
 
     Attributes:
         role: Role to check. ``None`` means any role.
@@ -161,13 +169,13 @@ class AgentFailed(PolicyCondition):
     role: str | None = None
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if the role, or any role, failed."""
+        """Return True if the work of the given role, or of any role, failed."""
         return self.role in ctx.failed_roles if self.role else bool(ctx.failed_roles)
 
 
 @dataclass(frozen=True)
 class GateBelow(PolicyCondition):
-    """Policy condition that is met if a quality gate's score is below a threshold.
+    """Policy condition that is met if the score of a quality gate is below a threshold.
 
     Attributes:
         threshold: Minimum sufficient score.
@@ -176,13 +184,13 @@ class GateBelow(PolicyCondition):
     threshold: float
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if the score is below the threshold."""
+        """Return True if the quality gate's score is below the threshold."""
         return ctx.gate_score < self.threshold
 
 
 @dataclass(frozen=True)
 class RetryExhausted(PolicyCondition):
-    """Policy condition that is met if no retries remain.
+    """Policy condition that is met if a failure scenario has no retries left.
 
     Attributes:
         scenario: Failure scenario to check. ``None`` means any scenario.
@@ -191,14 +199,14 @@ class RetryExhausted(PolicyCondition):
     scenario: str | None = None
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if the scenario, or any scenario, has no retries left."""
+        """Return True if the given failure scenario, or any scenario, has no retries left."""
         known = ctx.retry_exhausted_scenarios
         return self.scenario in known if self.scenario else bool(known)
 
 
 @dataclass(frozen=True)
 class TimedOut(PolicyCondition):
-    """Policy condition that is met if the phase takes longer than a limit.
+    """Policy condition that is met if the current phase exceeds a time limit.
 
     Attributes:
         seconds: Time limit in seconds.
@@ -210,21 +218,24 @@ class TimedOut(PolicyCondition):
         check_number("seconds", self.seconds)
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if the elapsed time exceeds the limit."""
+        """Return True if the current phase has exceeded the time limit."""
         return ctx.elapsed_seconds > self.seconds
 
 
 class AllAgentsComplete(PolicyCondition):
-    """Policy condition that is met if at least one role exists and all have completed or failed."""
+    """Policy condition that is met if all roles have completed or failed.
+
+    Without roles, this condition is not met.
+    """
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if all roles have completed or failed."""
+        """Return True if at least one role exists and all roles have completed or failed."""
         return bool(ctx.all_roles) and ctx.completed_roles | ctx.failed_roles >= ctx.all_roles
 
 
 @dataclass(frozen=True)
 class CostExceeded(PolicyCondition):
-    """Policy condition that is met if the cost is unknown or exceeds a budget.
+    """Policy condition that is met if the total cost exceeds a budget or is unknown.
 
     Attributes:
         budget_usd: Budget in US dollars.
@@ -236,7 +247,7 @@ class CostExceeded(PolicyCondition):
         check_number("budget_usd", self.budget_usd)
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Return True if the cost is unknown or exceeds the budget."""
+        """Return True if the total cost exceeds the budget or is unknown."""
         return ctx.total_cost_usd is None or ctx.total_cost_usd > self.budget_usd
 
 
@@ -265,7 +276,7 @@ class PolicyAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyActionData:
-    """Policy action with its parameters.
+    """Action that a policy rule takes, with its parameters.
 
     Attributes:
         action: Action to take.
@@ -292,7 +303,7 @@ class PolicyActionData:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """Policy rule with a condition and the actions to take if it is met.
+    """Policy rule that runs a list of actions if its condition is met.
 
     Attributes:
         name: Name of the rule, for logs and events.
@@ -362,14 +373,14 @@ class PolicyEngine:
 
     @property
     def rules(self) -> list[PolicyRule]:
-        """Rules in the order in which they apply."""
+        """Policy rules in order of priority."""
         return list(self._rules)
 
     def evaluate(self, ctx: PhaseContext) -> Any:
-        """Return the actions of all matching rules, or an awaitable if a condition is asynchronous.
+        """Return the actions of all policy rules whose condition is met.
 
-        A condition that raises an error is not met. The failure is logged with the name of the
-        rule.
+        The result is an awaitable if any condition is asynchronous. A condition that raises an
+        exception counts as not met, and the exception is logged with the name of the rule.
         """
         found = self.matching(ctx)
         if inspect.isawaitable(found):
@@ -377,12 +388,18 @@ class PolicyEngine:
         return _list_actions(found)
 
     async def evaluate_async(self, ctx: PhaseContext) -> list[PolicyActionData]:
-        """Return the actions of all matching rules."""
+        """Return the actions of all policy rules whose condition is met.
+
+        Asynchronous conditions are awaited.
+        """
         actions: list[PolicyActionData] = await maybe_await(self.evaluate(ctx))
         return actions
 
     def matching(self, ctx: PhaseContext) -> Any:
-        """Return the matching rules, or an awaitable if a condition is asynchronous."""
+        """Return the policy rules whose condition is met, in order of priority.
+
+        The result is an awaitable if any condition is asynchronous.
+        """
         found = [(rule, _evaluate_condition(rule, ctx)) for rule in self._rules]
         if any(inspect.isawaitable(matched) for _, matched in found):
             return _await_matching(found)

@@ -23,14 +23,17 @@ _SEVERITY = {
 
 
 class QualityGateError(PolicyError):
-    """Raised if a result is below the required quality level. ``below`` determines its severity."""
+    """Raised if a result is below the required quality level.
+
+    The ``below`` option of the quality gate determines the severity.
+    """
 
     code = "CG-QUALITY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class QualityLevel(IntEnum):
-    """Quality level of a result, in ascending order.
+    """Quality level of a result, from lowest to highest.
 
     >>> QualityLevel.STRICT >= QualityLevel.STANDARD, QualityLevel.STRICT.label
     (True, 'Strict')
@@ -48,7 +51,7 @@ class QualityLevel(IntEnum):
 
     @classmethod
     def of(cls, value: Any) -> QualityLevel:
-        """Return the quality level for a level or its number.
+        """Convert a level number to a ``QualityLevel``. A ``QualityLevel`` is returned unchanged.
 
         Raises:
             ValueError: The value is neither.
@@ -60,7 +63,7 @@ class QualityLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QualityGateOutcome:
-    """Comparison of an observed quality level with the required one.
+    """Result of comparing an observed quality level with the required level.
 
     Attributes:
         satisfied: True if the observed level is high enough.
@@ -73,7 +76,7 @@ class QualityGateOutcome:
     observed_level: QualityLevel | None
 
     def is_satisfied(self) -> bool:
-        """Return True if the observed level is high enough."""
+        """Return True if the observed quality level reaches the required level."""
         return self.satisfied
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,17 +123,20 @@ class QualityGate:
             )
 
     def evaluate(self, observed: QualityLevel | int | None) -> QualityGateOutcome:
-        """Compare an observed quality level with the required one. ``None`` is never high enough."""
+        """Compare an observed quality level with the required level.
+
+        An observed level of ``None`` never satisfies the gate.
+        """
         level = None if observed is None else QualityLevel.of(observed)
         satisfied = level is not None and level >= self.required_level
         return QualityGateOutcome(satisfied, self.required_level, level)
 
     def is_satisfied_by(self, observed: QualityLevel | int | None) -> bool:
-        """Return True if an observed quality level is high enough."""
+        """Return True if an observed quality level reaches the required level."""
         return self.evaluate(observed).satisfied
 
     async def evaluate_result(self, result: Any, subject: str) -> GateResult:
-        """Check a step's result; see :class:`capgraph.base.ports.ResultGate`.
+        """Check the quality of a step's result; see :class:`capgraph.base.ports.ResultGate`.
 
         Raises:
             QualityGateError: The result is below the required level, or the check itself failed.
@@ -161,7 +167,7 @@ class QualityGate:
         )
 
     async def review(self, plan: ExecutionPlan, view: TurnSnapshot) -> Verdict:
-        """Check the quality of a plan before it is accepted.
+        """Check the quality of a plan before the plan is accepted for execution.
 
         Raises:
             QualityGateError: The plan is below the required level.

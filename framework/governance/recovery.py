@@ -59,12 +59,12 @@ class EscalationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecipe:
-    """Recovery recipe: the steps to run in a failure scenario.
+    """Recovery steps to run in a failure scenario, with limits on the number of attempts.
 
     Attributes:
         scenario: Failure scenario.
         steps: Recovery steps, in order.
-        max_attempts: Maximum number of attempts until one succeeds.
+        max_attempts: Maximum number of attempts to run the recipe.
         escalation_policy: Reaction when the attempts are exhausted.
         step_retries: Maximum number of attempts by step. Steps without an entry have 1.
 
@@ -110,7 +110,7 @@ _RECIPES: Mapping[FailureScenario, RecoveryRecipe] = MappingProxyType(
 
 
 def recipe_for(scenario: FailureScenario | str) -> RecoveryRecipe:
-    """Return the default recovery recipe for a failure scenario.
+    """Return the default recovery recipe (list of recovery steps) for a failure scenario.
 
     >>> [step.value for step in recipe_for("llm_error").steps]
     ['retry_with_backoff', 'switch_provider']
@@ -145,14 +145,14 @@ class RecoveryResult:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEvent:
-    """Record of a recovery attempt.
+    """Log entry for one recovery attempt.
 
     Attributes:
         event_type: ``succeeded``, ``failed``, or ``escalated``.
         scenario: Failure scenario.
         recipe_steps: Steps of the recipe.
         result: Result of the attempt.
-        timestamp: Time as ISO text.
+        timestamp: Time as an ISO 8601 string.
     """
 
     event_type: str
@@ -167,7 +167,7 @@ class RecoveryEvent:
 
 
 class RecoveryContext:
-    """Functions for the recovery steps of a run, with a counter of recovery attempts.
+    """Recovery actions of a run, with a count of the recovery attempts per failure scenario.
 
     Args:
         actions: Function for each step, without parameters, sync or async. A step fails if its
@@ -191,10 +191,10 @@ class RecoveryContext:
         self._resets_after_recovery = True
 
     def for_session(self) -> RecoveryContext:
-        """Return a context for one session, with the same actions and recipes but new counters.
+        """Create a recovery context for one session, with the same actions but new counters.
 
-        A failure may recur after a successful recovery. Therefore only :meth:`record_success`
-        resets the counters of a session.
+        A failure may recur after a successful recovery, so only :meth:`record_success` resets the
+        counters of a session.
         """
         context = RecoveryContext(recipes=self._recipes.values())
         context.actions = dict(self.actions)
@@ -202,20 +202,20 @@ class RecoveryContext:
         return context
 
     def record_success(self) -> None:
-        """Reset the attempt counters, because the work succeeded."""
+        """Reset all recovery attempt counters after the work has succeeded."""
         with self._lock:
             self._attempts.clear()
 
     def is_exhausted(self, scenario: FailureScenario | str) -> bool:
-        """Return True if no recovery attempt is left for a failure scenario."""
+        """Return True if a failure scenario has no recovery attempts left."""
         return self.attempt_count(scenario) >= self.recipe(scenario).max_attempts
 
     def attempt_count(self, scenario: FailureScenario | str) -> int:
-        """Return the number of recovery attempts since the last success."""
+        """Return the number of recovery attempts for a failure scenario since the last success."""
         return self._attempts.get(FailureScenario(scenario), 0)
 
     def recipe(self, scenario: FailureScenario | str) -> RecoveryRecipe:
-        """Return the recipe for a failure scenario in this context."""
+        """Return the recovery recipe that this context uses for a failure scenario."""
         return self._recipes[FailureScenario(scenario)]
 
     @property
@@ -246,7 +246,7 @@ class RecoveryContext:
 
 
 def attempt_recovery(scenario: FailureScenario | str, ctx: RecoveryContext) -> RecoveryResult:
-    """Run the recovery recipe for a failure scenario from synchronous code.
+    """Run the recovery steps for a failure scenario from synchronous code.
 
     >>> ctx = RecoveryContext({"retry_with_backoff": lambda: True})
     >>> attempt_recovery("llm_timeout", ctx).outcome
@@ -268,7 +268,7 @@ def attempt_recovery(scenario: FailureScenario | str, ctx: RecoveryContext) -> R
 async def aattempt_recovery(
     scenario: FailureScenario | str, ctx: RecoveryContext
 ) -> RecoveryResult:
-    """Run the recovery recipe for a failure scenario.
+    """Run the recovery steps for a failure scenario.
 
     Returns:
         The result, with the steps that succeeded and those that remain.
@@ -333,7 +333,7 @@ async def _run_step(
 
 
 async def _wait_blocking(awaitable: Awaitable[Any]) -> Any:
-    """Wait for an awaitable without suspending the coroutine."""
+    """Block until an awaitable has finished, without suspending the calling coroutine."""
     return run_sync(maybe_await(awaitable))
 
 
@@ -376,9 +376,9 @@ _BY_TEXT: tuple[tuple[str, FailureScenario], ...] = (
 
 
 def classify_exception(error: BaseException) -> FailureScenario:
-    """Return the failure scenario that an exception belongs to.
+    """Classify an exception as a failure scenario for recovery.
 
-    The exception types in its cause chain are checked first, then its text.
+    The types of the exception and its causes are checked first, then their messages.
 
     >>> classify_exception(RuntimeError("processed 4012 rows")).value
     'llm_error'
@@ -397,7 +397,7 @@ def classify_exception(error: BaseException) -> FailureScenario:
 
 
 def classify_failure(failure: Failure) -> FailureScenario:
-    """Return the failure scenario that a recorded failure belongs to."""
+    """Classify a recorded failure as a failure scenario for recovery."""
     category: Any = failure.metadata.get("category")
     found = _BY_CATEGORY.get(category)
     if found is not None:
@@ -422,7 +422,7 @@ def _classify_type(error: BaseException) -> FailureScenario | None:
 
 
 def next_provider(available_providers: Sequence[str], current_provider: str) -> str | None:
-    """Return the first provider other than the current one, or ``None``.
+    """Return the first available provider that differs from the current one, or ``None``.
 
     >>> next_provider(["a", "b", "c"], "a")
     'b'
@@ -436,7 +436,7 @@ def next_provider(available_providers: Sequence[str], current_provider: str) -> 
 
 
 def smaller_context_budget(current_chars: int, reduction: float = 0.75) -> int:
-    """Return the number of context characters to keep for the next attempt.
+    """Return the reduced number of context characters to keep for the next attempt.
 
     Raises:
         ValueError: The number of characters is negative, or the factor is not between 0 and 1.

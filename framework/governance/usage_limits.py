@@ -13,7 +13,7 @@ from capgraph.telemetry.usage import UsageTracker
 
 
 class UsageLimitExceededError(LimitError):
-    """Raised if a session exceeded a usage limit.
+    """Raised if the usage of a session exceeds a limit on tokens, tool calls, or cost.
 
     Attributes:
         limit_name: Name of the limit.
@@ -27,7 +27,7 @@ class UsageLimitExceededError(LimitError):
 
 
 class GovernanceBreachError(LimitError):
-    """Raised if a session exceeded a limit that ends it. The session cannot recover.
+    """Raised if a session exceeds a limit that permanently ends the session.
 
     Attributes:
         limit_name: Name of the limit.
@@ -44,14 +44,14 @@ class GovernanceBreachError(LimitError):
 
 @dataclass(frozen=True, slots=True)
 class UsageLimits:
-    """Usage limits of a session. ``None`` means no limit.
+    """Limits on the tokens, tool calls, and cost of a session. ``None`` means no limit.
 
     Attributes:
         request_tokens_max: Maximum number of prompt tokens.
         response_tokens_max: Maximum number of output tokens.
         total_tokens_max: Maximum number of prompt and output tokens.
         tool_calls_max: Maximum number of tool calls.
-        cost_usd_max: Maximum cost in US dollars. An unknown cost exceeds it.
+        cost_usd_max: Maximum cost in US dollars. An unknown cost exceeds the limit.
 
     Raises:
         ValidationError: A limit is negative or not a number.
@@ -74,7 +74,7 @@ class UsageLimits:
                 check_number(name, value)
 
     def check(self, tracker: UsageTracker) -> None:
-        """Raise an error if a session's usage exceeds a limit.
+        """Check that the usage of a session is within these limits.
 
         Raises:
             UsageLimitExceededError: A limit is exceeded.
@@ -94,7 +94,7 @@ class UsageLimits:
                 continue
             amount = "an unknown amount" if observed is None else f"{observed:g}"
             raise UsageLimitExceededError(
-                f"The session used {amount}, which exceeds {name}={ceiling:g}.",
+                f"The session used {amount}, which exceeds the limit {name}={ceiling:g}.",
                 fix=f"Raise {name}, or call register_pricing(…) for its models."
                 if observed is None
                 else f"Raise {name}, or use less.",
@@ -106,7 +106,7 @@ class UsageLimits:
 
 @dataclass(slots=True)
 class GovernanceState:
-    """Usage counters of a session.
+    """Counters for the turns, tool calls, failures, and cost of a session.
 
     Attributes:
         turns: Number of started turns.
@@ -137,13 +137,13 @@ class GovernanceState:
         self.consecutive_failures = 0
 
     def record_cost(self, cost_usd: float | None) -> None:
-        """Add a cost in US dollars. ``None`` means that it is unknown."""
+        """Add a cost in US dollars to the session total, or ``None`` for an unknown cost."""
         self.cost_usd += math.inf if cost_usd is None else cost_usd
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimit:
-    """Limit of a session. It is breached if the counter exceeds ``value``.
+    """Limit on a counter of a session, which is breached if the counter exceeds ``value``.
 
     Attributes:
         value: Maximum of the counter.
@@ -178,7 +178,7 @@ class SessionLimit:
 
 
 class MaxIterationsLimit(SessionLimit):
-    """Limit on the number of turns per session."""
+    """Limit on the number of turns in a session."""
 
     counter: ClassVar[str] = "turns"
     default_name: ClassVar[str] = "max_iterations"
@@ -207,7 +207,7 @@ class MaxToolCallsLimit(SessionLimit):
 
 @dataclass(frozen=True, slots=True)
 class LimitOutcome:
-    """Comparison of a session's counter with a limit.
+    """Result of comparing a session counter with its limit.
 
     Attributes:
         breached: True if the count exceeds the limit.
@@ -228,7 +228,7 @@ class LimitOutcome:
 
 @dataclass(slots=True)
 class GovernancePlane:
-    """Limits of a session with its counters.
+    """Limits and usage counters of a session.
 
     Use :meth:`for_session` to count each session separately.
 
@@ -249,11 +249,11 @@ class GovernancePlane:
         self.limits = tuple(self.limits)
 
     def for_session(self) -> GovernancePlane:
-        """Return an object with the same limits and new counters."""
+        """Return a copy with the same session limits and with all counters reset."""
         return GovernancePlane(self.limits)
 
     def evaluate(self) -> list[LimitOutcome]:
-        """Return the comparison of each limit with its counter."""
+        """Compare each session counter with its limit and return the results."""
         return [
             LimitOutcome(
                 breached=(observed := getattr(self.state, limit.counter)) > limit.value,
@@ -267,7 +267,10 @@ class GovernancePlane:
         ]
 
     def enforce(self) -> list[LimitOutcome]:
-        """Raise an error for a breached limit that ends the session, and return all comparisons.
+        """Compare each session counter with its limit, raising an error if the session must end.
+
+        Return the results of all comparisons. A breached limit that only alerts does not raise an
+        error.
 
         Raises:
             GovernanceBreachError: A limit that ends the session was breached.
@@ -276,8 +279,8 @@ class GovernancePlane:
         for outcome in found:
             if outcome.breached and outcome.on_breach == "terminate":
                 raise GovernanceBreachError(
-                    f"The session reached {outcome.observed:g}, which exceeds"
-                    f" {outcome.limit_name}={outcome.ceiling:g}.",
+                    f"The session counter reached {outcome.observed:g}, which exceeds the limit "
+                    f"{outcome.limit_name}={outcome.ceiling:g}.",
                     fix="Start a new session, or raise the limit.",
                     limit_name=outcome.limit_name,
                     observed=outcome.observed,

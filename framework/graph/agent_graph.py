@@ -39,10 +39,11 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel, default=Any)
 
 
 class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
-    """Compiled LangGraph graph that allows only one run of a thread at a time.
+    """Compiled LangGraph graph that allows only one active run per thread.
 
-    It validates the caller's input and holds the thread's lease (exclusive right to run it) during a run.
-    ``ainvoke``, ``astream``, and the synchronous methods have LangGraph's signatures.
+    The graph validates the caller's input and holds the thread's lease (exclusive right to run)
+    during a run. ``ainvoke``, ``astream``, and the synchronous methods have the same signatures
+    as in LangGraph.
 
     Args:
         services: ``Services`` of the graph. Without them, callers may send any input.
@@ -62,7 +63,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
 
     @property
     def persistence(self) -> Persistence | None:
-        """Persistence layer of the graph's saver. None without a saver."""
+        """Persistence layer for the graph's saver, or ``None`` if the graph has no saver."""
         saver = self.checkpointer
         if not isinstance(saver, BaseCheckpointSaver):
             return None
@@ -78,13 +79,16 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return Persistence.for_run(config, self.persistence) if find_saver(self, config) else None
 
     def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
-        """Return a turn's structured answer as an instance of ``answer_type`` or of the turn's schema.
+        """Return a turn's structured answer as a Pydantic model.
+
+        The model is ``answer_type`` or is created from the JSON schema of the turn.
 
         Args:
             out: Result of ``ainvoke``, or ``values`` of a state snapshot.
 
         Raises:
-            ValidationError: The turn has no structured answer, because it failed or asked a question.
+            ValidationError: The turn has no structured answer, because it failed or asked a
+                question.
         """
         answer_type = self.services.answer_type_of(out) if self.services is not None else None
         value = out.get("execution_answer")
@@ -102,12 +106,12 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
     def subscribe(
         self, sink: Sink, events: Collection[str | type[Any]] | None = None
     ) -> Callable[[], None]:
-        """Send the events of this graph's runs to an additional sink.
+        """Subscribe a sink to the events of this graph's runs.
 
         Args:
             sink: Object with ``emit(event)``, as for ``build_graph(sinks=…)``.
             events: Types of the events to send, as ``event_type`` names or classes of
-                ``capgraph.telemetry``. None sends all events.
+                ``capgraph.telemetry``. ``None`` sends all events.
 
         Returns:
             A function that unsubscribes the sink.
@@ -125,15 +129,16 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """
         if self.services is None:
             raise ConfigurationError(
-                "The graph emits no events: it has no services.",
+                "Cannot subscribe to a graph that has no services, because it emits no events.",
                 fix="Create it with build_graph or open_graph.",
             )
         return self.services.events.subscribe(sink, events)
 
     async def warm_up(self) -> None:
-        """Run slow initialization before the first request. Calling this method is optional.
+        """Perform slow initialization before the first request. Calling this method is optional.
 
-        It fits the selector that works without a model and imports the ``libraries`` of capabilities.
+        The method fits the selector that works without a model and imports the ``libraries`` of all
+        capabilities.
 
         >>> import asyncio
         >>> from capgraph import build_graph
@@ -143,7 +148,9 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             await self.services.warm_up()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Run the graph and yield its stream. The arguments are those of LangGraph's ``astream``.
+        """Run the graph and yield its stream, holding the lease of the thread.
+
+        The arguments are those of LangGraph's ``astream``.
 
         Raises:
             ThreadBusyError: Another run holds the thread's lease.
@@ -196,7 +203,9 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             await services.events.flush_briefly()
 
     async def aget_state(self, config: RunnableConfig, **options: Any) -> StateSnapshot:
-        """Return the state of a thread. The arguments are those of LangGraph's ``aget_state``.
+        """Return the current state of a thread.
+
+        The arguments are those of LangGraph's ``aget_state``.
 
         Raises:
             ValidationError: The configuration has no thread ID.
@@ -206,7 +215,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
     def aget_state_history(
         self, config: RunnableConfig, **options: Any
     ) -> AsyncIterator[StateSnapshot]:
-        """Yield the states of a thread, newest first. See :meth:`aget_state`."""
+        """Yield the saved states of a thread, newest first. See :meth:`aget_state`."""
         return super().aget_state_history(self._with_thread_id(config), **options)
 
     def _with_thread_id(self, config: RunnableConfig) -> RunnableConfig:
@@ -219,10 +228,13 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Update the state of a thread manually between runs. LangGraph's ``update_state`` calls it.
+        """Update the state of a thread manually between runs.
+
+        LangGraph calls this method to implement ``update_state``.
 
         Raises:
-            InfrastructureError: An update contains an unknown key, or a key that only the graph may write.
+            InfrastructureError: An update contains an unknown key, or a key that only the graph may
+                write.
             ThreadBusyError: Another run holds the thread's lease.
             ValidationError: The configuration has no thread ID, or a value is invalid.
         """
@@ -255,5 +267,5 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
 def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
 ) -> AgentGraph[Any, Any]:
-    """Convert a compiled graph to an :class:`AgentGraph`."""
+    """Convert a compiled LangGraph graph to an :class:`AgentGraph`."""
     return copy_graph_as(AgentGraph, graph, services=services)

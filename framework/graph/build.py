@@ -55,30 +55,37 @@ def build_graph(
     answer_type: type[AnswerT] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> AgentGraph[ContextT, AnswerT]:
-    """Build the graph of an agent.
+    """Build an agent as a compiled LangGraph graph.
 
-    Creating a chat model reads files. In a running event loop, use :func:`open_graph` or
+    Creating a chat model may read files. In a running event loop, use :func:`open_graph` or
     ``await asyncio.to_thread(build_graph, …)``.
 
     Args:
         registry: Capabilities, or a registry, which is frozen.
-        model: Name such as ``"provider:name"``, a chat model, or a mapping from roles (``extraction``,
-            ``selection``, ``planning``, ``answer``, ``capability``) to names or models. Defaults to the
+        model: Name such as ``"provider:name"``, a chat model, or a mapping from roles
+            (``extraction``,
+            ``selection``, ``planning``, ``answer``, ``capability``) to names or models. Defaults to
+            the
             model of the settings. Without a model, the agent runs offline.
         checkpointer: Asynchronous LangGraph saver that stores threads. Without a saver, nothing is
             stored. ``False`` also prevents the use of an outer graph's saver.
         store: LangGraph store for data that threads share.
         settings: Settings of the agent. Defaults to ``Settings()``.
         context_schema: Type of the ``context=`` argument of runs.
-        answer_type: Pydantic model of the answer, which requires a chat model. The state contains the
-            answer as plain data in ``execution_answer``. ``graph.answer_of(out)`` returns an instance.
-        **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``, ``policies``,
+        answer_type: Pydantic model of the answer, which requires a chat model. The state contains
+            the
+            answer as plain data in ``execution_answer``. ``graph.answer_of(out)`` returns an
+            instance.
+        **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``,
+        ``policies``,
             ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``, ``capacity``,
-            ``state_schema``, ``system_prompt``, ``embeddings``, ``clock``, ``selector``, ``extractor``,
+            ``state_schema``, ``system_prompt``, ``embeddings``, ``clock``, ``selector``,
+            ``extractor``,
             ``planner``, ``answerer``.
 
     Returns:
-        A compiled LangGraph graph, which supports LangGraph's methods to run, stream, draw, and resume.
+        A compiled LangGraph graph, which supports LangGraph's methods to run, stream, draw, and
+        resume.
 
     Raises:
         RegistryError: The registry is invalid. The message lists all problems.
@@ -125,9 +132,10 @@ def build_graph(
 
 
 def extend_graph(graph: AgentGraph[Any, Any], *capabilities: Any) -> AgentGraph[Any, Any]:
-    """Create a graph with additional capabilities that shares everything else with the original.
+    """Create a copy of a graph with additional capabilities.
 
-    Both graphs use the same threads, budgets, sinks, and policies, so a thread may alternate between them.
+    Both graphs share threads, budgets, sinks, and policies, so a thread may alternate between
+    them.
 
     Args:
         graph: Graph that ``build_graph`` returned.
@@ -158,7 +166,7 @@ def extend_graph(graph: AgentGraph[Any, Any], *capabilities: Any) -> AgentGraph[
 def _compile(
     services: Services, state_schema: type[Any], context_schema: Any, checkpointer: Any, store: Any
 ) -> AgentGraph[Any, Any]:
-    """Build and compile the graph for services and a state class.
+    """Build and compile the agent graph from its services and state class.
 
     Raises:
         ConfigurationError: The state class does not extend ``AgentState`` correctly.
@@ -171,12 +179,12 @@ def _compile(
     ours = StateSchema.from_class(AgentState)
     if not schema.names >= ours.names:
         raise ConfigurationError(
-            f"The state class {state_schema.__name__} does not have all keys of AgentState.",
+            f"The state class {state_schema.__name__} must contain all keys of AgentState.",
             fix=f"Write class {state_schema.__name__}(AgentState, total=False).",
         )
     if changed := [name for name, key in ours.keys.items() if schema.keys[name] != key]:
         raise ConfigurationError(
-            f"The state class {state_schema.__name__} redeclares {', '.join(changed)} of AgentState.",
+            f"The state class {state_schema.__name__} must not redeclare keys of AgentState: {', '.join(changed)}.",
             fix="Remove the declaration, or rename the key if it is your own.",
         )
     builder: Any = StateGraph(
@@ -203,14 +211,14 @@ def _compile(
 
 
 def _create_input_schema(cls: type[Any], schema: StateSchema) -> Any:
-    """Create the graph's input schema from the keys that callers may send."""
+    """Create the input schema of the graph, limited to the state keys that callers may send."""
     hints = get_type_hints(cls, include_extras=True)
     chosen = {name: hints[name] for name in sorted(schema.caller_keys)}
     return TypedDict(f"{cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
 
 
 class _NodeOrder:
-    """Order of the graph's nodes: the fixed chain of roles, with custom nodes inserted."""
+    """Execution order of graph nodes: the built-in chain of roles, plus custom nodes."""
 
     def __init__(self, registry: Registry) -> None:
         self.before: dict[str, list[str]] = {}
@@ -227,11 +235,11 @@ class _NodeOrder:
         return [*self.before.get(role, []), role, *self.after.get(role, [])]
 
     def entry_node(self, target: str) -> str:
-        """Return the custom node that runs before a target node, or the target node itself."""
+        """Return the first custom node that runs before a target node, or the target node."""
         return self.before.get(target, [target])[0]
 
     def add_edges(self, builder: Any) -> None:
-        """Add the edges from node to node, and from each failed node to the router."""
+        """Add the regular edges between nodes, and an edge from each failed node to the router."""
         builder.add_edge(START, "begin_turn")
         first = self.chain[0]
 
@@ -271,7 +279,7 @@ class _NodeOrder:
 def _add_infrastructure(builder: Any, services: Services, layout: _NodeOrder) -> None:
     for name, spec in services.registry.infrastructure.items():
         node = spec.cls.langgraph_node.with_services(services)
-        node = _with_routing(node, layout) if name == "router" else _with_goto(node)
+        node = _wrap_with_routing(node, layout) if name == "router" else _wrap_with_goto(node)
         builder.add_node(
             name,
             node,
@@ -280,8 +288,8 @@ def _add_infrastructure(builder: Any, services: Services, layout: _NodeOrder) ->
         )
 
 
-def _with_goto(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """Wrap a node so that its ``Command(goto=…)`` replaces the regular edge."""
+def _wrap_with_goto(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """Wrap a node so that a ``Command(goto=…)`` overrides the node's regular edge."""
 
     async def run(state: Any) -> Any:
         result = await node(state)
@@ -298,17 +306,24 @@ def _with_goto(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitab
 
 
 def _redirect_silent_end(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
-    """Return a command's update and target, and replace ``END`` with ``respond`` if no message exists."""
+    """Extract the state update and the target node from a command.
+
+    A target of ``END`` is replaced with ``respond`` if the update contains no message, so that
+    every turn ends with a message.
+    """
     update = result.update
     pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
     silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
     return pairs, "respond" if silent else result.goto
 
 
-def _with_routing(
+def _wrap_with_routing(
     node: Callable[[Any], Awaitable[Any]], layout: _NodeOrder
 ) -> Callable[[Any], Awaitable[Any]]:
-    """Wrap a router node so that its ``Command`` or ``control_next_node`` selects the next node."""
+    """Wrap the router node so that its result determines the next node.
+
+    The result is either a ``Command`` or an update that sets ``control_next_node``.
+    """
 
     async def router(state: Any) -> Any:
         result = await node(state)

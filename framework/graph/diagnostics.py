@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a configuration check.
+    """Single result of a configuration check.
 
     Attributes:
         area: Area that was checked, such as ``registry``.
@@ -36,7 +36,7 @@ class Finding:
 
     @classmethod
     def from_error(cls, area: str, error: Exception) -> Finding:
-        """Create a finding with the level ``error`` from an exception."""
+        """Create a finding with level ``error`` from an exception."""
         if isinstance(error, CapgraphError):
             return cls(area, "error", error.message, error.fix or "")
         return cls(area, "error", f"{type(error).__name__}: {error}", "Correct the cause.")
@@ -51,7 +51,7 @@ def collect_findings(
     permissions: CallerPermissions | None = None,
     schema: StateSchema | None = None,
 ) -> Iterator[Finding]:
-    """Check the configuration of an agent and yield the findings.
+    """Check the configuration of an agent and yield a finding for each result.
 
     Args:
         registry: Registry of the agent.
@@ -137,8 +137,8 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
         yield Finding("registry", "warning", text, "Add examples of requests that need it.")
 
 
-def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Create the objects that settings declare, as ``build_graph`` does, and yield the errors."""
+def _check_declared_objects(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Check that the objects declared in the settings can be created, and yield the errors."""
     from capgraph.engine.bind import resolve_answer_gate, resolve_policies
     from capgraph.engine.configured_objects import (
         build_configured,
@@ -187,11 +187,14 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
 
 
 def collect_settings_findings(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Check settings for unknown names and invalid context data, and yield the findings."""
+    """Check the settings of an agent and yield a finding for each problem.
+
+    Problems include unknown capability names and invalid context data.
+    """
     from capgraph.base import ValidationError
     from capgraph.state import load_context
 
-    yield from _check_declared(settings, registry)
+    yield from _check_declared_objects(settings, registry)
     for path in settings.recipes:
         if not Path(path).exists():
             text = f"The recipe folder {path!r} does not exist yet."

@@ -37,15 +37,18 @@ async def open_graph(
     answer_type: type[AnswerT] | None = None,
     **options: Any,
 ) -> AsyncIterator[AgentGraph[ContextT, AnswerT]]:
-    """Open a database and build a graph that stores its threads, standing rules, and memories there.
+    """Open a database and build an agent graph that stores its data in the database.
 
-    In contrast to ``build_graph``, this context manager opens the saver and the store and closes them at
-    the end of the ``async with`` block.
+    The database stores threads, standing rules, and memories. Unlike ``build_graph``, this
+    context manager opens the saver and the store, and closes both at the end of the ``async
+    with`` block.
 
     Args:
-        registry: Capabilities, or a registry. By default, the settings declare the capabilities. Their
+        registry: Capabilities, or a registry. By default, the settings declare the capabilities.
+            Their
             MCP connections are closed at the end of the block.
-        url: Database URL, such as ``sqlite:///file.db`` or ``postgresql://…``. Defaults to the setting
+        url: Database URL, such as ``sqlite:///file.db`` or ``postgresql://…``. Defaults to the
+            setting
             ``persistence.url``. Without a URL, nothing is stored.
         settings: Settings of the agent. Defaults to ``Settings()``.
         context_schema: See ``build_graph``.

@@ -41,19 +41,22 @@ async def signal(
     run: bool = True,
     early: bool = False,
 ) -> bool:
-    """Send an external event to a thread and resume the step that waits for it.
+    """Send an external event to a thread and resume the step that is waiting for the event.
 
-    If no step waits for the event yet, it is stored until a step receives it. Sending the same event
-    again has no effect while it is stored, or after a step of the current turn has received it.
+    If no step is waiting yet, the event is stored until a step receives it. Sending the same
+    event again has no effect while the event is stored, or after a step of the current turn
+    received it.
 
     Args:
         graph: Graph that ``build_graph`` returned, with a saver.
         thread: ID of the thread.
         key: Key of the event, as in the step's ``wait_for``.
         value: Payload, as plain JSON. The step's parameters refer to it as ``{"$from": "signal"}``.
-        config: Configuration that identifies the sender, as for a run. None means that the application
+        config: Configuration that identifies the sender, as for a run. None means that the
+            application
             sends the event. The turn always continues as the caller who started it.
-        run: True to run the thread in this process until its turn ends or waits again. Otherwise, or if
+        run: True to run the thread in this process until its turn ends or waits again. Otherwise,
+            or if
             another process holds the thread's lease, that process must call :func:`wake`.
         early: True to store the event even if the thread does not exist yet.
 
@@ -100,10 +103,11 @@ async def signal(
 
 @validate_arguments
 async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> None:
-    """Resume a suspended thread as the caller who started its turn, until it ends or waits again.
+    """Resume a suspended thread until its turn ends or waits again.
 
-    If no wait is over, this function does nothing. If another process runs the thread, that run receives
-    the event. This function waits only for a run that is about to end.
+    The thread runs as the caller who started the turn. If no wait has ended, nothing happens.
+    If another process is running the thread, that run receives the event. This function waits
+    only for a run that is about to end.
 
     Args:
         graph: Graph that ``build_graph`` returned, with a saver.
@@ -181,7 +185,7 @@ def _check_sender(
     due: SuspendedThread | None,
     waiting: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Raise an error if the sender may not resume the waiting steps."""
+    """Check that the sender of a signal may resume the steps that wait for it."""
     if sender == Caller():
         return
     tenant = due.caller.tenant if due is not None else None
@@ -194,8 +198,8 @@ def _check_sender(
     for wait in waiting:
         if permissions is not None and not permissions.outcome(wait["capability"], sender).allowed:
             raise PolicyError(
-                f"The sender may not use the capability {wait['capability']!r}, which waits for the"
-                " signal.",
+                f"The sender does not have permission to use {wait['capability']!r}, the "
+                "capability that waits for the signal.",
                 fix="Send the signal as a caller who may use the capability.",
             )
 

@@ -14,17 +14,17 @@ from capgraph.state.state_schema import StateSchema
 
 
 class _StateKeys(NamedTuple):
-    """State keys in the source of ``execute``: those that it reads and those that it returns."""
+    """State keys that a capability's ``execute`` method reads and returns."""
 
     read: frozenset[str]
     returned: frozenset[str]
 
 
 def find_state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator[str]:
-    """Yield a warning for each key that a capability cannot read from the state, with its fix.
+    """Yield a warning, with its fix, for each key that a capability cannot read from the state.
 
-    Only literal keys are found: ``state["x"]`` and ``state.get("x")``, and the keys of a returned
-    dictionary.
+    Only literal keys in the source code are found: ``state["x"]``, ``state.get("x")``, and the
+    keys of a returned dictionary.
 
     Args:
         registry: The capabilities.
@@ -61,7 +61,7 @@ def find_state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator
 
 
 def _depends_on(reader: CapabilitySpec, writer: CapabilitySpec, registry: Registry) -> bool:
-    """Return True if a step of the reader needs a result of the writer, directly or not."""
+    """Return True if a capability directly or indirectly needs a result of another capability."""
     types = [need.type for need in reader.requires]
     for kind in types:  # grows while it is read
         suppliers = [spec for spec in registry.capabilities.values() if kind in spec.provides]
@@ -89,13 +89,16 @@ def _state_keys(cls: type[Any]) -> _StateKeys:
     ]
     dictionaries = [value for value in values if isinstance(value, ast.Dict)]
     return _StateKeys(
-        frozenset(text for node in nodes for text in _read_key(node)),
+        frozenset(text for node in nodes for text in _extract_read_key(node)),
         frozenset(text for one in dictionaries for key in one.keys for text in _text(key)),
     )
 
 
-def _read_key(node: ast.AST) -> set[str]:
-    """Return the key that ``state["x"]`` or ``state.get("x")`` reads."""
+def _extract_read_key(node: ast.AST) -> set[str]:
+    """Extract the literal key from the expression ``state["x"]`` or ``state.get("x")``.
+
+    Return an empty set for any other expression.
+    """
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         return _text(node.slice) if _is_state(node.value) else set()
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:

@@ -71,7 +71,10 @@ class TurnResult:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, which commands print as the last line of JSON output."""
+        """Convert the turn result to plain data.
+
+        Commands print this data as the last line of their JSON output.
+        """
         always = ("thread_id", "status", "outcome", "answer", "files")
         data = {name: getattr(self, name) for name in always}
         data["seconds"] = round(self.seconds, 3)
@@ -84,7 +87,7 @@ class TurnResult:
 class TurnRunner:
     """Runner of a single turn, which can be stopped or drained while it runs.
 
-    In both cases, finished steps remain stored, so the thread can be resumed.
+    Finished steps remain stored in both cases, so that the thread can be resumed.
 
     Attributes:
         graph: Graph that runs the turn. It can be replaced before the turn runs.
@@ -110,13 +113,13 @@ class TurnRunner:
         self._on_values: Callable[[Mapping[str, Any]], Any] | None = None
 
     def stop(self) -> None:
-        """Cancel the running steps and end the turn."""
+        """Cancel the running steps of the turn and end the turn."""
         self._end_status = "cancelled"
         if self._task is not None:
             self._task.cancel()
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Prevent further steps from starting, and cancel running steps after a timeout.
+        """Stop starting new steps of the turn, and cancel running steps after a timeout.
 
         Args:
             seconds: Time in which running steps may finish, in seconds.
@@ -132,10 +135,10 @@ class TurnRunner:
         on_event: Callable[[dict[str, Any]], Any],
         on_values: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> TurnResult:
-        """Run the turn until it ends or waits for a decision.
+        """Run the turn until it ends or must wait for a decision, and return the result.
 
         Args:
-            graph_input: Input of the graph. None continues an unfinished turn.
+            graph_input: Input of the graph. ``None`` continues an unfinished turn.
             on_event: Callback that receives each event as plain data.
             on_values: Callback that receives the state after each superstep.
         """
@@ -152,7 +155,7 @@ class TurnRunner:
         return end
 
     async def read(self) -> TurnResult:
-        """Return the result of the thread's last turn without running anything."""
+        """Read the result of the thread's last turn without running any step."""
         end = TurnResult(str(self._config["configurable"]["thread_id"]))
         await self._read_state(end, "")
         return end
@@ -256,7 +259,7 @@ class TurnRunner:
         stopped: str,
         end: TurnResult,
     ) -> None:
-        """Update the result from the state of the turn."""
+        """Update a turn result with the questions, outcome, files, and status of the turn."""
         from capgraph.planning.waits import is_wait_interrupt
 
         asked = [item for item in interrupts if not is_wait_interrupt(item.value)]
@@ -275,7 +278,10 @@ class TurnRunner:
 
 
 def _as_capgraph_error(exc: Exception) -> CapgraphError:
-    """Return a ``CapgraphError`` unchanged, and wrap any other exception in an ``InfrastructureError``."""
+    """Convert an exception to a ``CapgraphError``, wrapping it in an ``InfrastructureError``.
+
+    A ``CapgraphError`` is returned unchanged.
+    """
     if isinstance(exc, CapgraphError):
         return exc
     get_logger("framework", "turn").debug("The run raised", exc_info=exc)
@@ -290,9 +296,10 @@ def _as_capgraph_error(exc: Exception) -> CapgraphError:
 async def load_thread_values(
     graph: CompiledStateGraph[Any, Any, Any, Any], thread_id: str
 ) -> dict[str, Any]:
-    """Return the state of a thread, including finished steps that are not part of a checkpoint yet.
+    """Load the state of a thread, including step results that are not in a checkpoint yet.
 
-    LangGraph saves each result when its step ends, but adds it to the state only when the superstep ends.
+    LangGraph saves each result when its step ends, but adds the result to the state only when
+    the superstep ends.
 
     Args:
         graph: Graph that ``build_graph`` returned, with a saver.
@@ -311,7 +318,7 @@ async def load_thread_values(
 
 
 def step_states(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the status of each step in a thread's plan, by context key.
+    """Return the status of each plan step in a thread, by context key.
 
     >>> plan = {"steps": [{"context_key": "a", "capability": "look"}]}
     >>> step_states({"planning_execution_plan": plan})
@@ -335,7 +342,10 @@ def step_states(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def last_answer(values: Mapping[str, Any]) -> str:
-    """Return the text of the thread's last message if the agent wrote it, otherwise an empty string."""
+    """Return the text of a thread's last message if the message is from the agent.
+
+    Otherwise, return an empty string.
+    """
     from langchain_core.messages import AIMessage
 
     messages = values.get("messages") or []
@@ -344,7 +354,7 @@ def last_answer(values: Mapping[str, Any]) -> str:
 
 
 def created_files(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the files that a turn's finished steps created."""
+    """Return the paths of the files that the finished steps of a turn created."""
     data = values.get("capability_context_data") or {}
     found: list[str] = []
     for record in (values.get("execution_step_results") or {}).values():
@@ -355,7 +365,10 @@ def created_files(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
 
 
 def load_contexts(types: ContextTypes, kind: str, key: str, entry: Any) -> list[CapabilityContext]:
-    """Convert stored context data to context objects. Return ``[]`` if no registered class matches."""
+    """Convert stored context data to context objects.
+
+    Return an empty list if no registered class matches the data.
+    """
     from capgraph.state import load_context
 
     found: Any = None
@@ -370,9 +383,9 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def file_contexts(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
-    """Create input context data for data files.
+    """Create the context data that passes data files to a graph as input.
 
-    The data has the provided context types that have a field ``files``.
+    An entry is created for each provided context type with a ``files`` field.
 
     Args:
         registry: Registry of the agent.

@@ -31,7 +31,7 @@ _UNAVAILABLE_ON_WORKERS = {
 
 
 def find_registry_problems(registry: Registry) -> list[str]:
-    """Return the problems that prevent a graph from being built, each with its fix."""
+    """Return the registry problems that prevent building a graph, each with its fix."""
     problems = [
         f"The infrastructure node {role!r} is missing. Fix: register one, or keep the built-in"
         " modules in 'infrastructure'."
@@ -67,7 +67,7 @@ def find_registry_problems(registry: Registry) -> list[str]:
 
 
 def check_persistence(checkpointer: Any, settings: Settings) -> None:
-    """Raise an error if the settings contain a database URL but the graph has no saver.
+    """Check that a graph has a saver if the settings contain a database URL.
 
     Raises:
         ConfigurationError: ``persistence.url`` is set and there is no saver.
@@ -81,7 +81,7 @@ def check_persistence(checkpointer: Any, settings: Settings) -> None:
 
 
 def _find_element_types(registry: Registry) -> set[str]:
-    """Return the context types of the list elements that ``for_each`` steps may receive as inputs."""
+    """Return the context types of list elements that ``for_each`` steps may receive."""
     kinds = {kind for spec in registry.capabilities.values() for kind in spec.context_types}
     arguments = [
         argument
@@ -103,7 +103,7 @@ def find_registry_warnings(
     has_saver: bool,
     permissions: CallerPermissions | None = None,
 ) -> list[str]:
-    """Return warnings about a registry, each with its fix.
+    """Return warnings about the capabilities in a registry, each with its fix.
 
     Args:
         registry: Registry to check.
@@ -132,7 +132,7 @@ def find_registry_warnings(
 
 
 def find_queue_warnings(registry: Registry, settings: Settings) -> list[str]:
-    """Return warnings about queued capabilities that use features which workers do not support."""
+    """Return warnings about queued capabilities that use features unsupported by workers."""
     texts = []
     for name, spec in registry.capabilities.items():
         if capability_queue(spec, settings) is None:
@@ -147,7 +147,10 @@ def find_queue_warnings(registry: Registry, settings: Settings) -> list[str]:
 
 
 def _find_used_names(cls: type[Any]) -> set[str]:
-    """Return the names and string constants in the bytecode of a capability's ``execute``."""
+    """Return the names and strings that a capability's ``execute`` method uses.
+
+    The names are read from the bytecode of the method.
+    """
     function = inspect.unwrap(getattr(cls, "__wrapped__", cls.execute))
     code = getattr(function, "__code__", None)
     if code is None:
@@ -157,7 +160,7 @@ def _find_used_names(cls: type[Any]) -> set[str]:
 
 
 def validate_registry(registry: Registry) -> None:
-    """Raise an error if no graph can be built from a registry.
+    """Check that a graph can be built from a registry.
 
     Raises:
         RegistryError: The registry has problems. The message lists all of them.
@@ -171,7 +174,7 @@ def validate_registry(registry: Registry) -> None:
 
 
 def _check_guides(registry: Registry, name: str) -> None:
-    """Create the guides of a capability, so that an invalid guide does not fail a later request."""
+    """Create the prompt guides of a capability to detect errors before the first request."""
     try:
         capability = registry.capability(name)
         for guide in ("classifier_guide", "orchestrator_guide"):

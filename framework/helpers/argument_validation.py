@@ -24,7 +24,7 @@ _NO_LISTS = (str, bytes, Mapping)
 
 
 def validate_arguments(function: T) -> T:
-    """Decorator that validates a function's or constructor's arguments against its annotations.
+    """Decorate a function or class so that its arguments are checked against its annotations.
 
     ``True`` is not accepted as a number, and a string is not accepted as a list of strings.
     Annotations that are protocols, or that exist only for type checkers, are not checked.
@@ -89,7 +89,10 @@ def validate_arguments(function: T) -> T:
 
 
 def _list_keywords(function: Any) -> list[str] | None:
-    """Return the names of a function's keyword arguments, or None if it accepts any."""
+    """Return the names of a function's keyword arguments.
+
+    Return ``None`` if the function accepts arbitrary keyword arguments.
+    """
     parameters = inspect.signature(function).parameters.values()
     rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
     if rest is None:
@@ -107,7 +110,7 @@ def _list_keyword_names(function: Any) -> list[str]:
 
 
 def _list_initializer_keywords(kind: type[Any]) -> list[str]:
-    """Return the keyword arguments that the initializers of a class and its bases accept."""
+    """Return the keyword arguments that a class and its base classes accept in ``__init__``."""
     initializers = (vars(cls).get("__init__") for cls in kind.__mro__)
     names = [_list_keyword_names(one) for one in initializers if inspect.isfunction(one)]
     return list(dict.fromkeys(itertools.chain(*names)))
@@ -125,7 +128,10 @@ OBSERVER_ARGUMENTS: Mapping[str, str] = {
 
 
 def _refuse_replaced_arguments(kind: type[Any], names: Iterable[str]) -> None:
-    """Raise an error for arguments that the class lists in ``replaced_arguments`` with their fix."""
+    """Reject keyword arguments that a class no longer accepts.
+
+    The class maps each such name to its fix in ``replaced_arguments``.
+    """
     replaced: Mapping[str, str] = getattr(kind, "replaced_arguments", {})
     for name in sorted(replaced.keys() & set(names)):
         raise UnknownOptionError(
@@ -136,7 +142,7 @@ def _refuse_replaced_arguments(kind: type[Any], names: Iterable[str]) -> None:
 
 
 def check_options(name: str, names: Iterable[str], valid_names: Collection[str]) -> None:
-    """Raise an error for unknown keyword arguments.
+    """Check that a function accepts all of the given keyword arguments.
 
     Args:
         name: Name of the called function.
@@ -148,7 +154,8 @@ def check_options(name: str, names: Iterable[str], valid_names: Collection[str])
 
     >>> check_options("build_graph", ["budjet"], ["budget", "model"])
     Traceback (most recent call last):
-    capgraph.configs.errors.UnknownOptionError: build_graph has no argument 'budjet'. Fix: Write 'budget'.
+    capgraph.configs.errors.UnknownOptionError: build_graph has no argument 'budjet'. Fix: Write
+    'budget'.
     """
     for option in names:
         if option not in valid_names:
@@ -160,7 +167,10 @@ def check_options(name: str, names: Iterable[str], valid_names: Collection[str])
 
 
 class _ModuleNames(dict[str, Any]):
-    """Names of a module. Names that exist only for type checkers resolve to ``Any``."""
+    """Namespace for evaluating annotations of a module.
+
+    Names that exist only for type checkers resolve to ``Any``.
+    """
 
     def __missing__(self, name: str) -> Any:
         return Any
@@ -186,7 +196,7 @@ def _replace_type_variables(hint: Any) -> Any:
 
 
 def matches_annotation(value: Any, hint: Any) -> bool:
-    """Return True if a value matches a type annotation. Iterators are not consumed for the check.
+    """Return True if a value matches a type annotation. Iterators are not consumed.
 
     >>> matches_annotation({"a": 1}, dict[str, int]), matches_annotation([True], list[int]), matches_annotation("ab", Sequence[str])
     (True, False, False)

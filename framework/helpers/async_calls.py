@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 async def maybe_await(value: Any) -> Any:
-    """Return the value. If it is awaitable, await it first.
+    """Return a value, awaiting it first if it is awaitable.
 
     >>> asyncio.run(maybe_await(3)), asyncio.run(maybe_await(asyncio.sleep(0, 4)))
     (3, 4)
@@ -23,10 +23,10 @@ async def maybe_await(value: Any) -> Any:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion from synchronous code and return its result.
+    """Run a coroutine from synchronous code and return its result.
 
-    If an event loop is running in the current thread, the coroutine runs in another thread with its
-    own loop, and the call blocks the current loop.
+    If an event loop is already running in the current thread, the coroutine runs on a new loop
+    in another thread, and the call blocks the current loop.
 
     >>> run_sync(maybe_await(3))
     3
@@ -40,7 +40,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def to_sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return a synchronous version of a coroutine function.
+    """Wrap a coroutine function so that it can be called from synchronous code.
 
     >>> to_sync(maybe_await)(3)
     3
@@ -56,7 +56,7 @@ def to_sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 async def shielded(
     coroutine: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]] | None = None
 ) -> T:
-    """Run a coroutine to completion even if the current task is canceled meanwhile.
+    """Run a coroutine to completion even if the current task is canceled in the meantime.
 
     Args:
         coroutine: Coroutine to run.

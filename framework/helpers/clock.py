@@ -19,10 +19,10 @@ class Clock(Protocol):
         """Return the seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Return seconds that never decrease, for measuring durations."""
+        """Return a monotonic time in seconds, for measuring durations."""
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep without blocking the event loop."""
+        """Sleep for a number of seconds without blocking the event loop."""
 
 
 class SystemClock:
@@ -33,16 +33,16 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that never decrease, for measuring durations."""
+        """Return a monotonic time in seconds, for measuring durations."""
         return time.perf_counter()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep without blocking the event loop."""
+        """Sleep for a number of seconds without blocking the event loop."""
         await asyncio.sleep(seconds)
 
 
 class _FunctionClock:
-    """Clock that reads the time from a function but sleeps in real time."""
+    """Clock that obtains the time from a function but sleeps in real time."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self.now = self.monotonic = read
@@ -52,7 +52,9 @@ class _FunctionClock:
 
 
 def as_clock(clock: Clock | Callable[[], float]) -> Clock:
-    """Return a ``Clock`` for a clock or a function that returns seconds.
+    """Convert a function that returns seconds to a ``Clock``.
+
+    A ``Clock`` is returned unchanged.
 
     Args:
         clock: Clock, or a function that returns seconds, such as ``time.monotonic``.
@@ -72,15 +74,16 @@ def as_clock(clock: Clock | Callable[[], float]) -> Clock:
 
 
 def timestamp_after(clock: Clock, seconds: float) -> float:
-    """Return the timestamp after a delay, in seconds since the epoch.
+    """Return the time after a delay, in seconds since the epoch.
 
-    A clock that wraps a function has an unknown origin, so the system time is used instead.
+    If the clock wraps a function, the system time is used, because the epoch of the function is
+    unknown.
     """
     return (time.time() if isinstance(clock, _FunctionClock) else clock.now()) + seconds
 
 
 def current_clock() -> Clock:
-    """Return the clock of the running graph, or the system clock outside a graph.
+    """Return the clock of the graph that is running, or the system clock outside a run.
 
     >>> isinstance(current_clock(), SystemClock)
     True
@@ -90,7 +93,9 @@ def current_clock() -> Clock:
 
 
 def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
-    """Context manager: use a clock inside the block. None means the system clock.
+    """Context manager that sets the clock for the code in its block.
+
+    ``None`` selects the system clock.
 
     >>> with use_clock(as_clock(lambda: 12.0)):
     ...     current_clock().now()

@@ -12,9 +12,9 @@ _SCALAR_BYTES = 8
 
 
 def exceeds_bytes(value: Any, max_bytes: int) -> bool:
-    """Return True if data would take more than ``max_bytes`` bytes when stored, approximately.
+    """Return True if the approximate stored size of data exceeds ``max_bytes`` bytes.
 
-    The measurement stops at the limit, so that it costs no more for larger data.
+    The measurement stops at the limit, so larger data takes no longer to check.
 
     Args:
         value: Plain data, models, dataclasses, messages, or arrays.
@@ -32,7 +32,7 @@ def exceeds_bytes(value: Any, max_bytes: int) -> bool:
             remaining -= len(item)
         elif item is None or isinstance(item, (bool, int, float)):
             remaining -= _SCALAR_BYTES
-        elif (parts := _list_parts(item)) is not None:
+        elif (parts := _list_container_parts(item)) is not None:
             remaining -= len(parts)
             pending += parts if remaining >= 0 else ()
         else:
@@ -43,21 +43,24 @@ def exceeds_bytes(value: Any, max_bytes: int) -> bool:
 
 
 def exceeds_depth(value: Any, max_depth: int) -> bool:
-    """Return True if containers in plain data are nested more than ``max_depth`` levels.
+    """Return True if plain data has containers nested more than ``max_depth`` levels deep.
 
     >>> exceeds_depth([[1]], 2), exceeds_depth({"a": [[1]]}, 2)
     (False, True)
     """
     level = [value]
     for _ in range(max_depth + 1):
-        level = [part for item in level for part in _list_parts(item) or ()]
+        level = [part for item in level for part in _list_container_parts(item) or ()]
         if not level:
             return False
     return True
 
 
-def _list_parts(item: Any) -> list[Any] | None:
-    """Return the keys and values, items, or fields of a container. Return None for a scalar."""
+def _list_container_parts(item: Any) -> list[Any] | None:
+    """Return the parts of a container, or ``None`` for a scalar.
+
+    The parts are the items of a sequence or set, or the keys and values of a mapping or model.
+    """
     if isinstance(item, Mapping):
         return [*item.keys(), *item.values()]
     if isinstance(item, (list, tuple, Set)):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class DictSerializable:
-    """Mixin that adds the methods ``to_dict`` and ``from_dict`` to dataclasses.
+    """Mixin that adds ``to_dict`` and ``from_dict`` methods to dataclasses.
 
-    Datetimes become ISO text. Values of fields annotated as ``Any`` are not converted.
+    Datetimes are converted to ISO strings. Values of fields annotated as ``Any`` are not
+    converted.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -32,13 +33,13 @@ class DictSerializable:
     """
 
     def to_dict(self: DataclassInstance) -> dict[str, Any]:
-        """Return the fields as a new dictionary, with nested values copied."""
+        """Convert the dataclass to a dictionary, copying nested values."""
         return asdict(self, dict_factory=_fields)
 
     @classmethod
     @validate_arguments
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the instance for a dictionary that :meth:`to_dict` returned.
+        """Create an instance from a dictionary that :meth:`to_dict` returned.
 
         Raises:
             ValidationError: A field is missing or invalid.

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def create_private(path: str | os.PathLike[str]) -> None:
-    """Create an empty file that only its owner can read, unless the file exists.
+    """Create an empty file that only its owner can access, unless the file already exists.
 
-    A database file is created like this because SQLite gives its companion files the same
-    permissions.
+    Database files are created with this function because SQLite gives its companion files the
+    same permissions.
 
     Args:
         path: Path of the file. ``:memory:`` is ignored.
@@ -41,7 +41,7 @@ def create_private(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
-    """Write a text file atomically, so that readers get either the old or the new content.
+    """Write a text file atomically, so that readers see either the old or the new content.
 
     Args:
         path: Path of the file. Missing directories are created.
@@ -68,10 +68,10 @@ def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) 
 
 
 def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
-    """Enable write-ahead logging for a SQLite database.
+    """Enable write-ahead logging (WAL) for a SQLite database, retrying while it is locked.
 
-    SQLite's own timeout does not apply, because the statement fails at once while another
-    connection writes or changes the mode.
+    SQLite's own timeout does not apply, because the statement fails immediately while another
+    connection is writing or changing the journal mode.
 
     Args:
         connection: Connection without an open transaction.
@@ -92,9 +92,9 @@ def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    r"""Return rows as CSV text.
+    r"""Format rows as CSV text.
 
-    Text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
+    Strings that a spreadsheet would evaluate as a formula are prefixed with an apostrophe.
 
     >>> to_csv([{"a": 1, "b": "=2+3"}, {"b": "x"}])
     "a,b\r\n1,'=2+3\r\n,x\r\n"
@@ -114,7 +114,10 @@ def _format_cell(value: Any) -> Any:
 
 
 def _is_formula(text: str) -> bool:
-    """Return True if a spreadsheet may evaluate the text, also after characters that it ignores."""
+    """Return True if a spreadsheet might evaluate a cell's text as a formula.
+
+    Leading characters that spreadsheets ignore are skipped.
+    """
     if text.startswith(("\t", "\r", "\n")):
         return True
     first = next((char for char in text if unicodedata.category(char)[0] not in "CZ"), "")

@@ -17,12 +17,12 @@ def check_number(
     integer: bool = False,
     error: type[CapgraphError] = ValidationError,
 ) -> None:
-    """Raise an error if a value is not a finite number or is too small.
+    """Raise an error unless a value is a finite number that respects its lower bound.
 
     Booleans do not count as numbers.
 
     Args:
-        name: Name of the value, for the message.
+        name: Name of the value, for the error message.
         value: Value to check.
         minimum: Smallest allowed value.
         above: Exclusive lower bound, in addition to ``minimum``.
@@ -30,12 +30,13 @@ def check_number(
         error: Class of the error to raise.
 
     Raises:
-        ValidationError: The value is invalid. ``error`` replaces the class.
+        ValidationError: The value is invalid. ``error`` replaces this exception class.
 
     >>> check_number("rpm", 0.5)
     >>> check_number("rpm", -1)
     Traceback (most recent call last):
-    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Pass a number of at least 0.
+    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Pass
+    a number of at least 0.
     """
     kinds: Any = int if integer else (int, float)
     is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

@@ -31,12 +31,12 @@ _FIX = (
 
 
 def parse_enum(enum: type[EnumT], value: Any, label: str) -> EnumT:
-    """Return the enumeration member that a member, a value, or a name identifies.
+    """Convert a value or a name to the matching member of an enumeration.
 
     Args:
         enum: Enumeration class.
-        value: A member, its value, or its name.
-        label: Description of the value, for the message.
+        value: Member, member value, or member name.
+        label: Description of the value, for the error message.
 
     Raises:
         ValidationError: The enumeration has no such member. The message lists all members.
@@ -55,11 +55,11 @@ def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
     """Convert a value to plain data that JSON can represent.
 
     Args:
-        value: Built-in data, enums, dates, decimals, paths, models, dataclasses, or numpy numbers and
-            arrays.
-        path: Name of the value. Messages show the path of the invalid part below it.
-        lenient: True to convert unsupported values to text. Only error details use it, because a
-            second error must not occur there.
+        value: Built-in data, enums, dates, decimals, paths, models, dataclasses, or numpy
+            numbers and arrays.
+        path: Name of the value. Error messages append the path of the invalid part.
+        lenient: True to convert unsupported values to strings. Used only for error details,
+            which must not raise a second error.
 
     Raises:
         ValidationError: A part of the value has no plain form.
@@ -69,7 +69,8 @@ def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
     >>> to_plain({"source": object}, "report")
     Traceback (most recent call last):
     ...
-    capgraph.configs.errors.ValidationError: report.source is of type type, which cannot be stored...
+    capgraph.configs.errors.ValidationError: report.source is of type type, which cannot be
+    stored...
     """
     try:
         with suppress(_NotPlainError, UnicodeEncodeError):
@@ -84,11 +85,12 @@ def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
 
 
 def to_json_text(value: Any, path: str = "value") -> str:
-    """Return data as JSON text that parses back to exactly the same data, without any conversion.
+    """Serialize data to a JSON string that parses back to exactly the same data.
 
     Args:
-        value: Dictionaries with text keys, lists, text, finite numbers, booleans, and None.
-        path: Name of the value. Messages append the path of the invalid part to it.
+        value: Dictionaries with string keys, lists, strings, finite numbers, booleans, and
+            None.
+        path: Name of the value. Error messages append the path of the invalid part to it.
 
     Raises:
         ValidationError: A part of the value has another type, or it is nested too deeply.
@@ -98,7 +100,8 @@ def to_json_text(value: Any, path: str = "value") -> str:
     >>> to_json_text({"a": [1, (2,)]}, "plan")
     Traceback (most recent call last):
     ...
-    capgraph.configs.errors.ValidationError: plan.a[1] is of type tuple, which JSON cannot represent...
+    capgraph.configs.errors.ValidationError: plan.a[1] is of type tuple, which JSON cannot
+    represent...
     """
     try:
         with suppress(_NotPlainError, ValueError):
@@ -130,7 +133,7 @@ def _find_unsupported(value: Any, where: str) -> Iterator[tuple[str, str]]:
 
 
 def is_equal_json(one: object, other: object) -> bool:
-    """Return True if two values are equal as JSON, where a boolean does not equal a number.
+    """Return True if two values are equal in JSON, where booleans do not equal numbers.
 
     >>> is_equal_json(1, 1.0), is_equal_json(1, True)
     (True, False)
@@ -139,7 +142,9 @@ def is_equal_json(one: object, other: object) -> bool:
 
 
 def copy_plain(value: Any) -> Any:
-    """Return a deep copy of a value. Plain data is copied faster than by ``copy.deepcopy``.
+    """Return a deep copy of a value.
+
+    Plain data takes a faster path than ``copy.deepcopy``, which copies all other values.
 
     >>> copy_plain({"a": [1, 2]})
     {'a': [1, 2]}
@@ -150,7 +155,7 @@ def copy_plain(value: Any) -> Any:
 
 
 class _NotPlainError(Exception):
-    """Raised while copying if a value contains something that is not plain data."""
+    """Raised when a value to copy contains an object that is not plain data."""
 
 
 def _copy(value: Any) -> Any:
@@ -286,9 +291,9 @@ _JSON_START = re.compile(r"\{|\[(?=\s*[{\]])")
 
 
 def first_json_object(text: str) -> Any:
-    """Return the first JSON object in a text, or None if the text contains no complete object.
+    """Parse the first JSON object in a string, or return None if no object is complete.
 
-    Incomplete objects are not repaired, because half a plan must not run.
+    Incomplete objects are not repaired, because a truncated plan must not run.
 
     >>> first_json_object('Sure: {"target": "sales"}, I think.')
     {'target': 'sales'}
@@ -303,10 +308,11 @@ def first_json_object(text: str) -> Any:
 
 
 def json_values(text: str) -> list[Any]:
-    r"""Return all JSON objects and lists in a text, or an empty list if one of them is incomplete.
+    r"""Parse all JSON objects and lists in a string.
 
-    Other text, such as a code fence, is ignored. A list counts only if it is empty or begins with an
-    object, because sentences may contain brackets.
+    The result is empty if one of them is incomplete. All other text, such as a code fence, is
+    ignored. A list counts only if it is empty or begins with an object, because sentences may
+    contain brackets.
 
     >>> json_values('```json\n[{"a": 1}]\n```')
     [[{'a': 1}]]
@@ -337,13 +343,13 @@ _MAX_CHARS = 2_000
 
 
 def validation_messages(exc: PydanticValidationError, root_label: str = "") -> list[str]:
-    """Return pydantic's errors as ``path: message`` texts.
+    """Format each error in a pydantic validation error as a ``path: message`` string.
 
-    Values are omitted because they may be secret.
+    Input values are omitted because they may contain secrets.
 
     Args:
-        exc: Validation error of pydantic.
-        root_label: Name of the whole value, for errors without a path.
+        exc: Pydantic validation error.
+        root_label: Label for errors in the value as a whole, which have no path.
     """
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
     pairs = ((".".join(map(str, error["loc"])) or root_label, error["msg"]) for error in errors)
@@ -351,7 +357,7 @@ def validation_messages(exc: PydanticValidationError, root_label: str = "") -> l
 
 
 def short_text(value: Any, limit: int = _MAX_CHARS) -> str:
-    """Return a value as text of limited length that ends with the number of omitted characters.
+    """Format a value as a string of limited length, noting how much text was omitted.
 
     >>> short_text([1, 2])
     '[1, 2]'
@@ -364,7 +370,7 @@ def short_text(value: Any, limit: int = _MAX_CHARS) -> str:
 
 
 def short_summary(value: Any) -> str:
-    """Return the fields of a model or mapping as one line of limited length.
+    """Format the fields of a model or mapping as a single line of limited length.
 
     >>> short_summary({"place": "Oslo", "celsius": 3})
     'place: Oslo, celsius: 3'

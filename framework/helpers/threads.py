@@ -20,15 +20,15 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def is_sync(function: Any) -> bool:
-    """Return True if a function is not a coroutine function."""
+    """Return True if a function is synchronous, looking through decorators that wrap it."""
     return not inspect.iscoroutinefunction(inspect.unwrap(function))
 
 
 async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a synchronous function in the thread pool, with the current context variables.
 
-    A thread cannot be stopped. If the caller is canceled or times out, the function continues to
-    run and its result is dropped.
+    A running thread cannot be stopped. If the caller is canceled or times out, the function
+    continues to run and its result is discarded.
 
     >>> asyncio.run(run_in_thread(sorted, [2, 1]))
     [1, 2]
@@ -40,7 +40,7 @@ async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any)
             return context.run(function, *args, **kwargs)
         except StopIteration as exc:  # a future cannot hold one; its awaiter would wait forever
             raise RuntimeError(
-                "The function raised StopIteration, which a coroutine cannot pass on."
+                "The function raised StopIteration, which cannot propagate out of a coroutine."
             ) from exc
 
     return await asyncio.get_running_loop().run_in_executor(_pool(), work)

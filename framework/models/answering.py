@@ -15,11 +15,11 @@ from capgraph.telemetry import AnswerPart, emit
 
 
 class ModelAnswerer:
-    """Answer strategy that asks a chat model for the turn's final message and streams it.
+    """Answer strategy that asks a chat model for a turn's final message and streams it.
 
     Args:
-        role: Answer role with its model.
-        prompts: Provider of the prompt builder.
+        role: Chat model for the answer role.
+        prompts: Provider of the prompt builders.
     """
 
     def __init__(self, role: RoleModel, prompts: PromptProvider) -> None:
@@ -28,13 +28,14 @@ class ModelAnswerer:
         self._question = prompts.get_clarification_prompt_builder()
 
     async def answer(self, request: AnswerRequest) -> AIMessage | BaseModel:
-        """Return the answer, or an instance of ``request.response_format`` if it is set.
+        """Generate the answer as a message, or as a ``request.response_format`` instance if set.
 
         The returned message has the ID of the streamed chunks. Prompt tags that the model repeats
         are removed, unless the request itself contains such tags.
 
         Raises:
-            ModelError: The call failed, the answer is empty, or it does not match the response format.
+            ModelError: The call failed, the answer is empty, or it does not match the response
+                format.
         """
         results = [
             (_format_heading(result, request.task), result.summary) for result in request.results
@@ -59,6 +60,9 @@ class ModelAnswerer:
 
 
 def _format_heading(result: StepSummary, task: str) -> str:
-    """Return a heading for a step's result. The step's objective is omitted if it equals the task."""
+    """Format the heading for a step's result.
+
+    The step's objective is omitted if it equals the task.
+    """
     name = f"{result.kind} {result.context_key}"
     return name if result.objective == task else f"{name}: {result.objective}"

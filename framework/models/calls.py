@@ -90,10 +90,10 @@ async def call_model(
 ) -> ResultT:
     """Call a chat model through its role's middleware and hooks.
 
-    The call passes the same stages as a step. Middleware from ``observe`` to ``finalize`` receives
-    the parsed answer, and middleware below ``finalize`` receives the model's raw result. Without a
-    ``RetryBehavior`` the call is attempted once. The caller classifies the error, and the router
-    decides whether to retry.
+    The call passes the same stages as a step. Middleware from ``observe`` to ``finalize``
+    receives the parsed answer, and middleware below ``finalize`` receives the model's raw
+    result. Without a ``RetryBehavior``, the call is attempted only once. The caller classifies
+    the error, and the router decides whether to retry.
 
     Args:
         role: Model to call, with its middleware.
@@ -164,7 +164,7 @@ def _get_stage(item: Any) -> str | None:
 
 
 def _wrap_stages(role: RoleModel, stages: Sequence[str], call: _CallFunction) -> _CallFunction:
-    """Return ``call`` wrapped in the role's middleware for the given stages, outermost stage first."""
+    """Wrap a model call in the role's middleware for the given stages, outermost first."""
     for stage in reversed(stages):
         middlewares = [
             item for item in role.behaviors if _get_stage(item) == stage and not is_rule(item)
@@ -194,9 +194,9 @@ async def _call_with_hooks(
 async def _call_with_retries(
     role: RoleModel, rule: RetryRule, call: _CallFunction, attempt: Attempt
 ) -> Any:
-    """Call a model, and retry failed calls according to a rule.
+    """Call a model and retry failed calls according to a retry rule.
 
-    The last error is marked critical so that callers do not retry it again.
+    The last error is marked as critical so that callers do not retry the call again.
     """
 
     def classify(exc: Exception) -> Failure:
@@ -273,8 +273,8 @@ async def generate_structured(
             runnable = model.with_structured_output(json_schema, **options)
             if isinstance(runnable, RunnableSequence):
                 # The first element is the bound model, and the rest is the parser.
-                chunks = _bounded_stream(role, runnable.first.astream(prompt, config))
-                return {"raw": await _join_partials(chunks, on_partial)}
+                chunks = _limit_reply_size(role, runnable.first.astream(prompt, config))
+                return {"raw": await _join_partial_chunks(chunks, on_partial)}
         if isinstance(schema, dict) and options.get("method") == "json_schema":
             schema_sent, options = _build_response_format(model, json_schema, is_strict, options)
         else:
@@ -288,7 +288,7 @@ async def generate_structured(
 def _build_structured_options(
     model: Any, method: StructuredMethod, strict: bool, *, has_explicit_method: bool
 ) -> dict[str, Any]:
-    """Return the keyword arguments of ``with_structured_output`` that the model's client supports."""
+    """Build the ``with_structured_output`` arguments that the model's client supports."""
     accepted = inspect.signature(model.with_structured_output).parameters
     options: dict[str, Any] = {}
     if has_explicit_method or method != "function_calling":
@@ -301,9 +301,10 @@ def _build_structured_options(
 def _build_response_format(
     model: Any, schema_dict: dict[str, Any], strict: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schema in OpenAI's response format, which its clients send unchanged.
+    """Convert a JSON schema to OpenAI's response format, which OpenAI clients send unchanged.
 
-    If ``strict`` is passed as an option instead, LangChain marks all properties as required.
+    For other clients, the schema is returned as is. If ``strict`` were passed as an option
+    instead, LangChain would mark all properties as required.
     """
     if not hasattr(model, "openai_api_base"):
         return schema_dict, options
@@ -326,7 +327,7 @@ def _to_json(value: Any) -> str:
 def _parse_structured(
     role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any
 ) -> Any:
-    """Return the answer of a structured call, validated if ``schema`` is a pydantic class.
+    """Parse a structured reply, validating it if ``schema`` is a pydantic class.
 
     Raises:
         MalformedAnswerError: The reply does not match the schema.
@@ -361,7 +362,10 @@ def _parse_structured(
 
 
 def _is_truncated_json(message: Any) -> bool:
-    """Return True if a reply is incomplete JSON, which LangChain's parser would complete."""
+    """Return True if a model's reply is truncated JSON.
+
+    LangChain's parser would silently complete such a reply.
+    """
     text = str(message.text).strip()
     if not text.startswith("{") or message.tool_calls:
         return False
@@ -372,8 +376,8 @@ def _is_truncated_json(message: Any) -> bool:
     return False
 
 
-async def _bounded_stream(role: RoleModel, chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield the chunks of a reply.
+async def _limit_reply_size(role: RoleModel, chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yield the chunks of a model's reply, up to the maximum reply size.
 
     Raises:
         ModelError: The reply is larger than ``limits.max_reply_bytes``.
@@ -387,10 +391,10 @@ async def _bounded_stream(role: RoleModel, chunks: AsyncIterator[Any]) -> AsyncI
             yield chunk
 
 
-async def _join_partials(
+async def _join_partial_chunks(
     chunks: AsyncIterator[Any], on_partial: Callable[[dict[str, Any]], None]
 ) -> AIMessageChunk:
-    """Stream a reply, pass each partial object to ``on_partial``, and return the message."""
+    """Join the chunks of a model's reply, passing each partial object to ``on_partial``."""
     message = AIMessageChunk(content="")
     emitted: Any = None
     parsed_length = 0
@@ -431,7 +435,7 @@ async def stream_text(
         echo = None if keep_prompt_tags else EchoFilter()
         try:
             stream = attempt.inputs["model"].astream(attempt.inputs["messages"], config)
-            async for chunk in _bounded_stream(role, stream):
+            async for chunk in _limit_reply_size(role, stream):
                 message = chunk if message is None else message + chunk
                 text = str(chunk.text)
                 _emit_token(chunk, text if echo is None else echo.feed(text))
@@ -449,14 +453,14 @@ async def stream_text(
 
 
 def _emit_token(chunk: AIMessageChunk, text: str) -> None:
-    """Emit a chunk of the answer as an event and on LangGraph's ``messages`` stream."""
+    """Emit an answer chunk as an ``AnswerToken`` event and on LangGraph's ``messages`` stream."""
     if text:
         emit(AnswerToken(text=text))
     write_message(chunk if text == str(chunk.text) else chunk.model_copy(update={"content": text}))
 
 
 def _is_interrupted(message: BaseMessage) -> bool:
-    """Return True if a message has text but lacks the provider's usual stop reason."""
+    """Return True if a message has text but lacks the stop reason that its provider sends."""
     provider = message.response_metadata.get("model_provider")
     return (
         provider in _PROVIDERS_WITH_STOP_REASON
@@ -466,7 +470,7 @@ def _is_interrupted(message: BaseMessage) -> bool:
 
 
 def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | None) -> AIMessage:
-    """Return the streamed message as the answer. If it reached the length limit, append a note."""
+    """Convert a streamed message to the answer, appending a note if it was cut off."""
     if message is None:
         raise _create_malformed_error(role, "", None)
     raw_text = str(message.text)
@@ -483,7 +487,7 @@ def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | No
 
 @asynccontextmanager
 async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
-    """Context manager: apply the call's time limit and convert exceptions to ``ModelError``."""
+    """Apply the model call's timeout, and convert exceptions to ``ModelError``."""
     timer = asyncio.timeout(role.timeout_seconds)
     try:
         async with timer:
@@ -512,7 +516,7 @@ async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
 def _create_malformed_error(
     role: RoleModel, text: str, cause: BaseException | None
 ) -> MalformedAnswerError:
-    """Return an error for a reply that does not match the expected format."""
+    """Create the error for a model reply that does not match the expected format."""
     answer = repr(_shorten(text, 200)) if text.strip() else "nothing"
     problem = (
         f"The model {role.name!r} ({role.role}) answered {answer}, which does not match the"
@@ -616,6 +620,6 @@ def _get_content_text(message: Any) -> str:
 
 
 def _shorten(text: str, max_characters: int = 500) -> str:
-    """Return text as one line of limited length, with secrets masked."""
+    """Shorten text to a single line of limited length, with secrets masked."""
     cleaned = escape_control_characters(" ".join(mask_secrets(text, 4 * max_characters).split()))
     return cleaned if len(cleaned) <= max_characters else f"{cleaned[: max_characters - 1]}…"

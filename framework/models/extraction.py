@@ -17,20 +17,20 @@ from capgraph.prompts import PromptBuilder
 
 @dataclass(eq=False)
 class ModelExtractor:
-    """Task extractor that asks a chat model to read the last message in its conversation.
+    """Task extractor that asks a chat model to read a conversation's last message.
 
-    The first message of a conversation is used as the task without a model call.
+    The first message of a conversation becomes the task without a model call.
 
     Attributes:
-        role: Extraction role with its model.
-        prompt: Builder of the prompt.
+        role: Chat model for the extraction role.
+        prompt: Prompt builder.
     """
 
     role: RoleModel
     prompt: PromptBuilder
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the task that the last message states, in the context of the earlier messages.
+        """Extract the task from the last message, in the context of the earlier messages.
 
         Raises:
             ValidationError: The conversation has no message.

@@ -54,7 +54,7 @@ except subprocess.TimeoutExpired:
 
 
 class Endpoint(NamedTuple):
-    """Model on a local server.
+    """Model served by an OpenAI-compatible server on this machine.
 
     Attributes:
         url: Base URL of the server's OpenAI-compatible API.
@@ -85,7 +85,7 @@ def is_local_model(model: str) -> bool:
 
 
 def resolve_local_model(settings: ModelSettings) -> ModelSettings:
-    """Return the model settings with the base URL of a local server for the model.
+    """Return model settings with ``local:`` resolved to the base URL of a local server.
 
     Raises:
         ConfigurationError: No local server offers the model, and none can be started.
@@ -111,10 +111,10 @@ def resolve_local_model(settings: ModelSettings) -> ModelSettings:
 
 
 def find_or_start_server(name: str) -> Endpoint:
-    """Return a local server for a model, and start ``llama-server`` if none is running.
+    """Find a local server for a model, or start ``llama-server`` if none is running.
 
     Args:
-        name: Model name, such as ``qwen2.5-coder-1.5b``, or path of a GGUF file.
+        name: Model name, such as ``qwen2.5-coder-1.5b``, or path to a GGUF file.
 
     Raises:
         ConfigurationError: No local server offers the model, and none can be started.
@@ -139,7 +139,9 @@ def find_or_start_server(name: str) -> Endpoint:
 
 
 def matches_model_name(name: str, served_name: str) -> bool:
-    """Return True if a name matches a model on a server. Path and quantization may be omitted.
+    """Return True if a requested model name matches the name of a served model.
+
+    The requested name may omit the path and the quantization.
 
     >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:1.5b-instruct-q4_K_M")
     True
@@ -151,13 +153,13 @@ def matches_model_name(name: str, served_name: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder for cached models and ``llama-server``. It may not exist yet."""
+    """Return the cache folder for local models and ``llama-server``, which may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "capgraph" / "local_model"
 
 
 def find_model_file(name: str) -> Path | None:
-    """Return a model's GGUF file, found by its path or in the cache, or None."""
+    """Find a model's GGUF file by its path or in the cache, or return None."""
     if name.endswith(".gguf"):
         file = Path(name).expanduser().resolve()
         return file if file.is_file() else None
@@ -200,7 +202,7 @@ def _create_unavailable_error(
 
 
 def _to_ollama_name(name: str) -> str:
-    """Return a model name in Ollama's notation, which has a colon before the size.
+    """Convert a model name to Ollama's notation, with a colon before the size.
 
     >>> _to_ollama_name("qwen2.5-coder-1.5b")
     'qwen2.5-coder:1.5b'
@@ -209,7 +211,7 @@ def _to_ollama_name(name: str) -> str:
 
 
 def _list_served_models() -> Iterator[Endpoint]:
-    """Yield the models of the llama.cpp and Ollama servers on this machine."""
+    """Yield the models served by llama.cpp and Ollama on this machine."""
     for port in _list_ports():
         url = f"http://127.0.0.1:{port}/v1"
         models = (_get_json(port, "/v1/models") or {}).get("data")
@@ -219,7 +221,7 @@ def _list_served_models() -> Iterator[Endpoint]:
 
 
 def _list_ports() -> list[int]:
-    """Return the ports of Ollama and llama.cpp from their environment variables or defaults."""
+    """Return the ports of Ollama and llama.cpp, from environment variables or defaults."""
     _, _, ollama = os.environ.get("OLLAMA_HOST", "").rstrip("/").rpartition(":")
     llama = os.environ.get("LLAMA_ARG_PORT", "")
     configured = ((ollama, _OLLAMA_PORT), (llama, _LLAMA_PORT))

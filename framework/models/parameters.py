@@ -35,9 +35,9 @@ async def ask_for_parameters(
     """Ask a model for the missing parameters of planned steps.
 
     Args:
-        role: Planning role with its model.
-        task: Request of the user.
-        steps: Capability of each step by step key.
+        role: Chat model for the planning role.
+        task: The user's request.
+        steps: Capability of each step, by step key.
 
     Returns:
         Unvalidated parameters by step key. The mapping is empty if the reply cannot be parsed.
@@ -63,7 +63,7 @@ async def ask_for_parameters(
 async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool:
     """Return True if a model confirms that a request asks for a capability's action.
 
-    If the reply cannot be parsed, the result is True, too.
+    A reply that cannot be parsed counts as confirmation.
 
     Raises:
         ModelError: The call failed, or the model refused.

@@ -102,7 +102,7 @@ _LIMITS: dict[str, dict[str, int]] = {
 
 
 class _UnsupportedSchemaError(Exception):
-    """Raised if a provider's schema language does not support the type of a parameter."""
+    """Raised when a provider's schema language cannot express a parameter's type."""
 
 
 def plan_schema(
@@ -113,14 +113,17 @@ def plan_schema(
     reference_parameters: Collection[ParameterKey] | None = None,
     can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the JSON schema for a plan, and True if it constrains names and parameters.
+    """Build the JSON schema for plans.
+
+    The second return value is True if the schema constrains both capability names and
+    parameters.
 
     Args:
         specs: Capabilities that a plan may use.
-        style: Style of the schema.
+        style: Schema style that the provider supports.
         features: Plan features to include: :data:`PLAN_FEATURES` and ``inputs``.
         reference_parameters: Parameters that may refer to a result if ``features`` contains
-            ``references``. ``None`` allows all.
+            ``references``. ``None`` allows all parameters.
         can_clarify: True if a plan may ask the user for clarification.
 
     >>> schema, typed = plan_schema([CapabilitySpec("fetch", "Fetches.")], "grammar")
@@ -150,7 +153,7 @@ def plan_schema(
 def open_schema(
     specs: Sequence[CapabilitySpec], features: Collection[str], *, list_names: bool = False
 ) -> dict[str, Any]:
-    """Return a plan schema in which the parameters of a step may be any object.
+    """Build a plan schema in which a step's parameters may be any object.
 
     Args:
         specs: Capabilities that a plan may use.
@@ -185,7 +188,7 @@ def open_schema(
 def _build_names_only_schema(
     specs: Sequence[CapabilitySpec], features: Collection[str], style: str, reason: str
 ) -> dict[str, Any]:
-    """Log why the full plan schema cannot be used, and return one that only constrains names."""
+    """Build a plan schema that constrains only capability names, and log the reason."""
     get_logger("framework", "planner").info(
         "The plan schema constrains only names: %s (%s). The plan check validates the parameters.",
         reason,
@@ -195,7 +198,7 @@ def _build_names_only_schema(
 
 
 def find_exceeded_limit(schema: Mapping[str, Any], style: str) -> str:
-    """Return the provider limit that a schema exceeds, or an empty string.
+    """Return the provider limit that a JSON schema exceeds, or an empty string.
 
     >>> find_exceeded_limit({"type": "object", "properties": {}}, "strict")
     ''
@@ -300,7 +303,7 @@ def _build_parameters(spec: CapabilitySpec, style: SchemaStyle) -> dict[str, Any
 def _convert_schema(
     schema: Any, defs: Mapping[str, Any], style: SchemaStyle, expanded_refs: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return a schema with its references resolved, reduced to the keywords that a style supports."""
+    """Resolve a schema's references, and keep only keywords that the schema style supports."""
     if not isinstance(schema, dict) or not schema:
         return _build_any(style, "of any type")
     if "$ref" in schema:
@@ -363,7 +366,7 @@ def _convert_object(
 
 
 def _build_union(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a flat union of schemas without duplicates."""
+    """Build a flat ``anyOf`` union of JSON schemas without duplicates."""
     flat: list[dict[str, Any]] = []
     for variant in schemas:
         parts = variant["anyOf"] if set(variant) == {"anyOf"} else [variant]
@@ -380,7 +383,7 @@ def _remove_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
-    """Remove nulls that mean a default value from a step's parameters, in place.
+    """Remove null parameters that stand for default values from a step, in place.
 
     >>> from pydantic import BaseModel
     >>> class P(BaseModel):
@@ -409,11 +412,12 @@ def usable_features(
 
     Args:
         specs: Capabilities that a plan may use.
-        by_name: True to match values only with parameters of the same name. Otherwise small models
-            write references where the request contains the value.
+        by_name: True to match values only with parameters of the same name. Without this
+            restriction, small models write references even where the request contains the
+            value.
 
     Returns:
-        Each usable feature with the parameters that may refer to a result because of it.
+        Usable features by name, each with the parameters that it lets refer to a result.
     """
     parameter_types: dict[ParameterKey, str] = {}
     for spec in specs:
@@ -452,7 +456,7 @@ def usable_features(
 
 
 def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
-    """Return True if several results may fit the same input."""
+    """Return True if more than one result could fit the same capability input."""
     producers = Counter(kind for spec in specs for kind in spec.provides)
     return any(
         need.cardinality != "one" or producers[need.type] > 1 or need.type in spec.provides
@@ -464,19 +468,21 @@ def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
 def _list_nested_values(
     spec: CapabilitySpec, required_types: Collection[str]
 ) -> list[tuple[str, Any]]:
-    """Return the values inside outputs that a reference path can reach.
+    """List the values nested in a capability's outputs that a reference can address.
 
     Outputs of unknown type are included with an empty schema.
     """
     known_types = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(required_types)
     nested = [
-        inner for field, part in _iter_output_fields(spec) for inner in _iter_nested(field, part)
+        inner
+        for field, part in _iter_output_fields(spec)
+        for inner in _iter_nested_values(field, part)
     ]
     return nested + [("", {}) for kind in spec.provides if kind not in known_types]
 
 
 def _iter_output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield the fields of a capability's outputs, each with its schema."""
+    """Yield the fields of a capability's outputs, each with its JSON schema."""
     for kind in spec.context_types:
         if kind.CONTEXT_TYPE not in spec.provides:
             continue
@@ -493,10 +499,13 @@ def _iter_output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, A
             yield name, {"$defs": defs, **_resolve_ref(part, defs)}
 
 
-def _iter_nested(
+def _iter_nested_values(
     field: str, schema: Mapping[str, Any], depth: int = 0
 ) -> Iterable[tuple[str, Any]]:
-    """Yield an output's nested values with their schemas. An unknown schema is empty."""
+    """Yield the values nested in an output field, each with its JSON schema.
+
+    The schema is empty if the type of a value is unknown.
+    """
     defs = schema.get("$defs", {})
     schema = _resolve_ref(dict(schema), defs)
     json_type, additional = schema.get("type"), schema.get("additionalProperties", True)
@@ -511,7 +520,9 @@ def _iter_nested(
         if json_type == "object" and not parts and additional:
             parts = {"": additional if isinstance(additional, dict) else {}}
         for name, value in parts.items():
-            yield from _iter_nested(name, {"$defs": defs, **_resolve_ref(value, defs)}, depth + 1)
+            yield from _iter_nested_values(
+                name, {"$defs": defs, **_resolve_ref(value, defs)}, depth + 1
+            )
     elif depth:
         yield field, schema
 

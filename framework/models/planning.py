@@ -84,12 +84,12 @@ _REMEDIES = {
 
 
 class PlannerCatalog:
-    """Catalog of capability descriptions, for a planner that also selects the capabilities.
+    """Catalog of capability descriptions for a planner that also selects capabilities.
 
     Args:
-        registry: Registry of the capabilities. It is read on first use and must be complete by
+        registry: Registry of capabilities, which is read on first use and must be complete by
             then.
-        max_tokens: Maximum number of tokens of the descriptions and notes in the prompt.
+        max_tokens: Maximum number of tokens for the descriptions and notes in the prompt.
         is_brief: True to omit result types that no capability requires.
     """
 
@@ -126,7 +126,7 @@ class PlannerCatalog:
         return any(recipe_of(spec) for spec in self._registry.capabilities.values())
 
     def single_recipe(self, names: Sequence[str]) -> str | None:
-        """Return the only recipe among the selected capabilities if it covers them all, or None."""
+        """Return the recipe that covers all selected capabilities on its own, or None."""
         names_left = drop_overlapping(names, self._registry)
         single = names_left[0] if len(names_left) == 1 else ""
         return single if recipe_of(self._registry.capabilities.get(single)) else None
@@ -138,18 +138,18 @@ class PlannerCatalog:
 
     @cached_property
     def remaining_tokens(self) -> int:
-        """Approximate number of tokens within the limit that the catalog does not use."""
+        """Approximate number of prompt tokens that the catalog leaves unused."""
         return self._max_tokens - (len(self.text) + len(self.guides)) // 4
 
     def trim_notes(self, notes: Mapping[str, str]) -> dict[str, str]:
-        """Return the capabilities' notes, cut to the remaining tokens."""
+        """Shorten the notes about capabilities to fit the remaining prompt tokens."""
         max_characters = 4 * max(self.remaining_tokens, self._max_tokens // 4) // max(len(notes), 1)
         return {name: sanitize_text(text, max_characters) for name, text in notes.items()}
 
 
 @dataclass(eq=False)
 class DeferringSelector:
-    """Selector that leaves the selection to the planner while all capabilities fit into its prompt.
+    """Selector that leaves the choice to the planner while all capabilities fit its prompt.
 
     Args:
         catalog: Catalog of all capabilities.
@@ -168,7 +168,7 @@ class DeferringSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Return the matching recipe, all allowed capabilities, or the fallback's selection."""
+        """Select the matching recipe, all allowed capabilities, or the fallback's choice."""
         if self.offline is not None and self.catalog.has_recipes:
             offline_choice = await self.offline.select(task, candidates, excluded=excluded)
             if recipe := self.catalog.single_recipe(offline_choice.names):
@@ -181,11 +181,11 @@ class DeferringSelector:
 
 @dataclass(eq=False)
 class ModelPlanner:
-    """Planner that asks a chat model for a plan, and for a correction if the plan has problems.
+    """Planner that asks a chat model for a plan, and for corrections if it has problems.
 
     Args:
-        role: Planning role with its model.
-        prompt: Builder of the prompt.
+        role: Chat model for the planning role.
+        prompt: Prompt builder.
         catalog: Catalog of all capabilities.
         features: Plan features that the model may use, or ``auto`` or ``all``.
         mode: Value of the setting ``planning.mode``.
@@ -214,28 +214,32 @@ class ModelPlanner:
 
     @property
     def reads_conversation(self) -> bool:
-        """True if the prompt contains the earlier messages."""
+        """True if the planning prompt contains the earlier messages of the conversation."""
         return (
             self.mode != "plan" and self.chooses_capabilities and self.catalog.remaining_tokens >= 0
         )
 
     @property
     def needs_confirmation(self) -> bool:
-        """True if the model's server compiles schemas to grammars; most such models are small."""
+        """True if the model runs on a server that compiles schemas to grammars.
+
+        Most models on such servers are small, so ungrounded values and unexpected effects in their
+        plans are checked twice.
+        """
         return self.role.schema_style == "grammar"
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return the plan that the model proposes, without validation.
+        """Ask the model for a plan, and return its proposal without validation.
 
-        A reply that is not a plan is returned unchanged. The plan check then reports it, and the
-        attempt counts.
+        A reply that is not a plan is returned unchanged. Plan validation then reports the problem,
+        and the attempt counts.
 
         Raises:
             ModelError: The call failed, or the model refused.
         """
-        specs = self._list_specs(request)
+        specs = self._list_plannable_capabilities(request)
         features, reference_parameters = self._select_features(request, specs)
-        schema, is_typed = self._cached_schema(specs, features, reference_parameters)
+        schema, is_typed = self._get_cached_plan_schema(specs, features, reference_parameters)
         messages = self._build_messages(request, specs, features)
         is_strict = is_typed and self.role.schema_style == "strict"
         try:
@@ -261,15 +265,15 @@ class ModelPlanner:
     async def fill_parameters(
         self, task: str, steps: Mapping[str, CapabilitySpec]
     ) -> Mapping[str, Any]:
-        """Return missing parameters by step key; see :func:`ask_for_parameters`."""
+        """Ask the model for missing step parameters (see :func:`ask_for_parameters`)."""
         return await ask_for_parameters(self.role, task, steps)
 
     async def is_asked_for(self, task: str, spec: CapabilitySpec) -> bool:
         """Return True if a request asks for a capability's effect; see :func:`is_asked_for`."""
         return await is_asked_for(self.role, task, spec)
 
-    def _list_specs(self, request: PlanRequest) -> list[CapabilitySpec]:
-        """Return the capabilities in the schema and the prompt, in alphabetical order."""
+    def _list_plannable_capabilities(self, request: PlanRequest) -> list[CapabilitySpec]:
+        """List the capabilities for the schema and the prompt, in alphabetical order."""
         specs = request.catalog.capabilities
         names = request.active if request.chosen else specs
         return [
@@ -279,7 +283,7 @@ class ModelPlanner:
     def _select_features(
         self, request: PlanRequest, specs: Sequence[CapabilitySpec]
     ) -> tuple[frozenset[str], frozenset[ParameterKey] | None]:
-        """Return the plan features to offer, and the parameters that may refer to results."""
+        """Select the plan features to offer, and the parameters that may refer to results."""
         reference_parameters: frozenset[ParameterKey] | None = None
         if self.features == "all":
             features = {*PLAN_FEATURES, "inputs"}
@@ -303,7 +307,7 @@ class ModelPlanner:
     def _usable_features(
         self, specs: Sequence[CapabilitySpec]
     ) -> Mapping[str, frozenset[ParameterKey]]:
-        """Return the plan features that capabilities can use, cached for equal lists."""
+        """Return the plan features that the given capabilities can use, with caching."""
         key = tuple(map(id, specs))
         if self._usable is None or self._usable[0] != key:
             # Matching by type alone misleads the small models of grammar servers.
@@ -311,13 +315,13 @@ class ModelPlanner:
             self._usable = (key, usable_features(specs, by_name=by_name))
         return self._usable[1]
 
-    def _cached_schema(
+    def _get_cached_plan_schema(
         self,
         specs: Sequence[CapabilitySpec],
         features: frozenset[str],
         reference_parameters: frozenset[ParameterKey] | None,
     ) -> tuple[dict[str, Any], bool]:
-        """Return the plan schema, cached so that equal lists of capabilities share one object."""
+        """Return the plan schema for a list of capabilities, cached for equal lists."""
         key = (tuple(map(id, specs)), features, self.role.schema_style)
         if key not in self._schemas:
             if len(self._schemas) >= _MAX_CACHED_SCHEMAS:
@@ -373,7 +377,7 @@ class ModelPlanner:
 
 
 def _add_look_property(schema: dict[str, Any], style: str) -> dict[str, Any]:
-    """Return the plan schema with a boolean ``look``, with which the model requests a review."""
+    """Add a boolean ``look`` property to a plan schema, so that a model can request a review."""
     if style != "strict":
         return {**schema, "properties": {**schema["properties"], "look": {"type": "boolean"}}}
     look = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
@@ -386,7 +390,7 @@ def _is_refused_function(answer: object) -> bool:
 
 
 def _replace_remedy(problem: Problem) -> Problem:
-    """Return a plan problem with a remedy that the model's plan schema allows."""
+    """Replace a plan problem's remedy with one that the model's plan schema allows."""
     remedy = _REMEDIES.get(problem.code)
     if problem.code == MISSING_INPUT and not problem.remedy.startswith("name one"):
         return problem
@@ -428,9 +432,10 @@ def _format_catalog(
 
 
 def _normalize_step(step: dict[str, Any]) -> None:
-    """Remove a step's empty fields, and parse objects that are written as text.
+    """Remove a step's empty fields, and parse objects that are written as strings.
 
-    Google's client does not support objects with unknown fields, so its models write them as text.
+    Google's client does not support objects with unknown fields, so its models write such
+    objects as strings.
     """
     for name, value in list(step.items()):
         if value in ("", None):

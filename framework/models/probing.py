@@ -48,12 +48,12 @@ _REFUSAL_STATUS_CODES = frozenset({400, 404, 405, 415, 422, 501})
 
 
 class RoleMethod(NamedTuple):
-    """Structured output method of a model role, with the reason for it.
+    """Structured output method of a model role, with the reason for the choice.
 
     Attributes:
         role: Name of the role.
-        method: Method that makes the role's model follow a schema.
-        reason: Reason for the method.
+        method: Method that makes the model's output follow a schema.
+        reason: Reason for the choice.
     """
 
     role: str
@@ -62,10 +62,11 @@ class RoleMethod(NamedTuple):
 
 
 async def probe_models(configuration: Any, *, force: bool = False) -> None:
-    """Probe each server whose structured output support is unknown, and cache the result.
+    """Probe servers whose structured output support is unknown, and cache the results.
 
-    A model is skipped if its setting ``structured`` is set, if it has no ``base_url``, or if the
-    cache contains its result. An unreachable server is probed again at the next start.
+    A model is skipped if its ``structured`` setting is set, if it has no ``base_url``, or if
+    its result is already cached. A server that cannot be reached is probed again at the next
+    start.
 
     Args:
         configuration: The ``model`` argument of ``build_graph``.
@@ -81,13 +82,13 @@ async def probe_models(configuration: Any, *, force: bool = False) -> None:
         )
         if cached is not None:
             PROBED_METHODS[key] = cached
-        elif (method := await _probe(model)) is not None:
+        elif (method := await _probe_structured_method(model)) is not None:
             PROBED_METHODS[key] = method
             await asyncio.to_thread(_write_cache, key, method)
 
 
 def describe_methods(configuration: Any) -> list[RoleMethod]:
-    """Return the structured output method of each model role, with the reason."""
+    """Return the structured output method of each model role, with the reason for it."""
     settings, models = structured_methods(configuration), chat_models(configuration)
     methods = []
     for role, model in models.items():
@@ -108,7 +109,7 @@ def describe_methods(configuration: Any) -> list[RoleMethod]:
 
 
 def _models_to_probe(configuration: Any) -> list[Any]:
-    """Return the models to probe, one for each pair of server and model name."""
+    """List the models to probe, one for each combination of server and model name."""
     by_role = configuration if isinstance(configuration, Mapping) else {"default": configuration}
     remote = {role: value for role, value in by_role.items() if not _is_local_entry(value)}
     if not remote:
@@ -124,10 +125,10 @@ def _is_local_entry(value: Any) -> bool:
     return isinstance(name, str) and is_local_model(name)
 
 
-async def _probe(model: Any) -> StructuredMethod | None:
-    """Return the first structured output method that the server enforces.
+async def _probe_structured_method(model: Any) -> StructuredMethod | None:
+    """Probe a server for the first structured output method that it enforces.
 
-    The result is ``text`` if the server enforces none, and None if it cannot be reached.
+    The result is ``text`` if the server enforces no method, and None if it cannot be reached.
     """
     log = get_logger("framework", "models")
     name, server = model_name(model), mask_secrets(probe_key(model))

@@ -34,12 +34,12 @@ def build_prompt(
     history: Sequence[BaseMessage] = (),
     messages: Sequence[AnyMessage] = (),
 ) -> list[BaseMessage]:
-    """Return a prompt's messages, starting with the part that is equal in every turn.
+    """Build a prompt's messages, starting with the part that is the same in every turn.
 
     Args:
-        builder: Builder of the prompt's sections.
+        builder: Builder of the prompt sections.
         context: Keyword arguments for the builder.
-        instructions: Instructions of the application.
+        instructions: Application-specific instructions.
         history: Earlier messages of the conversation.
         messages: Input messages, whose images and files are attached to the request.
     """
@@ -53,10 +53,10 @@ def build_prompt(
 
 
 def split_conversation(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage], str]:
-    """Return the recent earlier messages, and the text of the user's last message.
+    """Split a conversation into recent earlier messages and the user's last message.
 
-    The last ten to twenty messages are included, and long ones are shortened. A message before them
-    summarizes the user's requests in the omitted messages.
+    The last ten to twenty messages are kept, and long messages are shortened. A message before
+    them summarizes the user's requests in the omitted messages.
 
     >>> earlier, last = split_conversation(
     ...     [HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")]
@@ -76,7 +76,7 @@ def split_conversation(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage
 
 
 def format_transcript(messages: Sequence[BaseMessage]) -> str:
-    """Return messages as text, one line per message with its author."""
+    """Format messages as a transcript with one line per message, prefixed by its author."""
     return "\n".join(
         f"{'person' if isinstance(message, HumanMessage) else 'agent'}: {message.text}"
         for message in messages

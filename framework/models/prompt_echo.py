@@ -36,12 +36,15 @@ class EchoFilter:
         self._after_block = False
 
     def feed(self, chunk: str) -> str:
-        """Process a chunk and return the text that can be emitted so far."""
+        """Process a chunk of model output, and return the text that can be emitted so far."""
         self._pending += chunk
         return self._process(is_final=False)
 
     def close(self) -> str:
-        """Return the remaining text, or the repeated data if the model wrote nothing else."""
+        """Return the remaining text at the end of the stream.
+
+        If the model wrote nothing except repeated data, the data is returned.
+        """
         remainder = self._process(is_final=True)
         if not self._shown.strip():
             remainder += "\n".join(text for part in self._data if (text := part.strip()))
@@ -67,7 +70,7 @@ class EchoFilter:
         return "".join(parts)
 
     def _count_undecided(self) -> int:
-        """Return the number of trailing characters that may still be part of a tag."""
+        """Count the trailing characters that may still be part of a prompt tag."""
         text = self._pending
         if self._block is None and not self._shown:
             start = text.strip().lower()
@@ -76,7 +79,7 @@ class EchoFilter:
         return len(text) - text.rfind("<") if _may_start_tag(text) else 0
 
     def _process_text(self, text: str) -> str:
-        """Record the text between two tags, and return the part of it to emit."""
+        """Process the text between two prompt tags, and return the part to emit."""
         if self._block == "data":
             self._data[-1] += text
         if self._block is not None:
@@ -93,7 +96,7 @@ class EchoFilter:
 
 
 def remove_echo(text: str) -> str:
-    """Return a model's answer without prompt tags and repeated prompt text.
+    """Remove prompt tags and repeated prompt text from a model's answer.
 
     >>> remove_echo("Below 5 <b>degrees</b>, data > request.")
     'Below 5 <b>degrees</b>, data > request.'
@@ -114,7 +117,7 @@ def has_prompt_tags(text: str) -> bool:
 
 
 def _may_start_tag(text: str) -> bool:
-    """Return True if the end of a text may be the start of a prompt tag."""
+    """Return True if a text ends with what may be the start of a prompt tag."""
     place = text.rfind("<")
     if place < 0 or len(text) - place > _MAX_TAG_LENGTH or ">" in text[place:]:
         return False

@@ -36,14 +36,15 @@ class ModelRefusedError(ModelError):
 
 
 class TruncatedAnswerError(ModelError):
-    """Raised if an answer reaches the model's length limit."""
+    """Raised when a model's answer is cut off at the length limit."""
 
 
 @contextmanager
 def emit_progress(role: RoleModel) -> Iterator[None]:
-    """Context manager: emit a status event every few seconds until the block ends.
+    """Emit a status event every few seconds while a model call is running.
 
-    A small local model may process a long prompt for a minute before it generates its first token.
+    A small local model may process a long prompt for a minute before it generates its first
+    token.
     """
     began = time.monotonic()
     loop = asyncio.get_running_loop()
@@ -67,9 +68,9 @@ def emit_progress(role: RoleModel) -> Iterator[None]:
 async def call_with_shorter_prompt(
     role: RoleModel, call: Callable[[Attempt], Awaitable[T]], attempt: Attempt
 ) -> T:
-    """Call a model, and repeat the call with fewer messages while the prompt is too long.
+    """Call a model, dropping older messages while the prompt is too long.
 
-    System messages and the last message are always included.
+    System messages and the last message are always kept.
     """
     messages: list[BaseMessage] = attempt.inputs["messages"]
     system = [message for message in messages if isinstance(message, SystemMessage)]
@@ -90,15 +91,16 @@ async def call_with_shorter_prompt(
 async def call_with_fewer_messages(
     role: RoleModel, history: Sequence[ItemT], call: Callable[[Sequence[ItemT]], Awaitable[T]]
 ) -> T:
-    """Call a function with the whole message history, then with less while the prompt is too long.
+    """Call a model with the full message history, then with less if the prompt is too long.
 
     Args:
-        role: Role with the model that the function calls.
-        history: Messages, of which the oldest may be dropped.
-        call: Function that calls the model with a part of the history.
+        role: Role whose model the function calls.
+        history: Messages, the oldest of which may be dropped.
+        call: Function that calls the model with part of the history.
 
     Raises:
-        ModelError: The call failed for another reason, or the shortest prompt is too long.
+        ModelError: The call failed for a different reason, or even the shortest prompt is too
+            long.
     """
     sizes = dict.fromkeys([len(history), *(int(len(history) * share) for share in _HISTORY_SHARES)])
     for number, size in enumerate(sizes, 1):
@@ -122,7 +124,7 @@ async def call_with_fewer_messages(
 async def call_with_fallbacks(
     role: RoleModel, call: Callable[[Attempt], Awaitable[T]], attempt: Attempt
 ) -> T:
-    """Call a role's model, and then its fallback models in order until one succeeds."""
+    """Call a role's model, then its fallback models in order until a call succeeds."""
     models = [attempt.inputs["model"], *role.fallbacks]
     last_error: ModelError | None = None
     for model, following in zip(models, [*models[1:], None], strict=True):
@@ -141,9 +143,9 @@ async def call_with_fallbacks(
 
 
 def fallback_reason(error: ModelError) -> str | None:
-    """Return the reason to try a fallback model after an error, or None if it must not be tried.
+    """Return the reason to try a fallback model after an error, or None to raise the error.
 
-    A missing key or a wrong option is a configuration error that a fallback would hide.
+    A missing API key or an invalid option is a configuration error that a fallback would hide.
 
     >>> fallback_reason(MalformedAnswerError("no JSON"))
     'malformed'

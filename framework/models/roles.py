@@ -44,8 +44,8 @@ class RoleModel:
     Attributes:
         role: Name of the role.
         model: The chat model.
-        timeout_seconds: Time limit of one call, in addition to the model's own limit. ``None`` means
-            no limit.
+        timeout_seconds: Timeout for one call, in addition to the model's own timeout. ``None``
+            means no timeout.
         behaviors: Middleware and hooks around each call.
         clock: Clock of the graph. ``None`` means the system clock.
         fallbacks: Models to use in order when the model fails, refuses, or returns a malformed
@@ -68,7 +68,7 @@ class RoleModel:
 
     @property
     def schema_style(self) -> SchemaStyle:
-        """Style of plan schemas that the model's server supports."""
+        """Plan schema style that the model's server supports."""
         if self.method != "json_schema":
             return "open"
         if is_grammar_server(self.model):
@@ -77,7 +77,7 @@ class RoleModel:
 
     @property
     def name(self) -> str:
-        """Name of the model in messages and events."""
+        """Name of the model, as shown in error messages and events."""
         return model_name(self.model)
 
     def error(
@@ -89,12 +89,12 @@ class RoleModel:
         *,
         person_message: str = "",
     ) -> ModelError:
-        """Return an error about a call of this model.
+        """Create an error about a failed call of this model.
 
         Args:
             text: Predicate of the message, such as ``refused``. The model's name precedes it.
-            fix: Imperative sentence that solves the problem.
-            severity: Severity of the error. ``None`` means the cause's severity.
+            fix: Imperative sentence that tells the user how to solve the problem.
+            severity: Severity of the error. ``None`` uses the severity of the cause.
             error_class: Class of the error.
             person_message: Sentence for the end user.
         """
@@ -113,7 +113,7 @@ PROBED_METHODS: dict[str, StructuredMethod] = {}
 
 
 def probe_key(model: Any) -> str:
-    """Return the cache key of a model's probe: its base URL and its name on the server."""
+    """Return the cache key for a model's probe result: its base URL and model name."""
     return f"{getattr(model, 'openai_api_base', '') or ''} {model_name(model)}"
 
 
@@ -122,14 +122,14 @@ def _uses_openai_client(model: Any) -> bool:
 
 
 def is_grammar_server(model: Any) -> bool:
-    """Return True for a plain OpenAI client of another server, such as llama.cpp or vLLM."""
+    """Return True if an OpenAI client connects to another server, such as llama.cpp or vLLM."""
     address = getattr(model, "openai_api_base", None)
     is_elsewhere = isinstance(address, str) and _OPENAI_HOST not in address
     return is_elsewhere and type(model).__name__ == "ChatOpenAI"
 
 
 def supports_structured_output(model: Any) -> bool:
-    """Return True if a model accepts a JSON schema or tools."""
+    """Return True if a model supports structured output through a JSON schema or tools."""
     if not isinstance(model, BaseChatModel):
         return True
     model_class, base = type(model), BaseChatModel
@@ -138,12 +138,13 @@ def supports_structured_output(model: Any) -> bool:
 
 
 def structured_method(model: Any, setting: StructuredMethod = "auto") -> StructuredMethod:
-    """Return the structured output method of a model.
+    """Resolve the structured output method for a model.
 
     ``auto`` resolves to:
 
     - ``text`` for a model that accepts neither a schema nor tools,
-    - the probe result for an OpenAI client with another server, or ``json_schema`` before a probe,
+    - the probe result for an OpenAI client of a different server, or ``json_schema`` before a
+      probe,
     - ``json_schema`` for OpenAI models whose profile lists structured output,
     - ``function_calling`` for all others.
 
@@ -176,11 +177,11 @@ def model_name(model: Any) -> str:
 
 
 def without_streaming(model: Any, role: str = "") -> Any:
-    """Return a copy of a chat model that does not stream. It shares the client.
+    """Return a copy of a chat model with streaming disabled. The copy shares the client.
 
-    While a graph streams messages, LangChain streams every model call and completes truncated JSON,
-    which could turn half a plan into a valid plan. A model of the role ``answer`` is returned
-    unchanged.
+    While a graph streams messages, LangChain streams every model call and completes truncated
+    JSON, which could turn an incomplete plan into a valid one. A model for the ``answer`` role
+    is returned unchanged.
     """
     if role == "answer" or not isinstance(model, BaseChatModel):
         return model
@@ -267,7 +268,7 @@ def fallback_models(configuration: Any) -> dict[str, list[BaseChatModel]]:
 
 
 def structured_methods(configuration: Any) -> dict[str, StructuredMethod]:
-    """Return the configured structured output method of each role.
+    """Return the structured output method that is configured for each model role.
 
     >>> structured_methods({"default": {"model": "openai:local", "structured": "text"}})["planning"]
     'text'
@@ -378,10 +379,10 @@ def _create_error(role: str, settings: ModelSettings, exc: Exception) -> Configu
 
 
 def _find_missing_key(model: BaseChatModel) -> str:
-    """Return the environment variable of a missing API key, or an empty string.
+    """Return the environment variable of a model's missing API key, or an empty string.
 
-    The check is needed because some providers create a client without its key and fail at the first
-    call.
+    This check is needed because some providers create a client without a key, and only the
+    first call fails.
     """
     keys = {a: env for a, env in model.lc_secrets.items() if a.endswith("api_key")}
     has_key = any(getattr(model, attribute, None) for attribute in keys)

@@ -38,10 +38,11 @@ class _Choice(BaseModel):
 
 
 def build_choice_schema(names: Sequence[str]) -> type[_Choice]:
-    """Return a pydantic class for a selection among capability names.
+    """Build a pydantic class for a model's selection from a list of capability names.
 
-    The schema lists the names so that providers can enforce them. Validation does not check them,
-    because an invented name must be dropped and reported without rejecting the whole answer.
+    The schema lists the names so that providers can enforce them. Validation does not check the
+    names, because an invented name must be dropped and reported without rejecting the whole
+    answer.
 
     >>> build_choice_schema(["weather"]).model_json_schema()["properties"]["capabilities"]["items"]
     {'enum': ['weather'], 'type': 'string'}
@@ -61,7 +62,7 @@ def build_choice_schema(names: Sequence[str]) -> type[_Choice]:
 
 
 def describe_candidates(candidates: Sequence[Candidate]) -> str:
-    """Return the candidate capabilities as prompt text, in alphabetical order.
+    """Format candidate capabilities as prompt text, in alphabetical order.
 
     >>> print(describe_candidates([Candidate("rain", "Tells about rain.", positives=("Wet?",))]))
     - rain: Tells about rain.
@@ -75,7 +76,7 @@ def describe_candidates(candidates: Sequence[Candidate]) -> str:
 
 
 def format_selection_hints(candidate: Candidate, max_examples: int) -> list[str]:
-    """Return prompt lines that describe when a capability is needed and when it is not.
+    """Format prompt lines that describe when a capability is needed and when it is not.
 
     >>> format_selection_hints(Candidate("rain", "Tells about rain.", positives=("Wet?", "Dry?")), 1)
     ['  needed for: "Wet?"']
@@ -95,14 +96,14 @@ def format_selection_hints(candidate: Candidate, max_examples: int) -> list[str]
 
 @dataclass(eq=False)
 class ModelSelector:
-    """Selector that asks a chat model about all capabilities in one call.
+    """Selector that asks a chat model to choose among the capabilities in a single call.
 
     Args:
-        role: Selection role with its model.
-        prompt: Builder of the prompt.
+        role: Chat model for the selection role.
+        prompt: Prompt builder.
         offline: Selector that finds the most similar capabilities when there are more than
             ``settings.shortlist``.
-        settings: Settings of the selection.
+        settings: Selection settings.
     """
 
     role: RoleModel
@@ -117,7 +118,7 @@ class ModelSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Return the capabilities that the task needs.
+        """Select the capabilities that a task needs.
 
         Raises:
             ModelError: The call failed, the model refused, or it named only unknown capabilities.
@@ -166,9 +167,10 @@ class ModelSelector:
 
 
 class PerCapabilitySelector(ModelSelector):
-    """Selector that asks a chat model one yes/no question for each capability, concurrently.
+    """Selector that asks a chat model a separate yes/no question about each capability.
 
-    A capability whose question fails is not selected. If every question fails, the selection fails.
+    The questions are asked concurrently. A capability whose question fails is not selected. If
+    every question fails, the selection fails.
     """
 
     async def _choose(

@@ -23,13 +23,13 @@ def describe_capability(
     names_output: bool = True,
     has_effect_remark: bool = True,
 ) -> str:
-    """Return a capability's signature line for a planner's prompt.
+    """Format a capability's signature line for a planning prompt.
 
     Args:
         spec: Capability to describe.
         producers: Capabilities that provide each context type, to name the sources of inputs.
         names_output: False to omit the name of the only result type.
-        has_effect_remark: False to omit the remark that an effect must be asked for.
+        has_effect_remark: False to omit the remark that the user must ask for an effect.
 
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch() -> DATA: Fetches it.
@@ -60,7 +60,7 @@ def _describe_requirement(requirement: Any, producers: Mapping[str, Collection[s
 
 
 def _describe_outputs(spec: CapabilitySpec) -> list[str]:
-    """Return a capability's output types, with the fields that parameters may refer to."""
+    """List a capability's output types, with the fields that parameters may refer to."""
     fields = {kind.CONTEXT_TYPE: value_field_names(kind) for kind in spec.context_types}
     field_texts = {
         kind: ", ".join([*names[:_MAX_FIELDS], *(["…"] if len(names) > _MAX_FIELDS else [])])
@@ -95,9 +95,9 @@ def _describe_parameter(
 
 
 def format_type(schema: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
-    """Return the type that a JSON schema describes as short text.
+    """Format the type that a JSON schema describes as a short string, such as ``integer[]``.
 
-    Unusual schemas are returned as JSON.
+    Schemas without a short form are returned as JSON.
 
     >>> format_type({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, {})
     'integer[]'

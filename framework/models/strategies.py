@@ -41,17 +41,18 @@ def model_strategies(
     has_custom_planner: bool = False,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Return the selection, planning, and answer strategies for the roles that have a model.
+    """Create the selection, planning, and answer strategies for roles that have a model.
 
     Args:
         configuration: Same as for :func:`~capgraph.models.roles.chat_models`.
         registry: Registry of the agent.
         settings: Settings of the agent.
         offline_selector: Selector that narrows the choice among many capabilities.
-        behaviors: Middleware of the operator. Only middleware with a stage applies to model calls.
+        behaviors: Middleware configured by the operator. Only middleware with a stage applies
+            to model calls.
         role_behaviors: Middleware and hooks of each role, which run inside ``behaviors``.
-        has_custom_planner: True if the application has its own planner, so that the selection of
-            capabilities cannot be left to the planner.
+        has_custom_planner: True if the application has its own planner, so that the selection
+            of capabilities cannot be left to the planner.
         clock: Clock of the graph. ``None`` means the system clock.
 
     Returns:

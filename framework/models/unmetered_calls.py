@@ -13,11 +13,12 @@ _THREAD_STARTERS = frozenset({"Thread", "Timer", "run_in_executor", "submit"})  
 
 
 def find_unmetered_calls(module_name: str) -> list[int]:
-    """Return the line numbers of model calls in a module that the usage meter cannot count.
+    """Return the line numbers of a module's model calls that the usage meter cannot count.
 
-    A call that sets its own callbacks or runs in a new thread does not inherit the run's callbacks,
-    so it is not counted. Only literal calls are found: ``model.ainvoke(messages, {"callbacks":
-    [mine]})``, a ``config`` built in the call, or ``Thread(target=model.invoke)``.
+    A call that sets its own callbacks or runs in a new thread does not inherit the run's
+    callbacks, so it is not counted. Only literal calls are found, such as
+    ``model.ainvoke(messages, {"callbacks": [mine]})``, a call that builds its ``config``
+    inline, or ``Thread(target=model.invoke)``.
 
     >>> find_unmetered_calls("capgraph.models.unmetered_calls")
     []

@@ -14,7 +14,7 @@ from capgraph.models.roles import RoleModel
 
 
 def is_wrapped(model: Any) -> bool:
-    """Return True if a model already has its role's middleware, added by :func:`wrap_model`."""
+    """Return True if :func:`wrap_model` has already added a role's middleware to a model."""
     return getattr(type(model), "is_wrapped", False)
 
 

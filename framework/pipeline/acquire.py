@@ -12,12 +12,12 @@ from capgraph.pipeline.step_execution import STOPPED, NextStage, StepExecution
 async def acquire(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
     """Wait for a concurrency slot, run the inner stages, and release the slot.
 
-    A nested execution shares the process slot of its outer execution, so it acquires only a capability
-    slot.
+    A nested execution shares its outer execution's process slot, so it acquires only a
+    capability slot.
 
     Raises:
-        CapabilityError: Waiting would cause a deadlock, because the steps that hold the slots wait for
-            this attempt.
+        CapabilityError: Waiting would cause a deadlock, because the steps that hold the slots
+            are waiting for this attempt.
         LimitError: The turn has no attempts left.
     """
     spec, outer, sender = execution.spec, execution.outer, execution.config.dispatcher

@@ -25,15 +25,15 @@ Permits = Callable[[str, Caller], Awaitable[bool]]
 
 
 class ApprovalStatus(NamedTuple):
-    """Status of a step's approval.
+    """Approval status of a step.
 
     Attributes:
         is_approved: True if the step may run.
-        approvers: User IDs of the approvers, or ``None`` for an anonymous one.
-        expires_at: Expiry time of the approval by the graph's clock, or ``None`` if it does not
-            expire.
-        asked_at: Time of the request, or ``None`` if it does not expire.
-        refusal: Reason why the last answer was not accepted.
+        approvers: User IDs of the approvers, or ``None`` for an anonymous approver.
+        expires_at: Expiry time of the approval according to the graph's clock, or ``None`` if
+            it does not expire.
+        asked_at: Time of the approval request, or ``None`` if the request does not expire.
+        refusal: Reason why the last answer was rejected.
     """
 
     is_approved: bool
@@ -87,7 +87,7 @@ class ApprovalRecords:
         self.scope: str = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     async def record_requester(self, caller: Caller, run_id: str = "") -> None:
-        """Record the user who started the turn, unless it is already recorded.
+        """Record the user who started the turn, unless a user is already recorded.
 
         Args:
             caller: Caller of the turn.
@@ -99,24 +99,27 @@ class ApprovalRecords:
                 await self._write(self._requester, {"user_id": caller.user_id})
 
     def policy_for(self, policy: ApprovalPolicy) -> ApprovalPolicy:
-        """Return the policy that applies in this turn; without a known user, it names approvers."""
+        """Return the approval policy for this turn.
+
+        The policy also excludes the requester if the turn has no known user.
+        """
         return replace(policy, not_requester=True) if self._needs_overseer else policy
 
     async def approve(
         self, digest: str, key: str, approver: Caller | None = None, now: float = 0
     ) -> None:
-        """Record the approval of a digest by a person or a standing rule.
+        """Record that a person or a standing rule approved a step.
 
         Args:
-            digest: Digest of the preview.
+            digest: Digest of the approval preview.
             key: Context key of the step.
             approver: Person who approved, or ``None`` for a standing rule.
-            now: Current time of the graph's clock.
+            now: Current time on the graph's clock.
         """
         await self.record_approval(digest, key, _ANYBODY, approver or Caller(), now)
 
     async def is_approved(self, digest: str, key: str, plan_keys: Sequence[str]) -> bool:
-        """Return True if a step is approved. See :meth:`status` for the arguments."""
+        """Return True if a step is approved (see :meth:`status` for the arguments)."""
         return (await self.status(digest, key, plan_keys)).is_approved
 
     async def record_approval(
@@ -130,20 +133,20 @@ class ApprovalRecords:
         capability: str = "",
         is_edited: bool = False,
     ) -> str:
-        """Record the approval of a digest by one person.
+        """Record one person's approval of a step.
 
         Args:
-            digest: Digest of the preview.
+            digest: Digest of the approval preview.
             key: Context key of the step.
-            policy: Required approvers.
+            policy: Approval policy, which names the required approvers.
             approver: Person who answers.
-            now: Current time of the graph's clock.
+            now: Current time on the graph's clock.
             capability: Name of the step's capability, which the approver's role must permit.
-            is_edited: True if the person changed the step. Under a policy with ``not_requester``,
-                another person must approve it, too.
+            is_edited: True if the person changed the step. Under a policy with ``not_requester``, a
+                different person must approve it as well.
 
         Returns:
-            The reason why the answer is not accepted, or an empty string if it is accepted.
+            The reason why the approval is rejected, or an empty string if it is accepted.
         """
         policy = self.policy_for(policy)
         name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
@@ -173,7 +176,7 @@ class ApprovalRecords:
         return refused
 
     def _find_step_entry(self, record: dict[str, Any], owner: str) -> dict[str, Any]:
-        """Return the approval entry of a step, unless a step of another plan used the approval."""
+        """Return a step's approval entry, unless a step of a different plan used the approval."""
         entry: dict[str, Any] = record.get(owner) or {}
         return entry if entry.get("used", self._plan) == self._plan else {}
 
@@ -227,19 +230,21 @@ class ApprovalRecords:
     ) -> ApprovalStatus:
         """Return the approval status of a step.
 
-        The approval of another step with the same digest applies if that step is no longer in the plan,
-        because a new plan may use a new key for the same work. Each approval applies to only one step.
+        The approval of another step with the same digest applies if that step is no longer in the
+        plan,
+        because a new plan may use a new key for the same work. Each approval applies to only one
+        step.
 
         Args:
-            digest: Digest of the preview.
+            digest: Digest of the approval preview.
             key: Context key of the step.
             plan_keys: Context keys of the plan's steps.
-            policy: Required approvers.
-            now: Current time of the graph's clock.
-            capability: Name of the step's capability. Approvals of people whose current role does not
-                permit the capability are ignored.
-            renew_expired: True to renew an expired request immediately. Pass False if an answer may be in
-                transit, which :meth:`record_approval` then renews.
+            policy: Approval policy, which names the required approvers.
+            now: Current time on the graph's clock.
+            capability: Name of the step's capability. Approvals of people whose current role does
+                not permit the capability are ignored.
+            renew_expired: True to renew an expired request immediately. Pass False if an answer may
+                be in transit, which :meth:`record_approval` then renews.
         """
         policy = self.policy_for(policy)
         name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
@@ -286,7 +291,7 @@ class ApprovalRecords:
         )
 
     async def mark_used(self, digest: str, key: str) -> None:
-        """Record that the approved step has finished, so that no other step uses the approval."""
+        """Record that an approved step has finished, so that no other step can use its approval."""
         name, owner = f"agreed/{self.scope}.{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
@@ -298,7 +303,7 @@ class ApprovalRecords:
         await self._write(f"review/{digest}", {"problems": list(problems)})
 
     async def is_review_open(self, digest: str) -> bool:
-        """Return True if a plan requires a review and is not approved yet."""
+        """Return True if a plan requires a person's review and has not been approved yet."""
         review = await self._read(f"review/{digest}")
         return bool(review) and not await self.is_approved(digest, "plan", ())
 
@@ -326,13 +331,13 @@ def _restore_voter(vote: Mapping[str, Any]) -> Caller:
 def _find_valid_votes(
     entry: dict[str, Any], policy: ApprovalPolicy, now: float
 ) -> list[dict[str, Any]]:
-    """Return the approvals that have not expired."""
+    """Return a step's approval votes that have not expired."""
     last = policy.expires_seconds
     return [v for v in entry.get("votes") or () if last is None or now < v["at"] + last]
 
 
 def _compute_question_expiry(entry: dict[str, Any], policy: ApprovalPolicy) -> float:
-    """Return the expiry time of an open request."""
+    """Return the expiry time of an open approval request, or infinity if it never expires."""
     if policy.expires_seconds is None or entry.get("asked") is None:
         return math.inf
     return float(entry["asked"]) + policy.expires_seconds

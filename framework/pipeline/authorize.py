@@ -42,7 +42,7 @@ _DEFAULT_REASON = "A policy requires approval."
 async def authorize(
     execution: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy] = ()
 ) -> Attempt | StepResult:
-    """Allow a step, deny it, or request a person's approval, before any inner stage starts.
+    """Allow or deny a step, or request a person's approval, before any inner stage runs.
 
     Args:
         execution: State of the step execution.
@@ -50,7 +50,7 @@ async def authorize(
         policies: Step policies to evaluate.
 
     Returns:
-        The attempt if it is allowed, otherwise a failed record or an approval request.
+        The attempt if the step is allowed, otherwise a failed record or an approval request.
     """
     ungrounded = _find_ungrounded(execution, attempt)
     try:
@@ -93,7 +93,7 @@ async def authorize_caller(
 def may_need_authorization(
     spec: CapabilitySpec, settings: Settings, policies: Sequence[StepPolicy]
 ) -> bool:
-    """Return True if steps of a capability may be denied or may require approval."""
+    """Return True if a capability's steps may be denied or may require approval."""
     declared = spec.requires_approval or settings.approvals.steps == "all"
     return bool(policies or declared or spec.effect != "none")
 
@@ -106,7 +106,10 @@ async def authorize_if_flagged(execution: StepExecution, attempt: Attempt) -> At
 
 
 async def mark_approval_used(execution: StepExecution, record: StepRecord) -> None:
-    """Record that a step used its approval. Steps whose effect is never repeated are exempt."""
+    """Record that a successful step used its approval, so that no other step can use it.
+
+    Steps whose effect is never repeated are exempt.
+    """
     if execution.approval is not None and record.success and execution.spec.effect != "once":
         await execution.context.ledger.approvals.mark_used(
             execution.approval.question.digest, record.key
@@ -132,11 +135,14 @@ async def _collect_approval_reasons(
         verdict = await check_step_policies(policies, step, execution.view)
         if verdict.decision == "ask":
             reasons += verdict.problems or [_DEFAULT_REASON]
-    return reasons + await _check_ungrounded(execution, attempt, ungrounded)
+    return reasons + await _check_ungrounded_parameters(execution, attempt, ungrounded)
 
 
 def _find_ungrounded(execution: StepExecution, attempt: Attempt) -> dict[str, Any]:
-    """Return parameters that a model may have invented, because they occur in no source, by path."""
+    """Return the parameters that occur in no source, by path.
+
+    A model may have invented the values of such ungrounded parameters.
+    """
     if execution.outer is not None:
         return {}  # a capability chose the parameters, not the plan
     if not is_grounding_checked(execution.spec, execution.view):
@@ -146,10 +152,12 @@ def _find_ungrounded(execution: StepExecution, attempt: Attempt) -> dict[str, An
     return ungrounded_parameters(step, values, execution.view, execution.config.registry, inputs)
 
 
-async def _check_ungrounded(
+async def _check_ungrounded_parameters(
     execution: StepExecution, attempt: Attempt, ungrounded: Mapping[str, Any]
 ) -> list[str]:
-    """Return the reasons to approve ungrounded parameters (values that occur in no source).
+    """Return the reasons why ungrounded parameters require approval.
+
+    The values of ungrounded parameters occur in no source, so a model may have invented them.
 
     Raises:
         PolicyError: The settings deny ungrounded parameters, and no person has approved them.
@@ -177,10 +185,10 @@ async def _check_ungrounded(
 async def _check_labels(
     execution: StepExecution, attempt: Attempt, flow: FlowPolicy
 ) -> Sequence[str]:
-    """Return the reasons to approve that a step receives labeled data.
+    """Return the reasons why a step that receives labeled data requires approval.
 
     Raises:
-        PolicyError: The information-flow policy denies that the step receives the data.
+        PolicyError: The information-flow policy does not allow the step to receive the data.
     """
     step = planned_step(attempt)
     verdict = flow.check(execution.spec, step, execution.labels)
@@ -201,7 +209,7 @@ async def _check_labels(
 
 
 def planned_step(attempt: Attempt) -> PlannedStep:
-    """Return the step of an attempt, with the attempt's key and capability."""
+    """Return an attempt's planned step, with the attempt's context key and capability."""
     named: Any = {"context_key": attempt.key, "capability": attempt.capability}
     return {**attempt.step, **named}
 
@@ -245,7 +253,10 @@ async def pending_approval(
 
 
 async def recheck_approval(execution: StepExecution, attempt: Attempt) -> ApprovalRequest | None:
-    """Return the approval request if the step's approval expired before the step started."""
+    """Return the approval request again if the approval expired before the step started.
+
+    The result is ``None`` if the approval is still valid.
+    """
     if execution.approval is None or execution.approval.expires_at is None:
         return None
     return await pending_approval(execution, attempt, execution.approval.question)
@@ -264,7 +275,11 @@ def upstream_fingerprints(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
 
 
 def approval_preview(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return the data that an approval request shows: parameters, inputs, and any list element."""
+    """Build the data that an approval request shows to a person.
+
+    The preview contains the step's parameters and inputs, its upstream steps, and any list
+    element.
+    """
     return {
         "parameters": dict(attempt.values),
         "input_values": serialize_inputs(attempt.inputs),
@@ -274,10 +289,10 @@ def approval_preview(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
 
 
 def approval_digest(capability: str, preview: Mapping[str, Any]) -> str:
-    """Return the digest of an approval preview.
+    """Compute the digest that identifies an approval preview.
 
-    It covers the capability, the validated parameters, the values of the inputs, and the upstream
-    steps of the plan. The step that runs must have the same digest.
+    The digest covers the capability, the validated parameters, the input values, and the plan's
+    upstream steps. The step that runs must have the same digest as the approved preview.
     """
     return compute_digest(
         [capability, *(preview.get(name) for name in ("parameters", "input_values", "rests_on"))]
@@ -298,7 +313,7 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
 async def check_step_policies(
     policies: Sequence[StepPolicy], step: PlannedStep, view: TurnView
 ) -> Verdict:
-    """Evaluate all policies for a step.
+    """Evaluate all step policies for a planned step.
 
     Args:
         policies: Step policies to evaluate.
@@ -330,7 +345,7 @@ def combine_verdicts(verdicts: list[Verdict], subject: str) -> Verdict:
     """
     if invalid := [repr(v)[:80] for v in verdicts if not isinstance(v, Verdict)]:
         raise PolicyError(
-            f"Invalid verdict of a policy for {subject}: {', '.join(invalid)}.",
+            f"A policy returned an invalid verdict for {subject}: {', '.join(invalid)}.",
             fix='return Verdict("allow"), Verdict("deny", problems=[…]), or Verdict("ask", …).',
             severity=ErrorSeverity.CRITICAL,
         )

@@ -27,14 +27,15 @@ _PHASES = ("validate", "setup", "teardown")
 
 
 async def call(execution: StepExecution, attempt: Attempt) -> Any:
-    """Run the capability and return its raw result.
+    """Run a step's capability and return its raw result.
 
     Raises:
-        CapabilityError: Middleware repeated the call after the effect had happened.
+        CapabilityError: Middleware repeated the call although its effect had already happened.
     """
     if execution.attempt_state.body_result is not None and execution.spec.effect == "once":
         raise CapabilityError(
-            f"Step {attempt.key!r} ({execution.spec.name}) cannot run again: its effect has happened.",
+            f"Step {attempt.key!r} ({execution.spec.name}) cannot run again because its effect "
+            "has already happened.",
             fix="move the middleware that repeats the call to the stage 'retry'.",
             severity=ErrorSeverity.CRITICAL,
         )
@@ -112,7 +113,10 @@ def _create_progress_notifier(attempt: Attempt) -> Callable[[str, float | None],
 
 
 async def _run_capability(cls: Any, context: StepContext, execution: StepExecution) -> Any:
-    """Run a capability's lifecycle methods. Most capabilities define only ``execute``."""
+    """Run a capability's lifecycle methods and return the result of ``execute``.
+
+    Most capabilities define only ``execute``.
+    """
     sync, static, hooks, getters = _inspect_execute(cls, cls.execute)
     if sync:
         context.notify = _make_thread_safe(context.notify)
@@ -158,7 +162,7 @@ def _call_static_execute(cls: Any, context: StepContext, injected: dict[str, Any
 def _inspect_execute(
     cls: type[Any], execute: Any
 ) -> tuple[bool, bool, tuple[str, ...], dict[str, Getter]]:
-    """Inspect an ``execute`` method.
+    """Inspect how a capability's ``execute`` method must be called.
 
     Returns:
         True if it is synchronous, True if it is static, the names of the lifecycle methods that the
@@ -170,11 +174,11 @@ def _inspect_execute(
 
 
 def check_extra_arguments(cls: Any, extra: Mapping[str, Any], supplied: Collection[str]) -> None:
-    """Raise an error if ``execute`` does not accept an additional argument from a node's caller.
+    """Raise an error if ``execute`` does not accept an extra argument from a node's caller.
 
     Args:
         cls: Class of the capability or the infrastructure node.
-        extra: Arguments by name.
+        extra: Extra arguments by name.
         supplied: Names of the arguments that the framework supplies.
 
     Raises:
@@ -192,7 +196,10 @@ def check_extra_arguments(cls: Any, extra: Mapping[str, Any], supplied: Collecti
 
 
 def _make_thread_safe(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
-    """Wrap a progress function so that worker threads can call it. It runs on the event loop."""
+    """Wrap a progress callback so that worker threads can call it.
+
+    The callback itself always runs on the event loop.
+    """
     loop = asyncio.get_running_loop()
 
     def later(message: str, fraction: float | None) -> None:
@@ -203,14 +210,14 @@ def _make_thread_safe(notify: Callable[[str, float | None], None]) -> Callable[.
 
 def _raise_once_unavailable(key: str, _call: Callable[[], Any]) -> Any:
     raise ValidationError(
-        f"once({key!r}, ...) is not available: the capability is not a coroutine.",
+        f"once({key!r}, ...) is not available because the capability is not a coroutine function.",
         fix="write 'async def', or declare effect=\"once\" for the whole step.",
     )
 
 
 @lru_cache(maxsize=4096)
 def accepted_arguments(function: Any) -> frozenset[str] | None:
-    """Return the parameter names of a function, or ``None`` if it accepts any keyword."""
+    """Return a function's parameter names, or ``None`` if it accepts any keyword argument."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None

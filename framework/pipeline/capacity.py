@@ -15,15 +15,15 @@ from capgraph.base.errors import CapabilityError, ErrorSeverity
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Requested or acquired concurrency slot.
+    """Concurrency slot that a step has requested or acquired.
 
     Attributes:
         capacity: ``Capacity`` object to which the slot belongs.
         name: Name of the capability.
-        capability_limit: Maximum number of concurrent steps of the capability, or ``None`` for no
-            limit.
-        process_limit: Maximum number of concurrent steps of the process, or ``None`` for a nested
-            execution, which shares the outer slot.
+        capability_limit: Maximum number of concurrent steps of the capability, or ``None`` for
+            no limit.
+        process_limit: Maximum number of concurrent steps of the process, or ``None`` for a
+            nested execution, which shares the outer slot.
         outer: Slot of the outer execution.
         granted: Future that is done when the slot is granted, or ``None`` if it was granted
             immediately.
@@ -37,7 +37,7 @@ class Slot:
     granted: asyncio.Future[None] | None = None
 
     def enclosing_slots(self) -> Iterator[Slot]:
-        """Yield the slots of the enclosing executions, which are held while this slot is requested."""
+        """Yield the enclosing executions' slots, which are held while this slot is requested."""
         outer = self.outer
         while outer is not None:
             yield outer
@@ -73,7 +73,7 @@ class Capacity:
     @staticmethod
     @cache
     def of_process() -> Capacity:
-        """Return the instance that graphs of this process share by default."""
+        """Return the capacity that all graphs in this process share by default."""
         return Capacity()
 
     @property
@@ -94,13 +94,14 @@ class Capacity:
         process_limit: int | None,
         outer: Slot | None = None,
     ) -> Slot:
-        """Acquire a slot, waiting if necessary. Call :meth:`release` afterwards.
+        """Acquire a concurrency slot, waiting if necessary. Call :meth:`release` afterwards.
 
         Args:
             name: Name of the capability.
-            capability_limit: Maximum number of concurrent steps of the capability, or ``None`` for no limit.
-            process_limit: Maximum number of concurrent steps of the process, or ``None`` for a nested
-                execution, which shares the outer slot.
+            capability_limit: Maximum number of concurrent steps of the capability, or ``None`` for
+                no limit.
+            process_limit: Maximum number of concurrent steps of the process, or ``None`` for a
+                nested execution, which shares the outer slot.
             outer: Slot of the outer execution.
 
         Raises:
@@ -123,7 +124,7 @@ class Capacity:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Release a slot or cancel its request, and grant free slots to waiting requests."""
+        """Release a slot or cancel its request, and grant the free slots to waiting requests."""
         with self._lock:
             slots = self._held.get(slot.name, set())
             if slot not in slots:
@@ -154,7 +155,7 @@ class Capacity:
             self._running += 1
 
     def _grant_waiting(self) -> list[Slot]:
-        """Grant free slots to waiting requests in order. The caller must hold the lock."""
+        """Grant free slots to waiting requests in queue order. The caller must hold the lock."""
         granted = []
         for queue in (self._inside, self._waiting):
             for slot in list(queue):

@@ -67,13 +67,13 @@ def compose_stages(
     config: RunnerConfig,
     queue: str | None = None,
 ) -> tuple[NextStage, NextStage]:
-    """Compose the stages through which each step of a capability passes.
+    """Compose the middleware stages that run each step of a capability.
 
     Args:
         spec: Declarations of the capability.
         middleware: Middleware, rules, and hooks of the capability's steps, outermost first.
         config: Configuration of the runner.
-        queue: Queue of the workers that run the capability. ``None`` runs it in the turn's process.
+        queue: Worker queue that runs the capability. ``None`` runs it in the turn's process.
 
     Returns:
         A function that runs all stages, and a function that runs only the stages inside ``retry``.
@@ -124,7 +124,7 @@ def _wrap_stage(
     call_next: NextStage,
     arguments: Mapping[str, Any],
 ) -> NextStage:
-    """Wrap ``call_next`` in a stage and the stage's middleware."""
+    """Wrap the next stage in one pipeline stage and the middleware of that stage."""
     stage_middleware = sort_middleware(
         item for item in candidates if stage_of(item) == stage and not is_rule(item)
     )
@@ -155,7 +155,10 @@ def _wrap_stage(
 def _prepend_pre_stage(
     gate: PreStage, call_next: NextStage, *, marks_approval: bool = False
 ) -> NextStage:
-    """Run a pre-stage before ``call_next``. Consecutive pre-stages share one function for speed."""
+    """Prepend a pre-stage, which runs before ``call_next``.
+
+    Consecutive pre-stages share one function for speed.
+    """
     if isinstance(call_next, partial) and call_next.func is _run_pre_stages:
         arguments = dict(call_next.keywords)
         return partial(_run_pre_stages, **{**arguments, "gates": (gate, *arguments["gates"])})
@@ -196,7 +199,7 @@ async def _call_middleware(
 
 
 def _check_protected_fields(middleware: Middleware, attempt: Attempt, changed: Attempt) -> None:
-    """Raise an error if middleware changed fields that an approval request may already have shown.
+    """Raise an error if middleware changed fields that an approval request may already show.
 
     Raises:
         CapabilityError: A protected field of the attempt has changed.
@@ -220,7 +223,7 @@ def _check_protected_fields(middleware: Middleware, attempt: Attempt, changed: A
 async def _call_record_middleware(
     execution: StepExecution, attempt: Attempt, *, middleware: Middleware, call_next: NextStage
 ) -> StepResult:
-    """Call middleware that returns step records, and convert its exceptions to failures of the step."""
+    """Call middleware that returns step records, and convert its exceptions to step failures."""
     is_suspended, emits = False, middleware.stage != "finalize"
 
     async def watched(execution: StepExecution, attempt: Attempt) -> StepResult:

@@ -43,7 +43,7 @@ def serialize_command(result: Any) -> Any:
 
 
 def _message_text(message: Any) -> str:
-    """Return the text of a message in any form that LangChain accepts."""
+    """Return the text of a message in any format that LangChain accepts."""
     if isinstance(message, BaseMessage):
         return str(message.text)
     is_pair = isinstance(message, (list, tuple)) and len(message) == 2
@@ -54,27 +54,27 @@ def _message_text(message: Any) -> str:
 def read_command(
     value: Any, spec: CapabilitySpec, state_keys: Collection[str], types: ContextTypes
 ) -> Any:
-    """Return the values that a serialized LangGraph ``Command`` writes, by state key and context type.
+    """Read the state and context values that a serialized LangGraph ``Command`` writes.
 
     The text of the command's messages becomes the plain value that the capability provides.
 
     Args:
-        value: Part of a result. A value that is not a command is returned unchanged.
+        value: Part of a result. Any value other than a command is returned unchanged.
         spec: Declarations of the capability.
         state_keys: Keys of the graph's state.
         types: Registered context types.
 
     Raises:
-        CapabilityError: The command contains an unsupported part such as ``goto``, a state key of the
-            framework, or messages although the capability provides no plain value.
+        CapabilityError: The command contains an unsupported part such as ``goto``, a state key
+            of the framework, or messages although the capability provides no plain value.
     """
     if not isinstance(value, Mapping) or COMMAND_KEY not in value:
         return value
     command = value[COMMAND_KEY]
     if command["more"]:
         raise CapabilityError(
-            f"The Command of {spec.name!r} has unsupported parts"
-            f" ({' and '.join(command['more'])}): the plan decides what runs next.",
+            f"The Command of {spec.name!r} has unsupported parts ({' and '.join(command['more'])}), "
+            "because the plan decides what runs next.",
             fix="return Command(update={…}), or use the tool in an agent and plan the agent.",
         )
     application_keys = set(state_keys) - STATE_KEYS
@@ -100,8 +100,8 @@ def read_command(
         return {**command["update"], kinds[0]: {"value": text}}
     if text is not None:
         raise CapabilityError(
-            f"The Command of {spec.name!r} cannot have messages: the capability provides no plain"
-            " value for their text.",
+            f"The Command of {spec.name!r} must not contain messages, because the capability "
+            "provides no plain value for their text.",
             fix="annotate the return type as Command, or remove the messages.",
         )
     return dict(command["update"])

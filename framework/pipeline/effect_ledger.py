@@ -43,11 +43,11 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 def outcome_approvals(spec: CapabilitySpec, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the approver fields of a request to decide about an unknown outcome.
+    """Return the approver fields for a request to resolve an unknown outcome.
 
     Args:
         spec: Declarations of the capability.
-        answer: Stored decision, which may contain the reason why the last answer was not accepted.
+        answer: Stored decision, which may contain the reason why the last answer was rejected.
     """
     policy = ApprovalPolicy.from_declaration(spec.requires_approval)
     if not policy.restricts_approvers:
@@ -58,10 +58,11 @@ def outcome_approvals(spec: CapabilitySpec, answer: Mapping[str, Any]) -> dict[s
 
 
 class UnknownOutcome(GraphBubbleUp):
-    """Signal that a part of a step started in an earlier process and that its outcome is unknown.
+    """Signal that part of a step started in an earlier process and its outcome is unknown.
 
     Attributes:
-        question: Request to a person, or ``None`` if a person decided to skip the step.
+        question: Request for a person's decision, or ``None`` if a person decided to skip the
+            step.
     """
 
     def __init__(self, question: ApprovalRequest | None) -> None:
@@ -73,7 +74,7 @@ class UnknownOutcome(GraphBubbleUp):
 
 
 class Claim(NamedTuple):
-    """Claim of a step on an effect record, so that no other step uses the same record.
+    """Claim of a step on an effect record, which no other step can then use.
 
     Attributes:
         name: Name of the record.
@@ -112,8 +113,8 @@ def serialize_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
     """Compute the key that identifies equal effects of a capability.
 
-    The key covers the parameters in ``effect_key``, or all parameters and inputs if the capability does
-    not declare ``effect_key``.
+    The key covers the parameters listed in ``effect_key``, or all parameters and inputs if the
+    capability does not declare ``effect_key``.
     """
     if spec.effect_key is not None:
         return compute_digest({name: attempt.values.get(name) for name in spec.effect_key})
@@ -174,21 +175,21 @@ class EffectLedger:
 
     @property
     def is_durable(self) -> bool:
-        """True if the records survive the end of the process."""
+        """True if the effect records survive the end of the process."""
         return self.journal.is_durable
 
     async def read_wait(self, key: str) -> dict[str, Any]:
-        """Return the record of a step's wait, or ``{}`` if the step does not wait."""
+        """Return the stored wait record of a step, or ``{}`` if the step is not waiting."""
         return await self._read(f"{self._waits_key}/{compute_digest(key)}")
 
     async def record_wait(self, key: str, record: dict[str, Any]) -> None:
-        """Record the start and the condition of a step's wait."""
+        """Store when a step started to wait, and the condition that it is waiting for."""
         await self._write(f"{self._waits_key}/{compute_digest(key)}", record)
 
     # --- keys -----------------------------------------------------------------------------
 
     def idempotency_key(self, name: str) -> str:
-        """Return the idempotency key of an effect for the external system."""
+        """Return the idempotency key of an effect, to send to the external system."""
         return f"{self.journal.thread_id or 'thread'}/{name}"
 
     def step_key(self, attempt: Attempt) -> str:
@@ -203,18 +204,18 @@ class EffectLedger:
     # --- effects --------------------------------------------------------------------------
 
     async def wait_until_saved(self) -> None:
-        """Wait until the checkpoint with this plan is saved.
+        """Wait until the checkpoint that contains the current plan is saved.
 
         Raises:
-            PersistenceError: The checkpoint is not saved.
+            PersistenceError: The checkpoint was not saved.
         """
         await self.journal.wait_until_saved()
 
     async def raise_if_stopped(self, *, confirm: bool = False) -> None:
-        """Raise an error if a user stopped the run.
+        """Raise an error if a user has stopped the run.
 
         Args:
-            confirm: True to query the database before an effect starts.
+            confirm: True to query the database, as required before an effect starts.
 
         Raises:
             StoppedError: A user stopped the run.
@@ -287,15 +288,15 @@ class EffectLedger:
         )
 
     async def record_nested_effect(self, key: str) -> None:
-        """Record that a nested execution of a step had an effect."""
+        """Record that an execution nested inside a step had an effect."""
         await self._write(f"{self._waits_key}/inside/{compute_digest(key)}", {"acted": True})
 
     async def has_nested_effect(self, key: str) -> bool:
-        """Return True if a nested execution of a step had an effect in any process."""
+        """Return True if an execution nested inside a step had an effect in any process."""
         return bool(await self._read(f"{self._waits_key}/inside/{compute_digest(key)}"))
 
     async def begin_effect(self, name: str) -> int:
-        """Record the start of an effect, and return the number of its execution.
+        """Record the start of an effect, and return the effect's execution number.
 
         Raises:
             PersistenceError: The record cannot be stored, or another process holds the lease of the
@@ -320,11 +321,12 @@ class EffectLedger:
         await self.journal.assert_lease_held()
 
     async def end_effect(self, name: str, status: str, **fields: Any) -> None:
-        """Record the end of an effect: ``finished``, ``failed``, ``unknown``, or ``asking``.
+        """Record that an effect ended as ``finished``, ``failed``, ``unknown``, or ``asking``.
 
         Raises:
-            PersistenceError: The record cannot be stored. For a status other than ``finished``, also if
-                another process holds the thread's lease, because it may have started the effect again.
+            PersistenceError: The record cannot be stored. For a status other than ``finished``,
+                also if another process holds the thread's lease, because that process may have
+                started the effect again.
         """
         record, done = await self._read(name), status == "finished"
         if not done:
@@ -353,7 +355,7 @@ class EffectLedger:
         """
         if record.get("withheld"):
             raise PolicyError(
-                "The result of the effect is not available: a guardrail withheld it.",
+                "The result of the effect is not available because a guardrail withheld it.",
                 fix="check the result in the external system.",
                 severity=ErrorSeverity.CRITICAL,
             )
@@ -381,7 +383,7 @@ class EffectLedger:
         plan_keys: Collection[str],
         max_result_bytes: int,
     ) -> Any:
-        """Run a part of a step at most once. It implements ``BaseCapability.once``.
+        """Run part of a step at most once, as an implementation of ``BaseCapability.once``.
 
         Args:
             spec: Declarations of the capability.
@@ -393,9 +395,9 @@ class EffectLedger:
             max_result_bytes: Maximum size of the result.
 
         Raises:
-            LimitError: The part has finished, but its result is too large to store.
+            LimitError: The part finished, but its result is too large to store.
             UnknownOutcome: The part started in an earlier process and its outcome is unknown.
-            ValidationError: The part has finished, but its result could not be stored.
+            ValidationError: The part finished, but its result could not be stored.
         """
         if not callable(function):
             raise ValidationError(
@@ -447,10 +449,10 @@ class EffectLedger:
     async def _claim_once_prefix(
         self, spec: CapabilitySpec, attempt: Attempt, plan_keys: Collection[str]
     ) -> str:
-        """Claim the record name prefix for the ``once`` parts of a step without an effect.
+        """Claim a record name prefix for the ``once`` parts of a step without an effect.
 
-        The prefix is claimed like an effect record, so that a later plan finds the parts even if the
-        step has another key.
+        The prefix is claimed like an effect record, so that a later plan finds the parts even if
+        the step has a different key.
         """
         if self.journal.is_remote:  # only the process of the turn makes claims
             return f"{self.turn_key}/{attempt.capability}/{self._find_step_owner(attempt.key)}"
@@ -463,11 +465,11 @@ class EffectLedger:
     # --- decisions ----------------------------------------------------------------------
 
     async def hold_result(self, key: str, result: Mapping[str, Any]) -> None:
-        """Store a result that a person must approve before it is used."""
+        """Store a step's result that a person must approve before it is used."""
         await self._write(f"{self.turn_key}/held/{self._find_step_owner(key)}", dict(result))
 
     async def held_result(self, key: str) -> dict[str, Any]:
-        """Return a step's result that waits for approval, or ``{}`` if there is none."""
+        """Return a step's result that is waiting for approval, or ``{}`` if there is none."""
         return await self._read(f"{self.turn_key}/held/{self._find_step_owner(key)}")
 
     async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
@@ -490,11 +492,11 @@ class EffectLedger:
     # --- waits ----------------------------------------------------------------------------
 
     async def earlier_failures(self, key: str, now: float) -> tuple[int, float | None]:
-        """Return a step's number of failed attempts and the delay before its next attempt.
+        """Return a step's failure count and the remaining delay before its next attempt.
 
         Args:
             key: Context key of the step.
-            now: Current time of the graph's clock.
+            now: Current time on the graph's clock.
         """
         if not self.is_durable:
             return 0, None
@@ -509,13 +511,13 @@ class EffectLedger:
         return entry["failures"], min(max(0.0, entry["until"] - now), entry["delay"])
 
     async def record_failure(self, key: str, failures: int, delay: float, now: float) -> None:
-        """Record a failed attempt and the time of the next one.
+        """Record a failed attempt and the time at which the next attempt may start.
 
         Args:
             key: Context key of the step.
             failures: Number of failed attempts so far.
             delay: Delay before the next attempt, in seconds.
-            now: Current time of the graph's clock.
+            now: Current time on the graph's clock.
         """
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:

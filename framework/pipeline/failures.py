@@ -48,10 +48,10 @@ def classify_failure(
     key: str | None = None,
     attempts: int = 1,
 ) -> Failure:
-    """Classify an exception with ``classify_error`` of the failed class, or with the default rules.
+    """Classify an exception with the class's ``classify_error``, or with the default rules.
 
     Args:
-        cls: Class of the capability or node.
+        cls: Class of the capability or node that failed.
         exc: Exception to classify.
         context: Additional values for ``classify_error``.
         capability: Name of the failed capability.
@@ -124,7 +124,7 @@ def create_refusal_failure(node: str, error: CapgraphError) -> Failure:
 
 
 def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
-    """Create the state update for failures, of which the most severe failure determines the routing.
+    """Create the state update for failures, routed by the most severe failure.
 
     >>> update = failure_update([Failure(ErrorSeverity.CRITICAL, "It broke.", node="router")])
     >>> update["control_has_error"], update["control_error_info"]["user_message"]
@@ -146,7 +146,7 @@ def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
 
 
 def clear_failure_update() -> dict[str, Any]:
-    """Create the state update that removes the current failure."""
+    """Create the state update that clears the current failure."""
     return {
         "control_has_error": False,
         "control_error_info": None,
@@ -156,7 +156,10 @@ def clear_failure_update() -> dict[str, Any]:
 
 
 def stop_update(exc: Exception) -> dict[str, Any]:
-    """Create the state update for an exception. It is empty unless a user stopped the turn."""
+    """Create the state update for a turn that a user stopped.
+
+    The update is empty for any other exception.
+    """
     if not isinstance(exc, StoppedError):
         return {}
     return {"control_is_killed": True, "control_kill_reason": mask_secrets(str(exc))}
@@ -165,7 +168,8 @@ def stop_update(exc: Exception) -> dict[str, Any]:
 def most_severe(failures: Sequence[Failure]) -> Failure:
     """Return the most severe failure, or the first failure with the highest severity.
 
-    A failure without remaining attempts precedes a failure whose retries it prevented.
+    A failure without remaining attempts takes precedence over a failure whose retries it
+    prevented.
     """
     return min(failures, key=lambda item: (_RANK.index(item.severity), not item.final))
 

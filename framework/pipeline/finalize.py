@@ -40,7 +40,7 @@ from capgraph.telemetry.event_dispatcher import event_context
 
 
 class SkippedStep(NamedTuple):
-    """Result of a step that will not run.
+    """Reason for skipping a step, returned in place of the step's result.
 
     Attributes:
         reason: Reason for skipping the step.
@@ -59,8 +59,9 @@ async def finalize(
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
-        call_next: Inner stages.
-        is_final: True if the record is final. False if middleware or a quality gate still processes it.
+        call_next: Function that runs the inner stages.
+        is_final: True if the record is final. False if middleware or a quality gate may still
+            change it.
 
     Raises:
         FatalExecutionError: The failure was classified as FATAL. The cause is chained.
@@ -81,7 +82,7 @@ async def finalize(
                 return create_skipped_record(execution, attempt, result)
             normalized = _normalize_result(execution, attempt, result)
             _check_size(execution, attempt, normalized)
-            record = await _apply_gate(execution, attempt, normalized)
+            record = await _apply_quality_gate(execution, attempt, normalized)
         except GraphBubbleUp:
             raise
         except Exception as exc:
@@ -93,10 +94,10 @@ async def finalize(
         return await _emit_record(execution, attempt, record)
 
 
-async def _apply_gate(
+async def _apply_quality_gate(
     execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> StepRecord:
-    """Evaluate the result with the quality gate, and return the record of the attempt."""
+    """Evaluate an attempt's result with the quality gate, and create the attempt's record."""
     # The gate checked a replayed result when it was created.
     if execution.spec.gate is None or attempt.is_replayed:
         return _create_success_record(execution, attempt, normalized)
@@ -182,12 +183,12 @@ def _create_attempt_id(execution: StepExecution, attempt: Attempt) -> str:
 async def finish_record(
     execution: StepExecution, attempt: Attempt, call_next: NextStage
 ) -> StepResult:
-    """Revalidate a record that middleware may have changed, and request a required approval.
+    """Revalidate a record that middleware may have changed, and request required approvals.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
-        call_next: The stage with its middleware.
+        call_next: Function that runs the stage with its middleware.
     """
     with event_context(attempt_id=_create_attempt_id(execution, attempt)):
         held_result = (
@@ -204,7 +205,9 @@ async def finish_record(
                 execution, attempt, success=True, approval_reasons=reasons, **fields
             )
         else:
-            outcome = await _revalidate(execution, attempt, await call_next(execution, attempt))
+            outcome = await _revalidate_contexts(
+                execution, attempt, await call_next(execution, attempt)
+            )
         return (
             await _emit_record(execution, attempt, outcome)
             if isinstance(outcome, StepRecord)
@@ -215,7 +218,7 @@ async def finish_record(
 async def _emit_record(
     execution: StepExecution, attempt: Attempt, record: StepRecord
 ) -> StepResult:
-    """Emit the end of the attempt and return its record, or the approval request for its result."""
+    """Emit the end of an attempt and return its record, or the approval request for its result."""
     if execution.effect_done:
         await _update_ledger(execution, record)
     if not record.success:
@@ -238,7 +241,7 @@ async def _emit_record(
 
 
 async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
-    """Replace the result in the effect ledger, because a guardrail may have removed data from it."""
+    """Replace an effect's stored result, because a guardrail may have removed data from it."""
     if record.success and record.contexts is not execution.attempt_state.contexts:
         outputs: list[Any] = [{kind: of[record.key]} for kind, of in record.contexts.items()]
         outputs += [record.updates] if record.updates else []
@@ -252,8 +255,10 @@ async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
         )
 
 
-async def _revalidate(execution: StepExecution, attempt: Attempt, record: StepResult) -> StepResult:
-    """Validate the contexts of a record again if middleware changed them."""
+async def _revalidate_contexts(
+    execution: StepExecution, attempt: Attempt, record: StepResult
+) -> StepResult:
+    """Revalidate the context data in a step's record if middleware changed it."""
     if (
         isinstance(record, StepRecord)
         and record.success
@@ -287,7 +292,7 @@ async def _consume_approval(execution: StepExecution, attempt: Attempt, digest: 
 async def _request_result_approval(
     execution: StepExecution, attempt: Attempt, record: StepRecord
 ) -> ApprovalRequest | None:
-    """Create the approval request for a result, or return ``None`` if the result is approved."""
+    """Create an approval request for a result, or return ``None`` if it is already approved."""
     result = {kind: entries[record.key] for kind, entries in record.contexts.items()}
     result |= {name: to_plain(value, lenient=True) for name, value in record.updates.items()}
     if record.plan is not None:
@@ -313,12 +318,15 @@ async def _request_result_approval(
 
 
 def compute_work_digest(attempt: Attempt) -> str:
-    """Compute a digest of a step's work, because another plan may reuse the step's context key."""
+    """Compute a digest that identifies a step's work.
+
+    The step's context key is not sufficient, because a different plan may reuse the key.
+    """
     return compute_digest([attempt.capability, attempt.values, serialize_inputs(attempt.inputs)])
 
 
 def emit_attempt_started(execution: StepExecution, attempt: Attempt) -> None:
-    """Emit the event for the start of an attempt, unless it has been emitted."""
+    """Emit the start event of an attempt, unless it was already emitted."""
     if execution.announced_attempt >= attempt.number:
         return
     mark_announced(execution, attempt)
@@ -332,12 +340,12 @@ def emit_attempt_started(execution: StepExecution, attempt: Attempt) -> None:
 
 
 def mark_announced(execution: StepExecution, attempt: Attempt) -> None:
-    """Record that the event for the start of an attempt has been emitted."""
+    """Record that the start event of an attempt has been emitted."""
     execution.announced_attempt = attempt.number
 
 
 def classify_step_failure(execution: StepExecution, attempt: Attempt, exc: Exception) -> Failure:
-    """Classify an exception of the current attempt, and cache the result."""
+    """Classify an exception of the current attempt, and cache the classification."""
     cached = execution.attempt_state.failure
     if cached is not None and cached[0] is exc:
         return cached[1]
@@ -361,7 +369,7 @@ def classify_step_failure(execution: StepExecution, attempt: Attempt, exc: Excep
 
 
 def set_failure(execution: StepExecution, exc: BaseException, failure: Failure) -> None:
-    """Store the classification of an exception of the current attempt."""
+    """Store how an exception of the current attempt was classified."""
     execution.attempt_state.failure = (exc, failure)
 
 
@@ -374,7 +382,7 @@ async def failed_record(
         execution: State of the step execution.
         attempt: Failed attempt.
         exc: Exception of the attempt.
-        emits: True to emit the failure. False if middleware may still change it.
+        emits: True to emit a failure event. False if middleware may still change the record.
 
     Raises:
         FatalExecutionError: The failure was classified as FATAL. The cause is chained.
@@ -400,7 +408,7 @@ async def failed_record(
 def create_skipped_record(
     execution: StepExecution, attempt: Attempt, skipped: SkippedStep
 ) -> StepRecord:
-    """Emit the event for a skipped step, and return the step's record."""
+    """Emit an event for a skipped step, and create the step's record."""
     fields = {"reason": skipped.reason, "not_needed": skipped.is_not_needed}
     telemetry.emit(telemetry.StepSkipped(**fields, **attempt.event_fields()))
     return _create_record(
@@ -409,7 +417,7 @@ def create_skipped_record(
 
 
 def emit_attempt_failed(execution: StepExecution, attempt: Attempt, failure: Failure) -> None:
-    """Emit and log the failure of an attempt."""
+    """Emit a failure event for an attempt, and log the failure."""
     telemetry.emit(
         telemetry.StepFailed(
             duration=execution.elapsed_seconds(),

@@ -28,14 +28,14 @@ async def run_hooks(
     behaviors: Sequence[Behavior],
     refinalize: NextStage,
 ) -> StepResult:
-    """Run the hooks of behaviors around a step.
+    """Run the behaviors' hooks around a step.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
-        call_next: Wrapped stages.
+        call_next: Function that runs the wrapped stages.
         behaviors: Behaviors with hooks, outermost first.
-        refinalize: Stage ``finalize`` with its middleware, for results that hooks return.
+        refinalize: ``finalize`` stage with its middleware, for results that hooks return.
     """
     if attempt.is_replayed:  # hooks already processed a replayed result
         replayed: StepResult = await call_next(execution, attempt)
@@ -94,7 +94,7 @@ async def run_hooks(
 async def call_with_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, call: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Run behaviors' hooks around a call whose result is not a step record, such as a model call.
+    """Run hooks around a call that does not return a step record, such as a model call.
 
     Args:
         behaviors: Behaviors with hooks, outermost first.
@@ -102,7 +102,7 @@ async def call_with_hooks(
         call: Function that makes the call.
 
     Raises:
-        Exception: Error of the call or a hook, unless a hook returns a replacement.
+        Exception: The call or a hook failed, and no hook returned a replacement.
     """
     try:
         await run_before_hooks(behaviors, context)
@@ -117,11 +117,11 @@ async def call_with_hooks(
 
 
 async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
-    """Run the ``before_execute`` hooks.
+    """Run the ``before_execute`` hooks of behaviors.
 
     Raises:
-        ConfigurationError: A hook returned another context or changed the task. Both would have no
-            effect, because earlier stages have already used the task.
+        ConfigurationError: A hook returned a different context or changed the task. Neither
+            would have any effect, because earlier stages have already used the task.
     """
     task = context.task
     for behavior in behaviors:
@@ -138,7 +138,7 @@ async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorConte
 async def run_after_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, result: Any
 ) -> Any:
-    """Run the ``after_execute`` hooks, innermost first, and return the resulting value."""
+    """Run the ``after_execute`` hooks, innermost first, and return the final result."""
     for behavior in reversed(behaviors):
         replacement = await maybe_await(behavior.after_execute(context, result))
         result = result if replacement is None else replacement
@@ -173,6 +173,6 @@ def _create_hook_result(execution: StepExecution, record: StepRecord) -> Any:
 
 
 def result_data(record: StepRecord) -> Any:
-    """Return the data of a record's single output, or the data by type if there are several outputs."""
+    """Return the data of a record's only output, or a mapping by type for several outputs."""
     data = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
     return next(iter(data.values())) if len(data) == 1 else data

@@ -41,9 +41,9 @@ _SKIP_REASON = "Skipped: it is unknown whether its effect happened."
 async def run_without_effect(
     execution: StepExecution, attempt: Attempt, call_next: NextStage
 ) -> Any:
-    """Run a step without an effect, unless the turn was stopped or another process holds the lease.
+    """Run a step without an effect, unless the turn was stopped or the lease was lost.
 
-    A part of the step may still have an unknown outcome if the step calls ``self.once``.
+    If the step calls ``self.once``, part of the step may still have an unknown outcome.
 
     Raises:
         PersistenceError: Another process holds the lease of the thread.
@@ -62,13 +62,14 @@ async def run_without_effect(
 
 
 async def idempotency(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
-    """Run the inner stages at most once for each effect, by means of the effect's record.
+    """Run the inner stages at most once per effect, as tracked by the effect's record.
 
     Returns:
         The raw result, the stored result of an equal effect, or a request for a person's decision.
 
     Raises:
-        CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is ``fail``.
+        CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is
+            ``fail``.
         PersistenceError: The record cannot be stored, or another process holds the lease of the
             thread.
         StoppedError: A user stopped the run.
@@ -99,7 +100,7 @@ async def idempotency(execution: StepExecution, attempt: Attempt, call_next: Nex
         execution.mark_effect_done()
         return ledger.stored_result(claim.record)
     if status == "begun":
-        resolved = await _resolve_unknown(execution, keyed, claim)
+        resolved = await _resolve_unknown_outcome(execution, keyed, claim)
         if resolved is not None:
             return resolved
     question = await _create_repeat_question(execution, keyed, claim, plan, claimed)
@@ -165,7 +166,7 @@ async def _run_effect(
 
 
 async def _record_effect_finished(execution: StepExecution, claim: Claim, result: Any) -> None:
-    """Record that the effect is complete, before any other code processes the result."""
+    """Record that an effect finished, before any other code processes its result."""
     await execution.record_effect()
     stored = encode_result(result, execution.attempt_state.stored_outputs)
     # Stage ``finalize`` refuses a result that is too large. The record of the effect must not contain it.
@@ -175,7 +176,7 @@ async def _record_effect_finished(execution: StepExecution, claim: Claim, result
 
 
 async def _run_idempotent(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
-    """Run an effect that is safe to repeat, with audit records of its start and end."""
+    """Run an effect that is safe to repeat, and write audit records of its start and end."""
     await record_now(
         "effect", effect=execution.attempt_state.effect, status="begun", run=attempt.number
     )
@@ -192,8 +193,8 @@ async def _run_idempotent(execution: StepExecution, attempt: Attempt, call_next:
         await record_soon("effect", effect=execution.attempt_state.effect, status=status)
 
 
-async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Claim) -> Any:
-    """Return the result of an effect whose outcome is unknown, or ``None`` to run it again."""
+async def _resolve_unknown_outcome(execution: StepExecution, attempt: Attempt, claim: Claim) -> Any:
+    """Return the result of an effect with an unknown outcome, or ``None`` to run it again."""
     run = int(claim.record.get("run", 0))
     decision = await execution.context.ledger.read_outcome(claim.name, run)
     answer: Any = execution.spec.on_unknown
@@ -210,8 +211,8 @@ async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Cl
         return outputs
     if answer == "fail":
         raise CapabilityError(
-            f"The outcome of step {attempt.key!r} ({attempt.capability}) is unknown: it started in an"
-            " earlier process.",
+            f"The outcome of step {attempt.key!r} ({attempt.capability}) is unknown because the "
+            "step started in an earlier process.",
             fix="check the external system, then run the step again or set on_unknown.",
         )
     return _create_unknown_outcome_question(
@@ -231,7 +232,7 @@ async def _create_repeat_question(
     plan_id: str,
     claimed_records: set[str],
 ) -> ApprovalRequest | None:
-    """Create an approval request if the effect repeats an earlier plan's effect with other values."""
+    """Request approval if an effect repeats an earlier plan's effect with different values."""
     spec, ledger = execution.spec, execution.context.ledger
     if spec.repeatable or not claim.is_new or execution.approval:
         return None
@@ -255,7 +256,7 @@ async def _create_repeat_question(
 
 
 def _was_in_earlier_plan(execution: StepExecution, attempt: Attempt) -> bool:
-    """Return True if an earlier plan of the turn contained the same step."""
+    """Return True if an earlier plan of the same turn contained this step."""
     fingerprint = fingerprints(execution.view.plan).get(plan_key(attempt.key))
     versions: list[Mapping[str, Any]] = execution.view.state.get("planning_history") or []
     return any(fingerprint in fingerprints(version["plan"]).values() for version in versions[:-1])

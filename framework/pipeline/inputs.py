@@ -20,22 +20,23 @@ def resolve_inputs(
     types: ContextTypes,
     own_values: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Load and validate the inputs of a step.
+    """Load and validate the inputs of a planned step.
 
     Args:
         spec: Declarations of the capability.
         step: Planned step.
         context_data: Stored results by type and key.
         types: Registered context types.
-        own_values: Current element of the ``for_each`` list, by its name.
+        own_values: Current element of the ``for_each`` list, by the element's name.
 
     Returns:
-        Inputs by role or context type: an object, a list of objects (``many``), or ``None`` (missing
+        Inputs by role or context type: an object, a list of objects (``many``), or ``None``
+        (missing
         optional input).
 
     Raises:
-        ValidationError: An input is missing or invalid. The severity is REPLANNING, because another
-            plan may supply the input.
+        ValidationError: An input is missing or invalid. The severity is REPLANNING, because a
+            different plan may supply the input.
     """
     named: dict[str, list[str]] = {}
     kinds = {requirement.label: requirement.type for requirement in spec.requires}
@@ -82,7 +83,7 @@ def _load_contexts(
     context_data: Mapping[str, Mapping[str, Any]],
     types: ContextTypes,
 ) -> list[Any]:
-    """Load one context, or all elements of a result that is a list of this type."""
+    """Load a single context object, or all elements if the stored result is a list."""
     if key in context_data.get(kind + LIST_SUFFIX, {}):
         return list(_load_context(spec, kind + LIST_SUFFIX, key, context_data, types))
     if key not in context_data.get(kind, {}):

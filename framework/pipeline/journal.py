@@ -32,7 +32,10 @@ _CHECKPOINT_TIMEOUT_SECONDS = 10.0
 
 @contextmanager
 def _stop_run_on_errors() -> Iterator[None]:
-    """Set ``stops_run`` on persistence errors, because the run cannot record its results anymore."""
+    """Set ``stops_run`` on persistence errors raised within the ``with`` block.
+
+    The run must stop, because its results can no longer be recorded.
+    """
     try:
         yield
     except PersistenceError as exc:
@@ -53,14 +56,15 @@ class RunStart(NamedTuple):
 
 
 class Journal:
-    """Durable records of one thread, by key.
+    """Durable records of a single thread, stored by key.
 
     Args:
         persistence: Storage of the graph's threads. ``None`` stores no records.
         thread_id: ID of the thread.
-        checkpoints: Namespace and ID of each checkpoint on which the running superstep is based,
-            outermost graph first. Empty if nothing is saved before the run ends.
-        fence: Function that replaces :meth:`assert_lease_held` if another process holds the lease.
+        checkpoints: Namespace and ID of each checkpoint on which the running superstep is
+            based, outermost graph first. Empty if nothing is saved before the run ends.
+        fence: Function that checks the lease in :meth:`assert_lease_held` if another process
+            holds it.
 
     Attributes:
         persistence: Storage of the graph's threads, or ``None``.
@@ -85,7 +89,7 @@ class Journal:
 
     @property
     def is_durable(self) -> bool:
-        """True if the records survive the end of the process."""
+        """True if the journal's records survive the end of the process."""
         return self._saver is not None and self.thread_id is not None
 
     @property
@@ -95,12 +99,12 @@ class Journal:
 
     @property
     def tables(self) -> SqlTables | None:
-        """Database tables of the persistence, or ``None`` without a database."""
+        """Database tables of the persistence layer, or ``None`` if there is no database."""
         return self.persistence.tables if self.persistence is not None else None
 
     @property
     def namespace(self) -> str:
-        """Checkpoint namespace of the graph. It is empty for the outermost graph."""
+        """Checkpoint namespace of the graph, which is empty for the outermost graph."""
         namespace = self._checkpoint[0] if self._checkpoint else ""
         # A task ID changes when its graph restarts; the name of its node does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
@@ -124,13 +128,13 @@ class Journal:
                 await self.persistence.leases.confirm(self.thread_id, force_query=query_database)
 
     async def wait_until_saved(self) -> None:
-        """Wait until the checkpoint with the running plan is saved.
+        """Wait until the checkpoint that contains the running plan is saved.
 
-        LangGraph saves checkpoints in the background. If an effect happened before its plan was saved, a
-        new plan after a crash could repeat the effect with other values.
+        LangGraph saves checkpoints in the background. If an effect happened before its plan was
+        saved, a new plan after a crash could repeat the effect with different values.
 
         Raises:
-            PersistenceError: The checkpoint is not saved.
+            PersistenceError: The checkpoint was not saved in time.
         """
         if self._saver is None or self.thread_id is None:
             return
@@ -143,7 +147,7 @@ class Journal:
     async def _wait_for_checkpoint(
         self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
     ) -> CheckpointTuple:
-        """Return the checkpoint on which the superstep is based, once it is saved."""
+        """Wait until a checkpoint is saved, and return it."""
         config: RunnableConfig = {
             "configurable": {
                 "thread_id": self.thread_id,
@@ -165,7 +169,7 @@ class Journal:
         return saved
 
     async def starting_checkpoint(self) -> CheckpointTuple | None:
-        """Return the first checkpoint of the running graph, or ``None`` if it is not saved."""
+        """Return the running graph's first checkpoint, or ``None`` if it is not saved."""
         if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
         saved: CheckpointTuple | None = await self._wait_for_checkpoint(
@@ -178,11 +182,12 @@ class Journal:
     async def run_start(
         self, cache: dict[str, RunStart], *, is_resumed: bool = False
     ) -> RunStart | None:
-        """Return the start of the outermost graph's run, or ``None`` if it is not saved.
+        """Return where the outermost graph's run started, or ``None`` if the start is not saved.
 
         Args:
             cache: Cache of starts by checkpoint ID, so that each checkpoint is read only once.
-            is_resumed: True if the run was started earlier, so that its first checkpoint is saved.
+            is_resumed: True if the run was started earlier, so its first checkpoint is already
+                saved.
         """
         if self._saver is None or self.thread_id is None or not self.checkpoints:
             return None
@@ -209,11 +214,11 @@ class Journal:
         return start
 
     async def raise_if_stopped(self, users: Collection[str], *, confirm: bool = False) -> None:
-        """Raise an error if a user stopped the run.
+        """Raise an error if a user has stopped the run.
 
         Args:
             users: IDs of the run's users.
-            confirm: True to query the database before an effect starts.
+            confirm: True to query the database, as required before an effect starts.
 
         Raises:
             StoppedError: A user stopped the run.
@@ -224,7 +229,7 @@ class Journal:
             await self.persistence.stops.raise_if_stopped(self.thread_id, users, force_read=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
-        """Return the last record with a key, or an empty dictionary."""
+        """Return the latest record stored under a key, or an empty dictionary."""
         if self._saver is None or self.thread_id is None:
             return {}
         with _stop_run_on_errors():
@@ -233,11 +238,11 @@ class Journal:
     async def write(
         self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
     ) -> None:
-        """Store a record. It is durable when the method returns.
+        """Store a record durably before returning.
 
         Args:
             key: Name of the record.
-            record: Plain data.
+            record: Record to store, as plain data.
             allow_lost_lease: True to write even if another process holds the lease.
 
         Raises:
@@ -254,7 +259,7 @@ class Journal:
 
 
 def running_journal(persistence: Persistence | None = None) -> Journal:
-    """Return the journal of the running thread.
+    """Return the journal, which holds the durable records of the running thread.
 
     Args:
         persistence: Default storage of the graph; a run may use another saver.

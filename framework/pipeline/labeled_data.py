@@ -40,7 +40,10 @@ class LabeledStore(BaseStore):
         self.ttl_config = store.ttl_config
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Run operations in the store. See LangGraph's ``BaseStore``."""
+        """Run a batch of store operations, and track the labels of their items.
+
+        See LangGraph's ``BaseStore``.
+        """
         operations = list(ops)
         results = self._store.batch([*operations, *self._label_writes(operations)])
         results = _remove_labels(results[: len(operations)])
@@ -49,7 +52,10 @@ class LabeledStore(BaseStore):
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Run operations in the store. See LangGraph's ``BaseStore``."""
+        """Run a batch of store operations asynchronously, and track the labels of their items.
+
+        See LangGraph's ``BaseStore``.
+        """
         operations = list(ops)
         results = await self._store.abatch([*operations, *self._label_writes(operations)])
         results = _remove_labels(results[: len(operations)])
@@ -95,7 +101,7 @@ def _label_reads(operations: list[Op], results: list[Result]) -> list[Op]:
 
 
 def _remove_labels(results: list[Result]) -> list[Result]:
-    """Remove the items and namespaces that contain labels from results."""
+    """Remove internal label items and label namespaces from store results."""
 
     def is_label(part: Any) -> bool:
         namespace = part.namespace if isinstance(part, Item) else part
@@ -118,23 +124,24 @@ def labeled_runtime(execution: StepExecution) -> Any:
 
 
 def runtime_scope(runtime: Any) -> AbstractContextManager[None]:
-    """Return a context manager in which LangGraph's ``get_store`` returns a runtime's store."""
+    """Return a context manager that makes LangGraph's ``get_store`` return a runtime's store."""
     if not isinstance(getattr(runtime, "store", None), LabeledStore):
         return nullcontext()
     return replace_configurable((), {RUNTIME_KEY: runtime})
 
 
 def receive_state(execution: StepExecution, attempt: Attempt, path: tuple[str, ...]) -> None:
-    """Add the labels (provenance tags) of a state value to the step that reads the value.
+    """Add a state value's labels (provenance tags) to the step that reads the value.
 
     Args:
         execution: Execution of the step.
         attempt: Attempt of the step.
-        path: Path of keys to the value. For context data, these are the state key, the type, and the
-            context key.
+        path: Path of keys to the value. For context data, these are the state key, the type,
+            and the context key.
 
     Raises:
-        PolicyError: The labels do not allow the step to read the value, and no person approved the step.
+        PolicyError: The labels do not allow the step to read the value, and no person approved
+            the step.
     """
     flow, view = execution.flow, execution.view
     if flow is None:

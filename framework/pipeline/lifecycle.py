@@ -45,7 +45,7 @@ class Lifecycle:
     result: Any = None
 
     async def run(self) -> Any:
-        """Run the phases and return the result of ``execute``."""
+        """Run a capability's lifecycle phases and return the result of ``execute``."""
         await self._run_phase("validate", self.validate)
         try:
             await self._run_phase("setup", self.setup)

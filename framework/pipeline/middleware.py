@@ -25,20 +25,20 @@ _T = TypeVar("_T")
 
 
 def target_kind(spec: CapabilitySpec) -> TargetKind:
-    """Return the kind of target that middleware wraps when a capability's steps run."""
+    """Return whether middleware wraps a capability's steps as a ``step`` or an ``effect``."""
     return "step" if spec.effect == "none" else "effect"
 
 
 def select_applicable(behaviors: Iterable[_T], kind: TargetKind) -> list[_T]:
-    """Select the behaviors that can wrap a target of this kind."""
+    """Select the behaviors that can wrap the given kind of target."""
     return [item for item in behaviors if can_wrap(item, kind)]
 
 
 def can_wrap(item: Any, kind: TargetKind) -> bool:
-    """Return True if a behavior can wrap a target of this kind.
+    """Return True if a behavior can wrap the given kind of target.
 
-    Middleware wraps model calls with ``wrap_model_call`` and steps with ``wrap_step``. The attribute
-    ``applies_to`` restricts any behavior further.
+    Middleware wraps model calls with ``wrap_model_call`` and steps with ``wrap_step``. The
+    attribute ``applies_to`` restricts any behavior further.
     """
     if kind not in getattr(item, "applies_to", (kind,)):
         return False
@@ -50,23 +50,27 @@ def can_wrap(item: Any, kind: TargetKind) -> bool:
 def model_middleware(behaviors: Iterable[_T]) -> tuple[_T, ...]:
     """Select the middleware that wraps model calls.
 
-    Hooks of a graph are omitted, because they wrap only steps. A model role declares its own hooks.
+    The hooks of a graph are omitted, because they wrap only steps. A model role declares
+    separate hooks.
     """
     return tuple(item for item in select_applicable(behaviors, "model") if stage_of(item))
 
 
 def find_last_of_type(items: Sequence[Any], rule_type: Any) -> Any:
-    """Return the innermost rule of a type, which overrides the other rules."""
+    """Return the innermost rule of the given type, which overrides the outer rules."""
     return next((item for item in reversed(items) if isinstance(item, rule_type)), None)
 
 
 def stage_of(item: Any) -> str | None:
-    """Return the stage that a middleware wraps, or ``None`` for hooks."""
+    """Return the pipeline stage that middleware wraps, or ``None`` for hooks."""
     return getattr(item, "stage", None)
 
 
 def is_rule(item: Any) -> bool:
-    """Return True if an object replaces a rule of its stage instead of wrapping the stage."""
+    """Return True if an object replaces a stage's retry or timeout rule.
+
+    Other middleware wraps its stage instead.
+    """
     return isinstance(item, (RetryRule, TimeLimit))
 
 
@@ -82,28 +86,29 @@ def sort_middleware(items: Iterable[Any]) -> list[Any]:
 
 
 def flatten_behaviors(behaviors: Iterable[Any]) -> tuple[Any, ...]:
-    """Replace each behavior that wraps several stages with its ``parts``."""
+    """Expand each behavior that wraps several stages into its ``parts``."""
     return tuple(part for item in behaviors for part in getattr(item, "parts", (item,)))
 
 
 def check_node_behaviors(spec: InfrastructureSpec) -> None:
-    """Raise an error if a behavior of an infrastructure node cannot wrap the node.
+    """Raise an error if a behavior cannot wrap an infrastructure node.
 
     Raises:
-        ConfigurationError: A behavior has a stage, which a node does not have.
+        ConfigurationError: A behavior wraps a stage, but a node has no stages.
     """
     where = f"{spec.name}.behaviors"
     check_middleware(spec.behaviors, where, "node")
     for item in spec.behaviors:
         if stage_of(item) is not None and not is_rule(item):
             raise ConfigurationError(
-                f"{item!r} in {where} has the stage {stage_of(item)!r}: a node has no stages.",
+                f"{item!r} in {where} cannot wrap the stage {stage_of(item)!r}, because a node "
+                "has no stages.",
                 fix="use hooks (without a stage), RetryBehavior, or TimeoutBehavior.",
             )
 
 
 def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | None = None) -> None:
-    """Raise an error if an object in a list of behaviors is invalid.
+    """Raise an error if a list of behaviors contains an invalid object.
 
     Args:
         items: Objects to check.
@@ -111,8 +116,8 @@ def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | Non
         kind: Kind of target that all objects must be able to wrap, or ``None`` for any kind.
 
     Raises:
-        ConfigurationError: An object is neither middleware, nor a rule, nor a behavior with hooks,
-            or it cannot wrap this target.
+        ConfigurationError: An object is neither middleware, nor a rule, nor a behavior with
+            hooks, or it cannot wrap this target.
     """
     for item in items:
         has_hooks = stage_of(item) is None and isinstance(item, Behavior)
@@ -133,12 +138,13 @@ def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | Non
 
 
 def _check_methods(item: Any, location: str) -> None:
-    """Raise an error if middleware has no coroutine method for steps or model calls."""
+    """Raise an error unless middleware has a coroutine method for steps or model calls."""
     found = [getattr(item, name, None) for name in ("wrap_step", "wrap_model_call")]
     methods = [method for method in found if callable(method)]
     if not methods or not all(map(inspect.iscoroutinefunction, methods)):
         raise ConfigurationError(
-            f"{item!r} in {location} has no coroutine 'wrap_step' or 'wrap_model_call'.",
+            f"{item!r} in {location} must define 'wrap_step' or 'wrap_model_call' as a coroutine "
+            "function.",
             fix="define 'async def wrap_step(self, attempt, call_next)', or 'wrap_model_call' for"
             " model calls.",
         )

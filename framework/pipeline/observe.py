@@ -15,7 +15,10 @@ from capgraph.telemetry.event_dispatcher import event_context
 
 
 def create_deadline_error(execution: StepExecution, attempt: Attempt) -> LimitError:
-    """Create the error for a step that cannot start because the deadline of its turn or plan passed."""
+    """Create the error for a step that cannot start because a deadline has passed.
+
+    The deadline belongs to the step's turn or to its plan.
+    """
     deadline, limit = (
         execution.view.plan.get("deadline"),
         execution.config.limits.run_timeout_seconds,
@@ -33,7 +36,7 @@ def create_deadline_error(execution: StepExecution, attempt: Attempt) -> LimitEr
 
 
 async def observe(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
-    """Run the inner stages, unless the turn was stopped or its deadline passed."""
+    """Run the inner stages, unless the turn was stopped or its deadline has passed."""
     with event_context(**execution.view.event_ids, step_id=attempt.key):
         left = execution.context.control.seconds_left()
         if left is not None and left <= 0:

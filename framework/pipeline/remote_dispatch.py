@@ -38,15 +38,15 @@ inputs.
 async def dispatch_remote(
     execution: StepExecution, attempt: Attempt, call_next: NextStage, queue: str
 ) -> StepResult:
-    """Run an attempt on a worker that serves the capability's queue.
+    """Run an attempt on a remote worker that serves the capability's queue.
 
-    The attempt runs in this process if the process serves the queue or has no dispatcher.
+    The attempt runs locally if this process serves the queue or has no dispatcher.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
-        call_next: Stages of the attempt.
-        queue: Queue of the capability.
+        call_next: Function that runs the stages of the attempt.
+        queue: Name of the capability's queue.
     """
     if await _can_run_locally(execution, attempt, queue):
         local_result: StepResult = await call_next(execution, attempt)
@@ -101,13 +101,14 @@ async def _dispatch(
     ledger, journal = context.ledger, context.ledger.journal
     if not journal.is_durable:
         raise CapabilityError(
-            f"{attempt.capability!r} cannot be dispatched to the queue {queue!r}: the run is not saved.",
+            f"Cannot dispatch {attempt.capability!r} to the queue {queue!r} because the run is "
+            "not saved.",
             fix="use a graph with a saver, and pass a thread_id.",
         )
     if journal.is_remote:
         raise CapabilityError(
-            f"{attempt.capability!r} cannot be dispatched to the queue {queue!r}: its outer step"
-            " already runs on a remote worker.",
+            f"Cannot dispatch {attempt.capability!r} to the queue {queue!r} because its outer "
+            "step already runs on a remote worker.",
             fix="plan it as a separate step, or remove the queue of the outer capability.",
         )
     context.budget.count_attempt()
@@ -142,7 +143,7 @@ async def _dispatch(
 
 
 def _create_dispatch_name(execution: StepExecution, attempt: Attempt) -> str:
-    """Create the name of a dispatched attempt, which is the same in every process."""
+    """Create a name for a dispatched attempt that is identical in every process."""
     ledger = execution.context.ledger
     return compute_digest(
         [
@@ -241,7 +242,7 @@ def _read_result(reply: Mapping[str, Any]) -> StepRecord | ApprovalRequest:
 
 
 def _rebuild_error(description: Mapping[str, Any] | None) -> Exception:
-    """Recreate an error of a worker, with the closest error class that exists in this process."""
+    """Recreate a worker's error with the closest error class available in this process."""
     for module, name in description["types"] if description is not None else ():
         cls = getattr(sys.modules.get(module), name, None) or _find_error_class(name)
         if isinstance(cls, type) and issubclass(cls, Exception):
@@ -255,7 +256,7 @@ def _rebuild_error(description: Mapping[str, Any] | None) -> Exception:
 
 
 def _find_error_class(name: str) -> type[CapgraphError] | None:
-    """Find the subclass of ``CapgraphError`` with this name."""
+    """Find a subclass of ``CapgraphError`` by its qualified name."""
     classes: list[type[CapgraphError]] = [CapgraphError]
     for cls in classes:
         if cls.__qualname__ == name:

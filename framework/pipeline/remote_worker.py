@@ -36,7 +36,7 @@ from capgraph.telemetry.usage_callback import current_turn_budget
 
 
 def remote_turn_view(request: Mapping[str, Any]) -> TurnView:
-    """Create the turn view for a step that runs on a remote worker."""
+    """Create the turn view for a step that a remote worker runs, from the dispatch request."""
     return TurnView(
         request["state"],
         thread_id=request["thread"],
@@ -58,7 +58,7 @@ async def run_remote_step(
     Args:
         runner: Step runner of this worker.
         request: Request that :func:`~capgraph.pipeline.remote_dispatch.dispatch_remote` sent.
-        journal: Records of the thread.
+        journal: Durable records of the thread.
         seconds_left: Function that returns the remaining time for the turn's steps.
         is_draining: Function that returns True if this process is shutting down.
 
@@ -66,7 +66,7 @@ async def run_remote_step(
         The reply, or ``None`` if the process began to shut down before the step started.
 
     Raises:
-        PersistenceError: The result of the step cannot be stored.
+        PersistenceError: The step's result cannot be stored.
     """
     spec = runner.config.registry.capabilities[request["attempt"]["capability"]]
     execution = _create_execution(runner, spec, request, journal, seconds_left, is_draining)
@@ -158,7 +158,7 @@ def _restore_validated_inputs(
 
 
 def refusal_reply(error: Exception) -> dict[str, Any]:
-    """Create the reply for a step that the worker could not start."""
+    """Create the reply to a dispatch request whose step the worker could not start."""
     return {"refused": _describe_error(error)}
 
 

@@ -13,10 +13,11 @@ from capgraph.state import load_context
 async def run_gate(
     execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> GateResult:
-    """Evaluate a result with the capability's quality gate.
+    """Evaluate a step's result with the capability's quality gate.
 
     Raises:
-        CapgraphError: The quality is too low. The severity of the error decides how the turn continues.
+        CapgraphError: The quality of the result is too low. The error's severity decides how
+            the turn continues.
     """
     subject = f"the result of {attempt.key!r} ({attempt.capability})"
     gate_result: GateResult = await execution.spec.gate.evaluate_result(
@@ -28,7 +29,10 @@ async def run_gate(
 def _find_result_value(
     execution: StepExecution, attempt: Attempt, normalized: NormalizedResult
 ) -> Any:
-    """Return the value that the gate evaluates: the returned value, or the result's context objects."""
+    """Return the value that the quality gate evaluates.
+
+    This is the value that the capability returned, or the result's context objects.
+    """
     short_circuit = attempt.short_circuit
     if short_circuit is not None and (short_circuit.is_emitted or short_circuit.source != "cache"):
         return short_circuit.value

@@ -46,10 +46,10 @@ PLAN_KEY = "planning_execution_plan"
 
 
 class NormalizedResult(NamedTuple):
-    """Normalized result of a capability.
+    """Result of a capability, split into state updates and context data.
 
     Attributes:
-        updates: Updates of state channels.
+        updates: Updates to state channels.
         contexts: Plain data by context type and context key.
         plan: Plan that the capability proposed.
     """
@@ -133,7 +133,7 @@ def normalize_result(
 
 
 def find_contexts(result: Any, stored: list[CapabilityContext]) -> list[CapabilityContext]:
-    """Return the context objects in a result and the outputs that ``store`` added."""
+    """Collect the context objects in a result and the outputs that ``store`` added."""
     contexts = list(stored)
     for value in result if isinstance(result, (list, tuple)) else [result]:
         items = value.values() if isinstance(value, Mapping) else [value]
@@ -160,14 +160,14 @@ def _check_expected_output(
 def _check_channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
     if name in GRAPH_OWNED_KEYS:
         raise CapabilityError(
-            f"{spec.name!r} cannot write {name!r}: the graph owns this state key.",
+            f"{spec.name!r} cannot write the state key {name!r}, which is reserved for the graph.",
             fix="raise an error with a severity to report a failure.",
         )
     return serialize_state_value(name, item, spec.name)
 
 
 def serialize_state_value(name: str, value: Any, writer: str) -> Any:
-    """Convert a value that a node writes to a state key to its stored form.
+    """Serialize a value that a node writes to a state key.
 
     Args:
         name: State key.
@@ -204,7 +204,8 @@ def _to_values(result: Any, spec: CapabilitySpec) -> list[Any]:
     for value in values:
         if not isinstance(value, (CapabilityContext, Mapping)):
             raise CapabilityError(
-                f"{spec.name!r} returned an unsupported {type(value).__name__} ({value!r:.80}).",
+                f"{spec.name!r} returned a value of the unsupported type {type(value).__name__}: "
+                f"{value!r:.80}.",
                 fix="return a dictionary, a CapabilityContext, or a list of them. For another type,"
                 " write the capability as a function with a return annotation (-> float).",
             )

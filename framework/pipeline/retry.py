@@ -24,13 +24,13 @@ T = TypeVar("T")
 async def retry(
     execution: StepExecution, attempt: Attempt, call_next: NextStage, rule: RetryRule | None = None
 ) -> StepResult:
-    """Repeat an attempt until the step succeeds, fails permanently, or waits for a person.
+    """Retry an attempt until the step succeeds, fails permanently, or waits for a person.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
-        call_next: Stages of a single attempt.
-        rule: Rule that replaces the capability's retry policy.
+        call_next: Function that runs the stages of a single attempt.
+        rule: Retry rule that replaces the capability's retry policy.
     """
     context = execution.context
     if attempt.short_circuit is not None:
@@ -69,7 +69,7 @@ async def _compute_next_delay(
     failures: int,
     rule: RetryRule | None,
 ) -> float | None:
-    """Return the delay before the next attempt, or ``None`` if no attempt is left."""
+    """Return the delay before the next attempt, or ``None`` if no attempts are left."""
     if not _is_retriable(execution, error, rule):
         return None
     limits, context = execution.config.limits, execution.context
@@ -103,7 +103,7 @@ def _is_retriable(execution: StepExecution, error: Failure, rule: RetryRule | No
 
 
 def _find_max_attempts(declared: int, execution: StepExecution) -> int:
-    """Return the declared maximum number of attempts, unless the state overrides it."""
+    """Return the maximum number of attempts for a step, which the state may override."""
     retries = execution.view.state.get("control_max_retries")
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
         declared = retries + 1
@@ -116,16 +116,16 @@ async def retry_call(
     call: Callable[[int], Awaitable[T]],
     classify: Callable[[Exception], Failure],
 ) -> T:
-    """Repeat a model call according to a retry rule, and return the first successful result.
+    """Retry a model call according to a retry rule, and return the first successful result.
 
     Args:
         name: Role of the model.
-        rule: Rule that selects the failures to retry and limits the attempts.
+        rule: Retry rule that selects the failures to retry and limits the attempts.
         call: Function that makes the call. Its argument is the number of the attempt.
         classify: Function that classifies an exception.
 
     Raises:
-        Exception: Error of the last attempt.
+        Exception: The last attempt failed with this error.
     """
     failures = 0
     while True:

@@ -45,7 +45,10 @@ class RetryPolicy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | None, limits: Limits) -> RetryPolicy:
-        """Create a policy from the result of ``get_retry_policy``. Invalid values allow one attempt."""
+        """Create a retry policy from the result of ``get_retry_policy``.
+
+        Invalid values allow only one attempt.
+        """
         policy = values or {}
         try:
             requested = float(policy.get("max_attempts", 1))
@@ -57,7 +60,7 @@ class RetryPolicy:
         return cls(max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor))
 
     def delay(self, failures: int) -> float:
-        """Return the delay in seconds after this number of failures, before limit and jitter apply."""
+        """Return the retry delay in seconds after a number of failures, without limit or jitter."""
         try:
             return self.delay_seconds * self.backoff_factor ** max(0, failures - 1)
         except OverflowError:
@@ -65,9 +68,10 @@ class RetryPolicy:
 
 
 def declared_policy(cls: type[Any]) -> dict[str, Any]:
-    """Return the retry policy that a class declares as plain data, or ``{}`` if it is invalid.
+    """Return the retry policy that a class declares, or ``{}`` if the policy is invalid.
 
-    An invalid policy raises no error, because the error would hide the failure that is being handled.
+    An invalid policy raises no error, because that error would hide the failure that is being
+    handled.
     """
     try:
         policy = cls.get_retry_policy()
@@ -147,7 +151,7 @@ class RetryBehavior:
         return self.max_retries + 1
 
     def applies(self, error: BaseException | None, failure: Failure) -> bool:
-        """Return True if a failure is retried.
+        """Return True if this retry rule applies to a failure.
 
         Args:
             error: Exception, or ``None`` if it is unknown.
@@ -167,7 +171,7 @@ class RetryBehavior:
         return bool(specific) or (bool(matching) and (is_transient or failure.unclassified))
 
     def delay(self, failures: int) -> float:
-        """Return the delay in seconds after this number of failures."""
+        """Return the retry delay in seconds after a number of failures, up to ``max_delay``."""
         try:
             wait = self.base_delay * self.backoff_factor ** max(0, failures - 1)
         except OverflowError:
@@ -175,7 +179,7 @@ class RetryBehavior:
         return min(wait, self.max_delay)
 
     def policy(self) -> dict[str, Any]:
-        """Return the rule in the form of ``get_retry_policy``."""
+        """Return this retry rule as a dictionary in the format of ``get_retry_policy``."""
         return {
             "max_attempts": self.max_attempts,
             "delay_seconds": min(self.base_delay, self.max_delay),
@@ -184,7 +188,7 @@ class RetryBehavior:
 
 
 class NextAttempt(NamedTuple):
-    """Next attempt after a failure.
+    """Number and delay of the next attempt after a failure.
 
     Attributes:
         number: Number of the attempt, starting at 2.
@@ -197,11 +201,11 @@ class NextAttempt(NamedTuple):
     delay: float
 
     def event(self, name: str, message: str, key: str | None = None) -> telemetry.Retry:
-        """Return the event that announces the attempt.
+        """Create the event that announces this retry attempt.
 
         Args:
             name: Name of the capability, node, or role.
-            message: Message of the failure.
+            message: Failure message.
             key: Context key of the step.
         """
         return telemetry.Retry(
@@ -220,11 +224,11 @@ def declared_max_attempts(cls: type[Any], limits: Limits) -> int:
 
 
 def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = None) -> bool:
-    """Return True if a failure is transient and its class declares further attempts.
+    """Return True if a failure is transient and its retry policy allows further attempts.
 
     Args:
         failure: Classified failure.
-        limits: Limits of a run.
+        limits: Run limits.
         failures: Number of failed attempts. Defaults to ``failure.attempts``.
     """
     bound = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
@@ -233,11 +237,11 @@ def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = N
 
 
 def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException | None) -> bool:
-    """Return True if a failure may be retried, by its class or by a rule that replaces it.
+    """Return True if a failure may be retried under its class's policy or a retry rule.
 
     Args:
         failure: Classified failure.
-        rule: Rule that replaces the retry policy of the class.
+        rule: Retry rule that replaces the class's retry policy.
         error: Exception, or ``None`` if it is unknown.
     """
     if rule is None:
@@ -246,7 +250,7 @@ def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException 
 
 
 def apply_retry_rule(failure: Failure, rule: RetryRule | None, error: Exception) -> Failure:
-    """Apply a retry rule to a node's failure: set its severity and its retry policy.
+    """Set the severity and the retry policy of a node's failure according to a retry rule.
 
     Args:
         failure: Classified failure of the node.
@@ -270,14 +274,14 @@ def next_attempt(
     rule: RetryRule | None = None,
     max_attempts: int | None = None,
 ) -> NextAttempt | None:
-    """Return the next attempt after a transient failure, or ``None`` if no attempt is left.
+    """Return the next attempt after a transient failure, or ``None`` if none are left.
 
     Args:
         failure: Classified failure.
         failures: Number of failed attempts.
-        limits: Limits of a run, or ``None`` for a call outside a run.
-        rule: Rule that replaces the retry policy of the class.
-        max_attempts: Maximum number of attempts, instead of that of the rule or policy.
+        limits: Run limits, or ``None`` for a call outside a run.
+        rule: Retry rule that replaces the class's retry policy.
+        max_attempts: Maximum number of attempts, overriding the rule or policy.
     """
     bounds = limits or Limits(max_retry_delay_seconds=sys.float_info.max)
     policy = rule or RetryPolicy.from_dict(failure.retry_policy, bounds)
@@ -351,17 +355,18 @@ def retry_delay_seconds(
     jitter: float = JITTER,
     rng: random.Random | None = None,
 ) -> float:
-    """Return the delay before the next attempt in seconds, with limits and jitter applied.
+    """Return the delay in seconds before the next attempt, with limits and jitter applied.
 
-    A ``Retry-After`` value from the server is the lower limit. The setting ``max_retry_delay_seconds``
-    is the upper limit. Jitter spreads the retries of clients that failed at the same time.
+    A ``Retry-After`` value from the server is the lower limit. The setting
+    ``max_retry_delay_seconds`` is the upper limit. Jitter spreads the retries of clients that
+    failed at the same time.
 
     Args:
         policy: Retry policy or rule.
         failures: Number of failed attempts.
-        limits: Limits of a run.
+        limits: Run limits.
         retry_after: Delay that the server requested, in seconds.
-        jitter: Maximum random increase of the delay, as a fraction of it.
+        jitter: Maximum random increase of the delay, as a fraction of the delay.
         rng: Random number generator for reproducible delays.
 
     >>> retry_delay_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))

@@ -46,10 +46,13 @@ def current_chat_model(role: str) -> Any:
 
 
 async def request_text_approval(subject: str, text: Any, reasons: Sequence[str]) -> Verdict:
-    """Ask a person to approve a text. Without a running graph, the verdict is ``deny``.
+    """Ask a person to approve a text, and return the person's verdict.
+
+    Without a running graph, the verdict is ``deny``.
 
     Args:
-        subject: Role of the model that receives the text, or name of the node that writes it.
+        subject: Role of the model that receives the text, or name of the node that writes the
+            text.
         text: Text to approve.
         reasons: Reasons why the text requires approval.
 
@@ -72,7 +75,7 @@ def current_runtime() -> Any:
 
 
 def current_configurable() -> Mapping[str, Any]:
-    """Return the ``configurable`` of the current run, or an empty mapping outside a run."""
+    """Return the current run's ``configurable`` mapping, or an empty mapping outside a run."""
     try:
         return get_config().get("configurable") or {}
     except RuntimeError:
@@ -80,23 +83,31 @@ def current_configurable() -> Mapping[str, Any]:
 
 
 def billed_to(caller: Caller) -> AbstractContextManager[None]:
-    """Context manager in which usage and limits count toward a caller (see :func:`billing_subject`)."""
+    """Return a context manager that counts usage and limits toward a caller.
+
+    See :func:`billing_subject`.
+    """
     return override_run_context(turn_caller=caller)
 
 
 def enclosing_billing_subject() -> Caller | None:
-    """Return the caller that the enclosing turn is billed to, or ``None`` outside a turn."""
+    """Return the caller who is billed for the enclosing turn, or ``None`` outside a turn."""
     payer: Caller | None = run_context().turn_caller
     return payer
 
 
 def billing_subject() -> Caller:
-    """Return the caller who started the turn, toward whom its usage and limits count."""
+    """Return the caller who is billed for the current turn.
+
+    Usage and limits count toward the caller who started the turn.
+    """
     return enclosing_billing_subject() or current_caller()
 
 
 def acting_as(caller: Caller | None) -> AbstractContextManager[None]:
-    """Context manager in which code runs on behalf of a caller (see :func:`current_caller`).
+    """Return a context manager that runs code on behalf of a caller.
+
+    See :func:`current_caller`.
 
     Args:
         caller: Caller to use. ``None`` restores the caller of the run.
@@ -106,9 +117,10 @@ def acting_as(caller: Caller | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def acting_for_turn(caller: Caller, sender: Caller) -> Iterator[None]:
-    """Context manager in which code runs on behalf of a turn's caller although another user resumed it.
+    """Run code on behalf of a turn's caller even if a different user resumed the turn.
 
-    The block's ``configurable`` also contains the caller, because third-party code reads it.
+    Within the ``with`` block, ``configurable`` also contains the caller, because third-party
+    code reads it.
 
     Args:
         caller: Caller of the turn.
@@ -123,9 +135,10 @@ def acting_for_turn(caller: Caller, sender: Caller) -> Iterator[None]:
 
 
 def restore_turn_caller() -> AbstractContextManager[None]:
-    """Context manager that restores the turn's caller in a LangGraph task.
+    """Return a context manager that restores the turn's caller in a LangGraph task.
 
-    LangGraph passes the configuration of the whole run to a task, so the caller would be lost.
+    LangGraph passes the whole run's configuration to each task, which would otherwise lose the
+    turn's caller.
     """
     context = run_context()
     if context.sender is None or context.caller is None:
@@ -134,25 +147,26 @@ def restore_turn_caller() -> AbstractContextManager[None]:
 
 
 def current_sender() -> Caller:
-    """Return the caller who sent the input of the run."""
+    """Return the caller who sent the current run's input."""
     sender: Caller | None = run_context().sender
     return sender or caller_from_configurable(current_configurable())
 
 
 def current_caller() -> Caller:
-    """Return the caller on whose behalf the code runs.
+    """Return the caller on whose behalf the current code runs.
 
-    This is the caller of an enclosing :func:`acting_as` block, or otherwise the sender of the run's
-    input. The ``configurable`` cannot override an identity that a server has authenticated.
+    This is the caller of an enclosing :func:`acting_as` block, or otherwise the sender of the
+    run's input. ``configurable`` cannot override an identity that a server has authenticated.
     """
     caller: Caller | None = run_context().caller
     return caller or current_sender()
 
 
 def caller_from_configurable(configurable: Mapping[str, Any]) -> Caller:
-    """Return the caller in a run's ``configurable``.
+    """Read the caller from a run's ``configurable`` mapping.
 
-    If the user that a server without authentication sets has no name, the other keys apply.
+    A server without authentication may set a user without a name. In that case, the other keys
+    identify the caller.
     """
     user = configurable.get("langgraph_auth_user")
 
@@ -176,7 +190,10 @@ def _to_text(value: Any) -> str | None:
 
 
 def configurable_for(caller: Caller) -> dict[str, Any]:
-    """Create the ``configurable`` for a caller, the inverse of :func:`caller_from_configurable`."""
+    """Create a ``configurable`` mapping that identifies a caller.
+
+    This is the inverse of :func:`caller_from_configurable`.
+    """
     configurable = {"role": caller.role, "tenant": caller.tenant}
     if caller.authenticated:
         named = {"identity": caller.user_id, "is_authenticated": True, **configurable}
@@ -188,7 +205,7 @@ def configurable_for(caller: Caller) -> dict[str, Any]:
 def configured_caller(settings: Settings) -> Caller:
     """Create a caller from the settings ``user``, ``role``, and ``tenant``.
 
-    All commands that run a turn use this caller.
+    All commands that run a turn act as this caller.
 
     >>> from capgraph.configs.settings import Settings
     >>> configurable_for(configured_caller(Settings(user="ada", role="operator")))
@@ -198,9 +215,9 @@ def configured_caller(settings: Settings) -> Caller:
 
 
 def wants_raw_errors() -> bool:
-    """Return True if the run requests original exceptions for debugging.
+    """Return True if the run should raise original exceptions, for debugging.
 
-    An authenticated caller cannot request them.
+    An authenticated caller cannot request original exceptions.
     """
     development = current_configurable().get("development")
     development = isinstance(development, Mapping) and development.get("raise_raw_errors")

@@ -44,14 +44,15 @@ if TYPE_CHECKING:
 
 
 class StepRunner:
-    """Runner that passes attempts through the configured stages and middleware.
+    """Step runner that passes attempts through the configured stages and middleware.
 
     Args:
         config: Configuration of the runner.
         behaviors: Behaviors that wrap every attempt, in addition to those of the capability.
-        own_behaviors: Further behaviors of single capabilities, by capability name.
-        budget_behaviors: Behaviors that enforce budgets. They wrap all attempts if ``has_budgets`` is
-            True, otherwise only attempts whose plan or outer step has a budget.
+        own_behaviors: Additional behaviors for individual capabilities, by capability name.
+        budget_behaviors: Behaviors that enforce budgets. They wrap all attempts if
+            ``has_budgets`` is True, otherwise only attempts whose plan or outer step has a
+            budget.
         has_budgets: True if the operator configured budgets.
 
     Attributes:
@@ -109,7 +110,7 @@ class StepRunner:
 
         Args:
             attempt: Attempt to run.
-            context: Data and services from the entry point.
+            context: Data and services that the entry point supplies.
 
         Returns:
             The record of the step, a request for a person's decision, or ``None`` if the process is
@@ -176,11 +177,11 @@ class StepRunner:
     async def list_elements(
         self, attempt: Attempt, context: AttemptContext
     ) -> list[Any] | StepRecord:
-        """Return the list elements of a ``for_each`` step, or the step's record if it cannot run.
+        """Return a ``for_each`` step's list elements, or its record if the step cannot run.
 
         Args:
-            attempt: Attempt of the whole step. Each element then becomes a separate attempt.
-            context: Data and services from the entry point.
+            attempt: Attempt of the whole step. Each list element later becomes a separate attempt.
+            context: Data and services that the entry point supplies.
         """
         spec = self.config.registry.capabilities[attempt.capability]
         execution = StepExecution(spec, self.config, context, enclosing_execution(), attempt.key)
@@ -190,7 +191,7 @@ class StepRunner:
         return elements
 
     async def unavailable_capabilities(self) -> dict[str, str]:
-        """Return the reason for each unavailable capability, by name."""
+        """Return the unavailable capabilities by name, each with the reason."""
         reasons: dict[str, str] = {}
         with use_clock(self.config.clock):
             for item, names in self._availability_providers:
@@ -198,7 +199,7 @@ class StepRunner:
         return reasons
 
     def behaviors_for(self, spec: CapabilitySpec) -> list[Any]:
-        """Return the behaviors that wrap a step of a capability, outermost first."""
+        """Return the behaviors that wrap a capability's steps, outermost first."""
         return self._collect_behaviors(spec, ())
 
     def _find_own_behaviors(self, spec: CapabilitySpec) -> list[Any]:
@@ -216,10 +217,10 @@ class StepRunner:
 
 
 def capability_queue(spec: CapabilitySpec, settings: Settings) -> str | None:
-    """Return the queue of a capability from the settings or its declaration.
+    """Return a capability's worker queue, as configured in the settings or its declaration.
 
     Raises:
-        ConfigurationError: The setting is not a valid queue name.
+        ConfigurationError: The configured queue name is invalid.
     """
     queue = settings.capabilities.get(spec.name, {}).get("queue", spec.queue)
     if queue is None or (isinstance(queue, str) and re.match(QUEUE_PATTERN, queue)):

@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 
 
 class RunnerConfig:
-    """Configuration that all attempts of a graph share. It contains no data of a run.
+    """Configuration that all attempts of a graph share, without data about a specific run.
 
     Args:
         registry: Capabilities and context types.
         settings: All settings.
         clock: Clock of the graph.
         capacity: Concurrency slots of the process.
-        chat_model: Function from role to chat model, or to ``None``.
+        chat_model: Function that returns the chat model for a role, or ``None``.
         step_policies: Policies that are evaluated before a step starts.
         flow: Policy for data labels, or ``None`` if no capability declares labels.
         schema: Keys of the graph's state.
 
     Attributes:
-        dispatcher: Dispatcher of steps to other workers, or ``None`` in a process without workers.
+        dispatcher: Dispatcher of steps to other workers, or ``None`` in a process without
+            workers.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ Writes = list[tuple[str, Any]]
 
 
 def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
-    """Create the state update for a step's record.
+    """Create the state update that stores a step's record.
 
     Args:
         record: Record of the step.
@@ -61,7 +61,7 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
 
 
 def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
-    """Return the effect entries of a step, those of nested executions first, by effect key.
+    """Return a step's effect entries by effect key, beginning with nested executions.
 
     Args:
         record: Record of the step.
@@ -81,7 +81,7 @@ def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]
 
 
 def add_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRecord:
-    """Add the effects of nested executions to a record."""
+    """Add the effects of nested executions to a step's record."""
     if not effects:
         return record
     return replace(record, updates={**record.updates, "execution_effects": dict(effects)})
@@ -90,13 +90,13 @@ def add_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRe
 def export_effects(
     record: StepRecord, parent_key: str, undo: Undo | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the effect entries of a nested step for its outer step, with their outputs as plain data.
+    """Return a nested step's effect entries for its outer step, with plain output data.
 
     Args:
         record: Record of the nested step.
         parent_key: Context key of the outer step.
-        undo: Declaration of how to undo the effect, because the outer graph may not have registered the
-            nested capability.
+        undo: Declaration of how to undo the effect, because the outer graph may not have
+            registered the nested capability.
     """
     effects = step_effects(record)
     if record.effect in effects:
@@ -110,7 +110,7 @@ def export_effects(
 
 
 def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
-    """Create the value of ``execution_last_result`` for a step.
+    """Create the value of the state key ``execution_last_result`` for a step.
 
     Args:
         entry: Entry of the step in ``execution_step_results``.
@@ -160,7 +160,10 @@ def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT
 def apply_writes(
     state: Mapping[str, Any], writes: Writes, schema: StateSchema = _AGENT_SCHEMA
 ) -> dict[str, Any]:
-    """Apply state writes with the graph's reducers, so that routing can continue within the superstep."""
+    """Apply state writes to a copy of the state with the graph's reducers.
+
+    Routing can then continue within the current superstep.
+    """
     view = dict(state)
     for name, value in writes:
         key = schema.keys.get(name)

@@ -20,9 +20,9 @@ from capgraph.state import ContextTypes, TurnView
 def resolve_condition(
     spec: CapabilitySpec, step: PlannedStep, view: TurnView, types: ContextTypes
 ) -> PlannedStep | SkippedStep:
-    """Evaluate a step's ``when`` condition, and remove inputs from skipped steps.
+    """Evaluate a step's ``when`` condition, and remove inputs that come from skipped steps.
 
-    Returns the step with its available inputs, or the reason to skip the step.
+    The result is the step with its available inputs, or the reason to skip the step.
 
     Args:
         spec: Declarations of the capability.
@@ -79,7 +79,7 @@ def _is_skipped(record: Any) -> bool:
 
 
 def _create_skipped_step(keys: set[str], view: TurnView, prefix: str = "") -> SkippedStep:
-    """Create the result of a step that is skipped because its inputs come from skipped steps."""
+    """Create the result of a step that is skipped because it reads from skipped steps."""
     lost = sorted(key for key in keys if not view.results[key].get("not_needed"))
     if not lost:
         names = ", ".join(map(repr, sorted(keys)))

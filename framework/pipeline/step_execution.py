@@ -45,13 +45,14 @@ def _return_none() -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TurnControl:
-    """Callbacks with which a turn limits, stops, and suspends its steps.
+    """Callbacks that let a turn limit, stop, and suspend its steps.
 
     Attributes:
-        seconds_left: Function that returns the remaining time for the turn's steps in seconds, or
-            ``None`` without a limit.
-        should_stop: Function that returns True if no further attempt may start because another step
-            failed permanently. Its argument is True if an attempt of this step has started.
+        seconds_left: Function that returns the remaining time for the turn's steps in seconds,
+            or ``None`` if there is no limit.
+        should_stop: Function that returns True if no further attempt may start because another
+            step failed permanently. Its argument is True if an attempt of this step has
+            started.
         is_draining: Function that returns True if the process is shutting down.
         can_wait: True if a step may wait for a time or an event while the turn continues.
     """
@@ -64,14 +65,14 @@ class TurnControl:
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """Options with which an entry point processes results.
+    """Options that control how an entry point processes step results.
 
     Attributes:
         state_keys: State keys of a custom graph, or ``None`` for the keys of ``AgentState``.
         keeps_dictionary: True to return a dictionary unchanged, because no graph is running.
-        raw_errors: True to raise exceptions of the capability unchanged.
-        context_classes: Dictionary to which the classes of returned context objects are added, or
-            ``None``.
+        raw_errors: True to raise the capability's exceptions unchanged.
+        context_classes: Dictionary to which the classes of returned context objects are added,
+            or ``None``.
     """
 
     state_keys: frozenset[str] | None = None
@@ -117,8 +118,9 @@ class StepApproval(NamedTuple):
     """Valid approval of a step.
 
     Attributes:
-        question: Request that was approved.
-        expires_at: Expiry time by the graph's clock, or ``None`` if the approval does not expire.
+        question: Approval request that was granted.
+        expires_at: Expiry time on the graph's clock, or ``None`` if the approval does not
+            expire.
     """
 
     question: ApprovalRequest
@@ -126,7 +128,7 @@ class StepApproval(NamedTuple):
 
 
 class BodyResult(NamedTuple):
-    """Value that a capability's ``execute`` returned.
+    """Raw value that a capability's ``execute`` returned.
 
     Attributes:
         value: Value before normalization.
@@ -168,7 +170,7 @@ class AttemptState:
 
     @property
     def source(self) -> Source:
-        """Origin of the result, such as ``run``, ``ledger``, or ``cache``."""
+        """Origin of the step's result, such as ``run``, ``ledger``, or ``cache``."""
         if self.short_circuit_source is not None or self.is_replayed_effect:
             return self.short_circuit_source or "ledger"
         return self.body_result.source if self.body_result is not None else "run"
@@ -231,23 +233,23 @@ class StepExecution:
     def begin_attempt(
         self, short_circuit_source: Source | None = None, effect: str | None = None
     ) -> None:
-        """Reset the attempt state for another attempt."""
+        """Reset the attempt state before a new attempt."""
         self.attempt_state = AttemptState(_read_loop_time(), short_circuit_source, effect=effect)
 
     def mark_started(self) -> None:
-        """Record that an attempt has started, in this process or on a remote worker."""
+        """Record that an attempt of this step has started, locally or on a remote worker."""
         self.has_started = True
 
     def mark_effect_done(self) -> None:
-        """Record that the effect happened, so that no later failure repeats it."""
+        """Record that the step's effect happened, so that a later failure does not repeat it."""
         self.effect_done = True
 
     def should_stop(self) -> bool:
-        """Return True if no further attempt may start."""
+        """Return True if the step must not start another attempt."""
         return self.context.control.should_stop(self.has_started)
 
     async def record_effect(self) -> None:
-        """Record that an effect happened, in this execution and in all outer executions."""
+        """Record that an effect happened in this execution and in all of its outer executions."""
         self.mark_effect_done()
         durable, outer = self.context.ledger.is_durable, self.outer
         while outer is not None:
@@ -270,7 +272,7 @@ def _read_loop_time() -> float:
 
 
 class _ExecutionPosition(NamedTuple):
-    """Running execution, and the part of it that runs: ``execute`` or middleware."""
+    """Running step execution, and whether its ``execute`` or its middleware is running."""
 
     execution: StepExecution
     in_body: bool
@@ -309,7 +311,7 @@ def current_label_scope() -> LabelScope | None:
 
 
 def propagate_labels(labels: Mapping[str, str]) -> None:
-    """Add labels of newly read data to the running execution and the enclosing label scope."""
+    """Add the labels of newly read data to the running execution and its label scope."""
     outer, scope = enclosing_execution(), current_label_scope()
     if outer is not None:
         outer.labels = {**labels, **outer.labels}
@@ -324,17 +326,21 @@ def current_execution() -> StepExecution | None:
 
 
 def requested_work() -> Any:
-    """Return the function that the caller passed to the running step for its ``execute`` to run."""
+    """Return the caller's function that the running step's ``execute`` must run.
+
+    The result is ``None`` outside a step or if the caller passed no function.
+    """
     execution = current_execution()
     return execution.context.work if execution is not None else None
 
 
 def count_nested_request(outer: StepExecution, task_namespace: str, name: str) -> int:
-    """Count a nested call of a capability, and return the new count.
+    """Count a nested call to a capability, and return the updated count.
 
     Args:
         outer: Execution whose ``execute`` makes the call.
-        task_namespace: LangGraph task that makes the call. A graph inside ``execute`` has its own tasks.
+        task_namespace: LangGraph task that makes the call. A graph inside ``execute`` has its
+            own tasks.
         name: Name of the capability.
     """
     outer.request_counts[task_namespace, name] += 1
@@ -342,7 +348,10 @@ def count_nested_request(outer: StepExecution, task_namespace: str, name: str) -
 
 
 def enclosing_execution() -> StepExecution | None:
-    """Return the execution whose ``execute`` is running. It becomes the outer one of a nested call."""
+    """Return the execution whose ``execute`` is running, or ``None`` outside a step.
+
+    This execution becomes the outer execution of a nested call.
+    """
     step = _position.get()
     if step is None:
         return None
@@ -350,19 +359,22 @@ def enclosing_execution() -> StepExecution | None:
 
 
 def execution_scope(execution: StepExecution) -> AbstractContextManager[None]:
-    """Context manager that makes an execution the current execution while middleware runs."""
+    """Return a context manager that makes an execution current while middleware runs."""
     return set_context_variable(_position, _ExecutionPosition(execution, in_body=False))
 
 
 def body_scope(execution: StepExecution | None) -> AbstractContextManager[None]:
-    """Context manager that marks a step's ``execute`` as running. ``None`` marks code outside steps."""
+    """Return a context manager that marks a step's ``execute`` as running.
+
+    Pass ``None`` to mark code that runs outside any step.
+    """
     return set_context_variable(
         _position, _ExecutionPosition(execution, in_body=True) if execution is not None else None
     )
 
 
 def claimed_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:
-    """Return the names of the effect records that finished steps of the plan have claimed."""
+    """Return the names of the effect records that the plan's finished steps have claimed."""
     return {
         effect for key in keys if (effect := (results.get(key) or {}).get("effect")) is not None
     }

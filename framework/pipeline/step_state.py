@@ -50,7 +50,7 @@ class StepState(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key in self._absent:
             raise CapabilityError(
-                f"State key {key!r} is not available: the step runs on a remote worker.",
+                f"State key {key!r} is not available because the step runs on a remote worker.",
                 fix="declare the data as an input in 'requires', or remove 'queue' from the capability.",
             )
         if key not in self._copies:
@@ -77,7 +77,7 @@ class StepState(Mapping[str, Any]):
         return key in self._state
 
     def copy(self) -> dict[str, Any]:
-        """Return a dictionary with copies of all values.
+        """Copy the state to a plain dictionary, including nested ``StepState`` values.
 
         >>> StepState({"a": 1}).copy() | {"a": 2}
         {'a': 2}

@@ -34,18 +34,18 @@ from capgraph.telemetry.audit import record_later
 async def check_wait(
     execution: StepExecution, attempt: Attempt, step: PlannedStep
 ) -> ApprovalRequest | dict[str, Any]:
-    """Return the payload of the event for which a step waited, or a request to suspend the step.
+    """Return the payload of the event that a step waited for, or a request to suspend.
 
     Raises:
         ValidationError: The wait's time or event key is invalid. The severity is REPLANNING.
-        CapabilityError: The wait exceeded its limit or would exceed it.
+        CapabilityError: The wait exceeded its time limit, or would exceed it.
     """
     if not any(step.get(name) for name in WAIT_FIELDS):
         return {}
     ledger, now = execution.context.ledger, execution.config.clock.now()
     if not execution.context.control.can_wait:
         raise ValidationError(
-            f"Step {attempt.key!r} cannot wait: only a step that the router runs can wait.",
+            f"Step {attempt.key!r} cannot wait because only a step that the router runs can wait.",
             fix="let the router run the step, without Command(goto=…) or a custom node.",
         )
     record = await ledger.read_wait(attempt.key)
@@ -82,11 +82,11 @@ async def check_wait(
 
 
 async def is_wait_over(details: Mapping[str, Any], journal: Journal, turn: str, now: float) -> bool:
-    """Return True if a waiting step can continue or has exceeded its limit.
+    """Return True if a waiting step can continue or has exceeded its wait limit.
 
     Args:
-        details: Details of the wait, from the step's request.
-        journal: Records of the thread.
+        details: Details of the wait, from the step's request to suspend.
+        journal: Durable records of the thread.
         turn: ID of the turn.
         now: Current time, in seconds since the epoch.
     """
@@ -101,7 +101,7 @@ async def is_wait_over(details: Mapping[str, Any], journal: Journal, turn: str, 
 
 
 def next_wake_time(details: Mapping[str, Any], now: float) -> float:
-    """Return the time at which to check a waiting step again if its event does not arrive."""
+    """Return when to check a waiting step again, in case its event does not arrive."""
     until = parse_moment(details.get("until", 0), 0.0)
     return until if now < until or "latest" not in details else parse_moment(details["latest"], 0.0)
 
@@ -120,7 +120,7 @@ def _start_wait(
             raise ValueError(f"{key[:80]!r} is not an event key")
     except ValueError as exc:
         raise ValidationError(
-            f"Invalid wait of step {attempt.key!r}: {exc}.",
+            f"Invalid wait condition in step {attempt.key!r}: {exc}.",
             fix="use a result that contains a timestamp with a UTC offset, or an event key.",
             severity=ErrorSeverity.REPLANNING,
         ) from exc
@@ -128,8 +128,8 @@ def _start_wait(
     latest = max(until, now) + min(parse_duration(within) or max_seconds, max_seconds)
     if until - now > max_seconds:
         raise CapabilityError(
-            f"Step {attempt.key!r} cannot wait until {format_moment(until)}: limits.max_wait_seconds is"
-            f" {max_seconds:g} s.",
+            f"Step {attempt.key!r} cannot wait until {format_moment(until)} because "
+            f"limits.max_wait_seconds is {max_seconds:g} s.",
             fix="plan the step later, or raise the limit.",
             severity=ErrorSeverity.CRITICAL,
         )

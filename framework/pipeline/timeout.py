@@ -16,12 +16,12 @@ async def timeout(
     call_next: NextStage,
     limit_override: TimeLimit | None = None,
 ) -> Any:
-    """Cancel an attempt that exceeds the time limit of the capability or the turn.
+    """Cancel an attempt that exceeds the time limit of its capability or turn.
 
     Args:
         execution: State of the step execution.
         attempt: Attempt to run.
-        call_next: Inner stages.
+        call_next: Function that runs the inner stages.
         limit_override: Time limit that replaces the capability's ``timeout_seconds``.
 
     Raises:

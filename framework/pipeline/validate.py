@@ -27,10 +27,11 @@ from capgraph.state import ContextTypes, TurnView
 
 
 async def validate(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Resolve and validate the inputs and parameters of an attempt.
+    """Resolve and validate the inputs and parameters of a step attempt.
 
     Returns:
-        The attempt with inputs and parameters, a failed or skipped record, or a request to suspend.
+        The attempt with inputs and parameters, a failed or skipped record, or a request to
+        suspend the step.
     """
     try:
         outcome = await _resolve_step(execution, attempt)
@@ -46,7 +47,7 @@ async def validate(execution: StepExecution, attempt: Attempt) -> Attempt | Step
 
 
 async def sync_parameters(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Synchronize parameters and their plain form after a middleware changed one of them."""
+    """Synchronize a step's parameters with their plain form after middleware changed either."""
     try:
         return _synchronize_values(execution, attempt)
     except Exception as exc:
@@ -81,7 +82,7 @@ def resolve_attempt(
         spec: Declarations of the capability.
         view: Current state of the turn.
         types: Registered context types.
-        own_values: Values that only this step can reference, such as a list element, by name.
+        own_values: Values by name that only this step can reference, such as a list element.
 
     Raises:
         ValidationError: An input or a parameter is missing or invalid.
@@ -98,7 +99,7 @@ def resolve_attempt(
 
 
 async def list_elements(execution: StepExecution, attempt: Attempt) -> list[Any] | StepRecord:
-    """Return the list elements of a ``for_each`` step, or the step's record if it cannot run."""
+    """Return a ``for_each`` step's list elements, or its record if the step cannot run."""
     types = execution.config.registry.context_types
     reference, max_elements = (
         (attempt.step.get("for_each") or {})["of"],

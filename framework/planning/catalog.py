@@ -23,14 +23,14 @@ Available = Mapping[str, Collection[str]]
 
 
 class Catalog(Protocol):
-    """Capabilities, infrastructure nodes, and provided types that a plan is validated against.
+    """Capabilities, nodes, and provided types against which a plan is validated.
 
     :class:`~capgraph.registry.Registry` and :class:`StaticCatalog` implement it.
     """
 
     @property
     def capabilities(self) -> Mapping[str, CapabilitySpec]:
-        """Declarations of the capabilities by name. Their order breaks ties."""
+        """Capability declarations by name, in the order that breaks ties."""
 
     @property
     def infrastructure(self) -> Collection[str]:
@@ -43,10 +43,10 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True)
 class StaticCatalog:
-    """Catalog with a fixed list of capabilities.
+    """Catalog with a fixed set of capabilities.
 
     Attributes:
-        capabilities: The capabilities by name.
+        capabilities: Capability declarations by name.
         infrastructure: Names of the infrastructure nodes.
         provided_types: Context types that the caller supplies.
 
@@ -67,7 +67,7 @@ class StaticCatalog:
         provided_types: Iterable[str] = (),
         infrastructure: Iterable[str] = TERMINAL_STEPS,
     ) -> StaticCatalog:
-        """Create a catalog from capability declarations. Their order breaks ties."""
+        """Create a catalog from capability declarations, whose order breaks ties."""
         return cls(
             {spec.name: spec for spec in specs},
             frozenset(infrastructure),
@@ -80,7 +80,7 @@ MANY_SUFFIX = "*"
 
 
 def required_type(requirement: Requirement) -> str:
-    """Return the input type (context type, with ``*`` for many values) of a requirement.
+    """Return a requirement's input type: its context type, with ``*`` for many values.
 
     >>> required_type(Requirement("READING", "many"))
     'READING*'
@@ -89,7 +89,7 @@ def required_type(requirement: Requirement) -> str:
 
 
 def satisfied_types(types: Iterable[str], list_item_types: Mapping[str, str]) -> list[str]:
-    """Return the input types (``*`` marks an input of many values) that results satisfy.
+    """Return the input types that results satisfy. ``*`` marks an input of many values.
 
     Args:
         types: Context types of the results.
@@ -112,12 +112,12 @@ def satisfied_types(types: Iterable[str], list_item_types: Mapping[str, str]) ->
 
 
 def types_satisfied_by(spec: CapabilitySpec) -> list[str]:
-    """Return the input types that a capability's results satisfy."""
+    """Return the input types that a capability's outputs satisfy."""
     return satisfied_types(spec.provides, list_item_types(spec.context_types))
 
 
 def available_contexts(available: Available, catalog: Catalog) -> dict[str, list[str]]:
-    """Return the keys of the stored contexts by the input types that they satisfy."""
+    """Group the keys of stored contexts by the input types that the contexts satisfy."""
     items = list_item_types(kind for s in catalog.capabilities.values() for kind in s.context_types)
     found: dict[str, list[str]] = {}
     for kind, keys in available.items():
@@ -138,10 +138,10 @@ def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -
 
 
 def may_auto_include(spec: CapabilitySpec) -> bool:
-    """Return True if a plan may use a capability that was not selected.
+    """Return True if a plan may include a capability that was not selected.
 
-    The capability must be harmless and must not have required parameters, whose values context types
-    cannot determine.
+    The capability must be harmless and have no required parameters, because context types
+    cannot determine the values of parameters.
     """
     return is_harmless(spec) and not required_parameters(spec.parameters)
 

@@ -33,7 +33,7 @@ def chain_plan(
     *,
     previous: ExecutionPlan | None = None,
 ) -> ExecutionPlan:
-    """Create a plan, without a model, from the selected capabilities and those that they require.
+    """Create a plan from the selected capabilities and their dependencies, without a model.
 
     The supplier of each input is the first of the following that exists:
 
@@ -43,13 +43,17 @@ def chain_plan(
 
     Further rules:
 
-    - A stored context is outdated, and not used, if its producer would now read something that a
+    - A stored context is outdated, and not used, if its producer would now read something that
+    a
       selected capability provides again.
-    - A capability that requires and provides the same type, such as a filter, runs between the other
+    - A capability that requires and provides the same type, such as a filter, runs between the
+    other
       producers and the readers of that type.
-    - An optional input is linked if a capability of the plan or the caller supplies it. A ``many``
+    - An optional input is linked if a capability of the plan or the caller supplies it. A
+    ``many``
       input takes all values.
-    - A capability that would run with its defaults is replaced by one that provides the same types and
+    - A capability that would run with its defaults is replaced by one that provides the same
+    types and
       reads a parameter from the request.
 
     Equal arguments return equal plans.
@@ -59,12 +63,12 @@ def chain_plan(
         selected: Names of the selected capabilities. Their order breaks ties.
         catalog: Available capabilities.
         available: Stored context keys by type, the newest last.
-        previous: Plan to replace. The new plan uses the same context keys for the same capabilities,
-            so that finished results can be reused.
+        previous: Plan to replace. The new plan uses the same context keys for the same
+            capabilities, so that finished results can be reused.
 
     Raises:
-        PlanError: A capability is unknown, an input has no supplier, or the request does not contain a
-            required parameter.
+        PlanError: A capability is unknown, an input has no supplier, or the request does not
+            contain a required parameter.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -99,15 +103,15 @@ def chain_plan(
 def requires_closure(
     selected: Iterable[str], catalog: Catalog, available: Available | None = None, *, task: str = ""
 ) -> tuple[str, ...]:
-    """Return the selected capabilities and those that they require, directly or indirectly.
+    """Return the selected capabilities and all capabilities that they depend on.
 
-    Types that the caller supplies require no capability. A type that no capability provides is ignored,
-    because the planner reports it.
+    Types that the caller supplies require no capability. A type that no capability provides is
+    ignored, because the planner reports it.
 
     Args:
         selected: Names of the selected capabilities. Unknown names are ignored.
         catalog: Available capabilities.
-        available: Stored context keys by type. If it is missing, producers are included even if an
+        available: Stored context keys by type. If omitted, producers are included even if an
             earlier result is stored.
         task: The request, from which capabilities may read their parameters.
 
@@ -209,7 +213,7 @@ class _Suppliers:
     # Choosing: which capabilities take part.
 
     def choose(self, stored: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
-        """Choose the stored contexts to use and the capabilities to plan.
+        """Choose which stored contexts to use and which capabilities to plan.
 
         Args:
             stored: Keys of the stored contexts, by input type.
@@ -226,10 +230,10 @@ class _Suppliers:
         return stored, self.include_producers(stored)
 
     def outdated_types(self) -> set[str]:
-        """Return the input types whose stored contexts the selected capabilities make outdated.
+        """Return the input types whose stored contexts become outdated.
 
-        Like the targets of a build, these are all results downstream of a selected capability, including
-        those that depend on it through optional inputs.
+        Like the targets of a build, these are all results downstream of a selected capability,
+        including results that depend on it through optional inputs.
         """
         newly_provided = {kind for name in self.names for kind in self.outputs[name]}
         readers: dict[str, list[str]] = {}
@@ -322,7 +326,7 @@ class _Suppliers:
         )
 
     def prune(self, names: list[str], stored: Mapping[str, list[str]]) -> list[str]:
-        """Remove every automatically included capability that is not required."""
+        """Remove automatically included capabilities that the plan does not require."""
         if self.find_missing(names, stored) is not None:
             return names
         for name in reversed(list(names)):
@@ -334,10 +338,10 @@ class _Suppliers:
     # Ordering: when each capability runs.
 
     def sort_by_inputs(self, names: list[str], stored: Collection[str]) -> list[str]:
-        """Sort capabilities so that each runs after the producers of its inputs.
+        """Sort capabilities so that each one runs after the producers of its inputs.
 
-        This includes producers of optional inputs if possible. Capabilities that require and provide the
-        same types keep the order of selection.
+        Producers of optional inputs also run first if possible. Capabilities that require and
+        provide the same types keep the order of selection.
         """
         available, remaining, ordering = set(stored), list(names), []
 
@@ -405,7 +409,7 @@ def _select_source_keys(
     stored: Mapping[str, list[str]],
     catalog: Catalog,
 ) -> list[str]:
-    """Select the context keys that supply one input of a new step."""
+    """Select the context keys of the results that supply one input of a new step."""
     input_type = required_type(requirement)
     provided = producers.get(input_type, [])
     if requirement.role is not None and requirement.cardinality != "many":
@@ -425,7 +429,10 @@ def _select_source_keys(
 def _select_key_by_role(
     requirement: Requirement, spec: CapabilitySpec, available_keys: list[str]
 ) -> list[str]:
-    """Select the context key for one of several inputs of the same type, in order of creation."""
+    """Select the context key for one of several inputs of the same type.
+
+    Context keys are assigned to the inputs in order of creation.
+    """
     peers = [other for other in spec.requires if required_type(other) == requirement.type]
     if len(available_keys) < len(peers):
         peers = [other for other in peers if other.cardinality == "one"]

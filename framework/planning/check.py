@@ -101,7 +101,10 @@ def analyze_plan(
     active: Collection[str] | None,
     max_steps: int,
 ) -> tuple[PlanView, list[Problem]]:
-    """Validate a plan and return its index and its problems. See :func:`check_plan` for the arguments."""
+    """Validate a plan, and return its index and its problems.
+
+    See :func:`check_plan` for the arguments.
+    """
     steps, problems = _extract_steps(plan, max_steps)
     chosen = None if active is None else frozenset(active)
     checker = _PlanChecker(PlanView(steps, catalog, available, chosen), problems)
@@ -114,7 +117,7 @@ def analyze_plan(
 
 
 def _extract_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Problem]]:
-    """Return the steps of a plan, and the problems of the plan as a whole."""
+    """Extract the steps of a plan, and the problems that concern the plan as a whole."""
 
     def plan_problem(code: str, value: object, cause: str, *details: Any) -> list[Problem]:
         return [make_problem(code, None, None, value, cause, *details)]
@@ -135,7 +138,7 @@ def _extract_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Proble
 
 
 class _PlanChecker:
-    """Validator of a plan's steps and fields, which collects problems instead of raising errors."""
+    """Plan validator that collects problems instead of raising errors."""
 
     def __init__(self, view: PlanView, problems: list[Problem]) -> None:
         self.view = view
@@ -172,7 +175,10 @@ class _PlanChecker:
         self._check_terminal_step()
 
     def check_plan_fields(self, plan: dict[str, Any]) -> None:
-        """Check the plan's own fields: its deadline, its budget, and unknown fields."""
+        """Check the top-level fields of a plan, such as its deadline and its budget.
+
+        Unknown fields are reported as problems.
+        """
         self._check_unknown_fields(
             None, {k: v for k, v in plan.items() if k not in _FRAMEWORK_FIELDS}, _PLAN_FIELDS
         )
@@ -266,28 +272,30 @@ class _PlanChecker:
                 else:
                     keys.add(key)
                     if key == alias:
-                        self._check_element(index, ("inputs", number, label), key)
+                        self._check_element_input(index, ("inputs", number, label), key)
                         continue
                     first = places.get(key, (index,))[0]
                     if first >= index or not self.view.step_provides(
                         first, type_by_label.get(label, label)
                     ):
-                        self._check_source(index, StepRead(("inputs", number, label), label, key))
+                        self._check_input_source(
+                            index, StepRead(("inputs", number, label), label, key)
+                        )
                     continue
                 path = ("inputs", number, label if type(label) is str else preview(label))
                 self.add(codes.MALFORMED_INPUT, index, key, cause, path=path)
         if contract is not None:
             self._check_cardinality(index, contract, keys_by_label)
 
-    def _check_element(self, index: int, path: Path, alias: str) -> None:
-        """Check an input that reads the current element of a ``for_each`` list."""
+    def _check_element_input(self, index: int, path: Path, alias: str) -> None:
+        """Check a step input that reads the current element of a ``for_each`` list."""
         if not self.view.accepts_element(index, str(path[-1])):
             cause = f"an element of the list is {self.view.element_shape(index)}, not {path[-1]}"
             remedy = f"use a list of {path[-1]}, or another input"
             self.add(codes.TYPE_MISMATCH, index, alias, cause, remedy, path)
 
-    def _check_source(self, index: int, read: StepRead) -> None:
-        """Add a problem if neither an earlier step nor a stored context supplies an input."""
+    def _check_input_source(self, index: int, read: StepRead) -> None:
+        """Report a problem if neither an earlier step nor a stored context supplies an input."""
         view, input_type = self.view, self.view.type_of_input(index, read.label)
         positions = view.positions.get(read.key, ())
         position = view.source_of(index, read) if positions else None
@@ -310,11 +318,11 @@ class _PlanChecker:
         else:
             code = codes.NO_SUPPLIER
             cause = "no step or stored context has this context_key"
-        remedy = self._similar_name_hint(index, read) or view.supply_hint(input_type)
+        remedy = self._suggest_similar_name(index, read) or view.supply_hint(input_type)
         self.add(code, index, read.key, cause, remedy, read.path)
 
-    def _similar_name_hint(self, index: int, read: StepRead) -> str:
-        """Suggest the existing input name or context key that is most similar, or return ``""``."""
+    def _suggest_similar_name(self, index: int, read: StepRead) -> str:
+        """Suggest the most similar input name or context key, or return an empty string."""
         view, contract = self.view, self.view.contracts[index]
         self.names_compared += 1
         if self.names_compared > _MAX_COMPARED_NAMES:
@@ -391,10 +399,11 @@ class _PlanChecker:
     def _check_reference(
         self, index: int, path: Path, text: str, code: str, remedy: str = ""
     ) -> Shape | None:
-        """Check a reference to a result (``{"$from": "key.field"}``).
+        """Check a step's reference to a result, written as ``{"$from": "key.field"}``.
 
         Returns:
-            The JSON schema of the referenced value, or ``None`` if it is unknown or the reference is
+            The JSON schema of the referenced value, or ``None`` if it is unknown or the reference
+            is
             invalid.
         """
         view = self.view

@@ -38,7 +38,7 @@ _COMBINATORS = ("and", "or")
 
 
 def iter_comparisons(condition: object) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each comparison in a condition, with its path.
+    """Yield each comparison in a step's condition, with its path in the condition.
 
     >>> [path for path, _ in iter_comparisons({"not": {"of": "a", "is": ">", "than": 1}})]
     [('not',)]
@@ -62,7 +62,7 @@ def _iter_nested_comparisons(
 
 
 def iter_condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
-    """Validate the syntax of a condition, and yield the path, value, and cause of each error.
+    """Validate a condition's syntax, and yield the path, value, and cause of each error.
 
     >>> [cause for _, _, cause in iter_condition_errors({"of": "a", "is": "about", "than": 1})]
     ['is not an operator; use one of >, >=, <, <=, ==, !=']
@@ -105,7 +105,10 @@ def _iter_form_errors(condition: object, path: Path) -> Iterator[tuple[Path, Any
 
 
 def value_kind(value: object) -> str:
-    """Return the kind of a plain value, such as number or text. Only values of one kind are comparable."""
+    """Return the kind of a plain value, such as ``number`` or ``text``.
+
+    Only values of the same kind can be compared.
+    """
     if value is None or isinstance(value, bool):
         return "nothing" if value is None else "boolean"
     if isinstance(value, (int, float)):
@@ -116,11 +119,11 @@ def value_kind(value: object) -> str:
 
 
 def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool | None:
-    """Evaluate a valid condition.
+    """Evaluate the condition of a step, which must be valid.
 
     Args:
         condition: Condition of a step's ``when`` field.
-        value_of: Function that returns the value at a path, or :data:`MISSING`.
+        value_of: Function that returns the value at a reference path, or :data:`MISSING`.
 
     Returns:
         True or False, or ``None`` if a missing value makes the result unknown.
@@ -153,8 +156,8 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
         return equal is (sign == "==")
     if value_kind(value) != value_kind(than):
         raise ValidationError(
-            f"{condition['of']} is {preview(value)}: {describe_condition(condition)!r} compares"
-            " values of different kinds.",
+            f"Cannot compare values of different kinds in {describe_condition(condition)!r}: "
+            f"{condition['of']} is {preview(value)}.",
             fix="Compare numbers with numbers and text with text.",
             severity=ErrorSeverity.REPLANNING,
         )
@@ -162,7 +165,7 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
 
 
 def describe_condition(condition: object) -> str:
-    """Return a condition as readable text, or a preview of a value that is not a condition.
+    """Format a condition as readable text, or preview a value that is not a condition.
 
     >>> describe_condition({"and": [{"of": "a", "is": ">", "than": 1}, {"not": {"of": "b", "is": "==", "than": "x"}}]})
     'a > 1 and not (b == "x")'

@@ -30,7 +30,7 @@ _LONGEST = 60
 
 
 def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = None) -> str:
-    """Return a plan as a Mermaid flowchart with its steps, data flow, and step statuses.
+    """Render a plan as a Mermaid flowchart with its steps, data flow, and step statuses.
 
     Stored contexts that the plan reads are drawn as cylinders. All text is escaped.
 
@@ -94,7 +94,7 @@ def _status_class(state: str) -> str:
 
 
 def step_notes(step: Mapping[str, Any]) -> list[str]:
-    """Return notes about a step: its condition, list, waits, and failure mode.
+    """List notes about a planned step: its condition, list, waits, and failure mode.
 
     >>> step_notes({"when": {"of": "sky.wind", "is": ">", "than": 12}, "optional": True})
     ['if sky.wind > 12', 'optional']
@@ -112,7 +112,7 @@ def step_notes(step: Mapping[str, Any]) -> list[str]:
 
 
 def escape_label(text: object, limit: int = _LONGEST) -> str:
-    """Return a text that is safe inside a quoted Mermaid label.
+    """Escape text for use inside a quoted Mermaid label.
 
     >>> escape_label('a "b" <i>')
     'a #34;b#34; #60;i#62;'

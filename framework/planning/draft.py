@@ -26,7 +26,7 @@ _SAME_VALUE = (MALFORMED_INPUT, PARAMETER)
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Change that :func:`~capgraph.planning.repair_plan` made to a plan.
+    """Single change that :func:`~capgraph.planning.repair_plan` made to a plan.
 
     Attributes:
         code: Code of the repaired problem.
@@ -34,7 +34,7 @@ class Repair:
         field: Name of the changed field.
         before: Previous value, as text.
         after: New value, as text.
-        reason: Explanation why the new value is the only correct value.
+        reason: Explanation of why the new value is the only correct one.
 
     >>> print(Repair("CG-P04", "a", "capability", "'Fetch'", "'fetch'", "the only near name"))
     [CG-P04] 'a', capability: 'Fetch' became 'fetch' (the only near name)
@@ -79,7 +79,7 @@ class RepairedPlan:
 
 @dataclass
 class PlanDraft:
-    """Mutable copy of a plan's steps, which the repairs change.
+    """Mutable copy of a plan's steps, to which repairs are applied.
 
     Attributes:
         steps: Copies of the plan's steps.
@@ -88,7 +88,7 @@ class PlanDraft:
         max_steps: Maximum number of steps.
         additions_only: True if names, keys, and inputs in the plan must not be replaced.
         open_suppliers: True if a supplier may be inserted before its parameters are known.
-        repairs: Repairs made so far.
+        repairs: Repairs applied so far.
         inserted: Keys of the inserted steps.
     """
 
@@ -102,7 +102,7 @@ class PlanDraft:
     inserted: list[str] = field(default_factory=list)
 
     def used_keys(self) -> set[str]:
-        """Return every context key that a new step must not use."""
+        """Return all context keys that are already taken, which a new step must not use."""
         keys = {key for step in self.steps if isinstance(key := step.get("context_key"), str)}
         for stored in self.available.values():
             keys.update(stored)
@@ -111,7 +111,7 @@ class PlanDraft:
     def record(
         self, code: str, step: int | None, path: Path, before: object, after: object, reason: str
     ) -> None:
-        """Add a change to ``repairs``.
+        """Record a change to the plan in ``repairs``.
 
         Args:
             code: Code of the repaired problem.
@@ -119,7 +119,7 @@ class PlanDraft:
             path: Path of the changed value.
             before: Previous value.
             after: New value.
-            reason: Explanation why the new value is the only correct value.
+            reason: Explanation of why the new value is the only correct one.
         """
         key = None if step is None else self.steps[step].get("context_key")
         self.repairs.append(
@@ -134,14 +134,16 @@ class PlanDraft:
         )
 
     def replace_value(self, code: str, step: int, path: Path, value: object, reason: str) -> bool:
-        """Replace one value of a step and record the change. Return False if nothing changed.
+        """Replace one value in a step and record the change.
+
+        Return False if nothing changed.
 
         Args:
             code: Code of the repaired problem.
             step: Index of the step.
             path: Path of the value in the step.
             value: New value.
-            reason: Explanation why the new value is the only correct value.
+            reason: Explanation of why the new value is the only correct one.
         """
         before: Any = self.steps[step]
         for part in path:
@@ -155,7 +157,7 @@ class PlanDraft:
         return True
 
     def rename_reads(self, reads: Iterable[tuple[int, StepRead]], key: str) -> None:
-        """Change the context key of some inputs, references, and conditions."""
+        """Redirect the given inputs, references, and conditions to a different context key."""
         for index, read in reads:
             step = self.steps[index]
             value: Any = key

@@ -11,10 +11,13 @@ from capgraph.planning.catalog import Available, may_auto_include
 def find_unprovided_types(
     name: str, other_names: Iterable[str], specs: Mapping[str, CapabilitySpec], available: Available
 ) -> list[str]:
-    """Return the context types that would be missing without a capability.
+    """Return the context types that no capability would provide if one were removed.
+
+    A type still counts as provided if an earlier result is stored and another capability reads
+    it.
 
     Args:
-        name: Name of the capability.
+        name: Name of the capability to leave out.
         other_names: Names of the other capabilities in use.
         specs: Declarations by capability name.
         available: Stored context keys by type.
@@ -41,7 +44,7 @@ def find_fallbacks(
     specs: Mapping[str, CapabilitySpec],
     available: Available,
 ) -> list[str]:
-    """Choose capabilities that provide the same types as unavailable capabilities.
+    """Choose fallbacks that provide the same context types as unavailable capabilities.
 
     Args:
         active: Names of the selected capabilities.

@@ -11,12 +11,12 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def stable_topological_order(predecessors: Mapping[int, set[int]]) -> list[int] | None:
-    """Sort positions topologically and keep their original order where possible.
+    """Sort nodes topologically and keep their original order where possible.
 
-    In contrast, ``graphlib`` returns an arbitrary topological order.
+    Unlike this function, ``graphlib`` does not guarantee an order for independent nodes.
 
     Args:
-        predecessors: Positions that must precede each position.
+        predecessors: Positions that must come before each position.
 
     Returns:
         The sorted positions, or ``None`` if there is a cycle.
@@ -40,7 +40,7 @@ def stable_topological_order(predecessors: Mapping[int, set[int]]) -> list[int] 
 
 
 def reachable_from(start: Iterable[Node], edges: Mapping[Node, Iterable[Node]]) -> set[Node]:
-    """Return every node that is reachable from the start nodes, including them.
+    """Return all nodes that are reachable from the start nodes, including the start nodes.
 
     >>> sorted(reachable_from([1], {1: [2], 2: [1], 3: [1]}))
     [1, 2]

@@ -92,11 +92,11 @@ _IN_DAYS = re.compile(r"\bin (\w+) (day|week)s?\b")
 
 
 class UngroundedValue(NamedTuple):
-    """Parameter value that occurs in no source, so that the model may have invented it.
+    """Parameter value that the model may have invented, because no source contains it.
 
     Attributes:
-        path: Path of the value in the parameters.
-        value: Parameter value.
+        path: Path to the value in the step's parameters.
+        value: Ungrounded value.
     """
 
     path: str
@@ -105,7 +105,9 @@ class UngroundedValue(NamedTuple):
 
 @dataclass
 class GroundingSources:
-    """Normalized texts and results in which parameter values must occur to be grounded.
+    """Conversation texts and results in which parameter values must occur to be grounded.
+
+    A value that occurs in none of the sources may have been invented by the model.
 
     Args:
         texts: Texts of the conversation.
@@ -138,16 +140,22 @@ class GroundingSources:
                 self._found.times |= {time(hour + 12)} if 1 <= hour < 12 else set()
 
     def supports(self, value: object) -> bool:
-        """Return True if a scalar value occurs in the sources in some form."""
+        """Return True if a parameter value occurs in the sources, also in a different format.
+
+        ``None`` and booleans are always supported.
+        """
         if value is None or isinstance(value, bool):
             return True
         if isinstance(value, (int, float)):
             return any(_is_close(value, number) for number in self._found.numbers)
         text = _normalize_text(str(value))
-        return not text.strip() or self._has_phrase(text) or self._has_parts(text)
+        return not text.strip() or self._has_phrase(text) or self._contains_parts(text)
 
     def _has_phrase(self, text: str) -> bool:
-        """Return True if the words of a text occur in this order in a source, with any separators."""
+        """Return True if a source contains the words of a text in the same order.
+
+        Separators and articles are ignored.
+        """
         phrase = "".join(word for word in _WORD.findall(text) if word not in _ARTICLES)
         if not phrase:
             return True
@@ -161,7 +169,7 @@ class GroundingSources:
                     break
         return False
 
-    def _has_parts(self, text: str) -> bool:
+    def _contains_parts(self, text: str) -> bool:
         """Return True if every date, time, number, and word of a text occurs in the sources."""
         parts = _split_text(text, self.today)
         known_dates = self._found.dates | self._relative
@@ -202,10 +210,12 @@ def find_ungrounded_values(
     sources: GroundingSources,
     declared_values: Sequence[Any] = (),
 ) -> list[UngroundedValue]:
-    """Find parameter values of a step that occur in no source, so that a model may have invented them.
+    """Find parameter values of a step that occur in no source.
+
+    The model may have invented such values.
 
     Args:
-        spec: Declarations of the capability.
+        spec: Specification of the capability that the step calls.
         values: Validated parameters, as plain data.
         planned_parameters: Parameters as planned. A reference to a result counts as grounded.
         sources: The conversation and the results that the step refers to.
@@ -228,7 +238,7 @@ def find_ungrounded_values(
 
 
 def _iter_leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the scalars of plain data with their paths."""
+    """Yield each scalar in nested plain data together with its path."""
     inside: list[tuple[Path, Any]] = [(path, value)]
     while inside:
         place, item = inside.pop(0)
@@ -241,7 +251,7 @@ def _iter_leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_choice(shape: Shape | None, value: object) -> bool:
-    """Return True if a value is one of several choices in the parameter's schema."""
+    """Return True if the parameter's JSON schema lists a value as an ``enum`` or ``const``."""
     for form in shape.alternatives() if shape is not None else ():
         listed = [*form.schema.get("enum", ())]
         listed += [form.schema["const"]] if "const" in form.schema else []
@@ -259,7 +269,10 @@ def _normalize_text(text: str) -> str:
 
 
 def _split_text(text: str, today: Sequence[date]) -> _TextParts:
-    """Split a normalized text into dates, times, numbers, and words. Each character counts only once."""
+    """Split normalized text into dates, times, numbers, and words.
+
+    Each character is used only once, so that the digits of a date do not also count as numbers.
+    """
     dates: set[date] = set()
     times: set[time] = set()
 
@@ -287,7 +300,10 @@ def _split_text(text: str, today: Sequence[date]) -> _TextParts:
 
 
 def _iter_numbers(text: str) -> Iterator[float]:
-    """Yield all possible values of the numbers in a text, because 1,200 may mean 1200 or 1.2."""
+    """Yield every possible value of each number in a text.
+
+    Separators are ambiguous: ``1,200`` may mean 1200 or 1.2.
+    """
     for match in _NUMBER.finditer(text):
         digits = re.sub(r"['\u00a0\u202f]", "", match["digits"])
         readings = {digits.replace(",", ""), digits.replace(".", "").replace(",", ".")}
@@ -327,7 +343,7 @@ def _iter_times(hour: str, minute: str | None, half: str) -> Iterator[time]:
 
 
 def _iter_relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
-    """Yield the dates that words such as "tomorrow", "next Friday", or "in 3 days" may mean."""
+    """Yield the dates that relative expressions such as "tomorrow" or "in 3 days" may mean."""
     days = {"today": 0, "tonight": 0, "yesterday": -1, "tomorrow": 1, "next week": 7}
     offsets = [n for word, n in days.items() if re.search(rf"\b{word}\b", text)]
     offsets += [2] if "day after tomorrow" in text else []
@@ -343,7 +359,7 @@ def _iter_relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
 
 
 def possible_today(now: float) -> list[date]:
-    """Return the dates that the word "today" may mean: the current date in local time and in UTC.
+    """Return the possible dates of "today", which can differ between local time and UTC.
 
     Args:
         now: Current time, in seconds since the epoch.

@@ -94,12 +94,12 @@ class JsonParameters(BaseModel):
 
 
 def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters]:
-    """Create a parameter model from a JSON schema.
+    """Create a pydantic model for a capability's parameters from a JSON schema.
 
-    Plans are validated against the schema, and prompts contain it unchanged. Python and Java type names
-    (``dict``, ``float``, ``tuple``, ``HashMap``) are converted. An undeclared parameter is an error
-    unless the schema allows ``additionalProperties``. A valid ``default`` is used for a missing
-    parameter.
+    Plans are validated against the schema, and prompts include the schema unchanged. Python and
+    Java type names (``dict``, ``float``, ``tuple``, ``HashMap``) are converted. An undeclared
+    parameter is an error unless the schema allows ``additionalProperties``. A valid ``default``
+    is used for a missing parameter.
 
     Args:
         name: Name of the model.
@@ -179,7 +179,7 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
 
 
 def _check_size(schema: Mapping[str, Any], owner: str) -> None:
-    """Raise an error for a schema that is large, deeply nested, or has expanding references.
+    """Reject a schema that is too large, too deeply nested, or expands too much by ``$ref``.
 
     Raises:
         ValidationError: The schema is too large.
@@ -247,7 +247,10 @@ def _iter_schema_errors(
 
 @lru_cache(maxsize=256)
 def _compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Compile a regular expression to a search function that runs in linear time."""
+    """Compile a regular expression into a search function that runs in linear time.
+
+    A pattern without a linear-time form is logged and accepts any string.
+    """
     try:
         return LinearTimeRegex(pattern).search
     except ConfigurationError:
@@ -274,7 +277,7 @@ def _match_pattern_properties(
 
 
 def _iter_undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the values that a schema does not declare."""
+    """Yield the nested values that a JSON schema does not declare, with their paths."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     for part, item in inside:
         found = shape.at_path((part,))
@@ -285,7 +288,7 @@ def _iter_undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tu
 
 
 def _normalize_schema(schema: Any, owner: str) -> Any:
-    """Return a schema with only JSON schema keywords and type names."""
+    """Convert a schema to standard JSON Schema keywords and type names."""
     if isinstance(schema, list):
         return [_normalize_schema(part, owner) for part in schema]
     if not isinstance(schema, Mapping):
@@ -335,7 +338,8 @@ def _to_json_type(name: Any, owner: str) -> str:
 def _check_local_reference(reference: str, owner: str) -> str:
     if not reference.startswith("#"):
         raise ValidationError(
-            f"The parameters of {owner!r} refer to {preview(reference)}, outside their schema.",
+            f"The parameters of {owner!r} contain the reference {preview(reference)}, which "
+            "points outside their schema.",
             fix="Add the definition to the schema under '$defs'.",
         )
     return reference.replace("#/definitions/", "#/$defs/")

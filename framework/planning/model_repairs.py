@@ -27,13 +27,13 @@ _MAX_STEPS_READ = 1000
 
 
 class ModelRepair(NamedTuple):
-    """Kind of mistake in model replies that is repaired automatically.
+    """Common mistake in model-generated plans that is repaired automatically.
 
     Attributes:
         name: Name of the repair in events.
-        original_form: Mistake that models make.
-        repaired_form: Form of the plan after the repair.
-        codes: Codes of the problems that the repair solves. Empty for a repair before validation.
+        original_form: Description of the mistake.
+        repaired_form: Description of the plan after the repair.
+        codes: Problem codes that the repair resolves. Empty for a repair before validation.
     """
 
     name: str
@@ -151,11 +151,11 @@ _SCHEMA_FIELDS = frozenset(
 
 
 class ParsedPlan(NamedTuple):
-    """Plan in a model's reply after the repairs.
+    """Plan that was parsed from a model's reply, with the repairs that were applied.
 
     Attributes:
-        plan: Plan, or the reply itself if it contains no plan.
-        repairs: Number of applications of each repair, by name.
+        plan: Repaired plan, or the original reply if it contains no plan.
+        repairs: Number of times that each repair was applied, by repair name.
     """
 
     plan: Any
@@ -163,7 +163,7 @@ class ParsedPlan(NamedTuple):
 
 
 def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
-    """Count repairs by name.
+    """Count the repairs applied to a plan, by repair name.
 
     >>> dict(count_repairs([Repair("CG-P14", None, "steps", "a > b", "b > a", "order")]))
     {'step_order': 1}
@@ -172,13 +172,13 @@ def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
 
 
 def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
-    """Parse the plan in a model's reply and repair common mistakes.
+    """Parse a plan from a model's reply and repair common mistakes.
 
-    A well-formed plan is returned unchanged. A truncated reply is not completed, because the result
-    could be a partial plan.
+    A well-formed plan is returned unchanged. A truncated reply is not completed, because the
+    result could be a partial plan.
 
     Args:
-        reply: Reply of the model, as text or as plain data. It is not modified.
+        reply: Reply of the model, as a string or as plain data. The reply is not modified.
         catalog: Capabilities that the plan may use.
 
     >>> from capgraph.base import CapabilitySpec
@@ -214,13 +214,16 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
 
 @dataclass
 class _PlanParser:
-    """Parser of one model reply, which counts the repairs that it applies."""
+    """Parser for a single model reply that counts the repairs it applies."""
 
     catalog: Catalog
     repairs: Counter[str] = field(default_factory=Counter)
 
     def parse_text(self, reply: str) -> Any:
-        """Parse the JSON in a text. Several function calls become a list of steps."""
+        """Parse the JSON in a model's reply.
+
+        Multiple function calls are returned as a list of steps.
+        """
         values = json_values(reply)
         calls = [value for value in values if self._as_step(value) is not None]
         if not values or (len(values) > 1 and len(calls) < len(values)):
@@ -230,7 +233,7 @@ class _PlanParser:
         return values[0] if len(values) == 1 else values
 
     def unwrap_plan(self, plan: Any) -> Any:
-        """Return the plan without the object, list, or function call that encloses it."""
+        """Remove the object, list, or function call that wraps a plan."""
         if isinstance(plan, list) and all(isinstance(step, dict) for step in plan):
             if len(plan) == 1 and isinstance(plan[0].get("steps"), list):
                 self.repairs["list_as_object"] += 1
@@ -262,7 +265,7 @@ class _PlanParser:
         return plan
 
     def _as_step(self, value: Any) -> dict[str, Any] | None:
-        """Convert an object to a step. Return ``None`` unless it is a step or a capability call."""
+        """Convert a step or a capability call to a step, or return ``None`` for other objects."""
         if not isinstance(value, dict) or not value.keys().isdisjoint(_PLAN_FIELDS):
             return None
         if isinstance(value.get("capability"), str) and not value.keys() & {"arguments", "args"}:
@@ -281,7 +284,10 @@ class _PlanParser:
         return {"capability": name, "parameters": arguments, **rest}
 
     def parse_step(self, step: Any) -> Any:
-        """Convert a step to the form of ``PlannedStep``. A well-formed step is returned unchanged."""
+        """Repair a step so that it has the form of ``PlannedStep``.
+
+        A well-formed step is returned unchanged.
+        """
         for _ in range(_MAX_ROUNDS):
             before = self.repairs.total()
             step = self._repair_step(step)
@@ -310,7 +316,7 @@ class _PlanParser:
             new["inputs"] = [entry for entry in new["inputs"] if not isinstance(entry, str)]
         if isinstance(new.get("parameters"), dict):
             new["parameters"] = self._repair_parameters(new)
-        return step if new == step and _same_types(new, step) else new
+        return step if new == step and _have_same_types(new, step) else new
 
     def _capability_spec(self, step: Mapping[str, Any]) -> CapabilitySpec | None:
         name = step.get("capability")
@@ -318,14 +324,14 @@ class _PlanParser:
         return None if near is None else self.catalog.capabilities[near]
 
     def _has_needless_inputs(self, step: Mapping[str, Any]) -> bool:
-        """Return True if a step has texts as inputs and its capability takes no input."""
+        """Return True if a step passes strings as inputs to a capability without inputs."""
         spec, inputs = self._capability_spec(step), step.get("inputs")
         if spec is None or spec.requires or not isinstance(inputs, list):
             return False
         return any(isinstance(entry, str) for entry in inputs)
 
     def _unwrap_object(self, value: Any) -> Any:
-        """Return the object that is encoded as text or is the only item of a list."""
+        """Unwrap an object that is encoded as a JSON string or is the only item of a list."""
         if isinstance(value, str) and value.lstrip().startswith("{"):
             values = json_values(value)
             if len(values) == 1 and isinstance(values[0], dict):
@@ -337,7 +343,7 @@ class _PlanParser:
         return value
 
     def _repair_parameters(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Return parameters without the JSON schema keywords that surround their values."""
+        """Remove the JSON schema keywords that a model wrapped around parameter values."""
         values = dict(step["parameters"])
         spec = self._capability_spec(step)
         model = spec.parameters if spec is not None else None
@@ -352,9 +358,9 @@ class _PlanParser:
         ):
             self.repairs["schema_wrapper"] += 1
             values = dict(inner)
-        values = self._declared_names(values, shape)
+        values = self._rename_to_declared(values, shape)
         for key, value in list(values.items()):
-            if (choice := _matching_choice(shape, key, value)) is not None:
+            if (choice := _find_matching_choice(shape, key, value)) is not None:
                 self.repairs["choice_form"] += 1
                 values[key] = choice
             elif _is_schema(value) and not _takes_objects(shape, key):
@@ -367,8 +373,11 @@ class _PlanParser:
                 del values[key]
         return values
 
-    def _declared_names(self, values: dict[str, Any], shape: Shape) -> dict[str, Any]:
-        """Rename parameters to the declared names that differ only in spelling."""
+    def _rename_to_declared(self, values: dict[str, Any], shape: Shape) -> dict[str, Any]:
+        """Rename misspelled parameters to their declared names.
+
+        Only differences in case and separators are corrected.
+        """
         named: dict[str, Any] = {}
         for key, value in values.items():
             plain = fold_name(str(key))
@@ -381,8 +390,8 @@ class _PlanParser:
         return named
 
 
-def _matching_choice(shape: Shape, name: str, value: Any) -> str | None:
-    """Return the declared choice that equals a text except for case and separators, if it is unique."""
+def _find_matching_choice(shape: Shape, name: str, value: Any) -> str | None:
+    """Return the unique schema choice that equals a string apart from case and separators."""
     found = shape.at_path((name,)) if isinstance(value, str) and fold_name(value) else None
     forms = found.alternatives() if found is not None else []
     if not forms or any(not {"enum", "const"} & form.schema.keys() for form in forms):
@@ -394,7 +403,7 @@ def _matching_choice(shape: Shape, name: str, value: Any) -> str | None:
 
 
 def _unwrap_call(plan: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the plan inside an object that names it or calls a function with it."""
+    """Return the plan nested inside a function call or a single-key wrapper object."""
     argument_keys = [key for key in ("arguments", "args", "parameters") if key in plan]
     name_keys = [key for key in ("name", "tool", "function") if isinstance(plan.get(key), str)]
     if (
@@ -421,7 +430,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _is_schema(value: Any) -> bool:
-    """Return True if an object is a JSON schema instead of a value."""
+    """Return True if a parameter value is itself a JSON schema instead of plain data."""
     return (
         isinstance(value, dict)
         and bool(value.keys() & {"type", "enum", "const", "default"})
@@ -437,7 +446,7 @@ def _takes_objects(shape: Shape, name: str) -> bool:
 
 
 def _is_needless_null(model: type[BaseModel], shape: Shape, name: str) -> bool:
-    """Return True if a parameter has a default and its type does not include null."""
+    """Return True if null is invalid for an optional parameter, so it can be removed."""
     for own, info in model.model_fields.items():
         if name in (own, info.alias, info.validation_alias):
             found = shape.at_path((name,)) or shape.at_path((own,))
@@ -447,6 +456,9 @@ def _is_needless_null(model: type[BaseModel], shape: Shape, name: str) -> bool:
     return False
 
 
-def _same_types(values: Mapping[str, Any], other_values: Mapping[str, Any]) -> bool:
-    """Return True if the values of each key have equal types. Python considers 1 and True equal."""
+def _have_same_types(values: Mapping[str, Any], other_values: Mapping[str, Any]) -> bool:
+    """Return True if the values of two mappings have the same type for each key.
+
+    This distinguishes 1 from True, which Python considers equal.
+    """
     return all(type(values[key]) is type(other_values[key]) for key in values)

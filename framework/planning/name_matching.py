@@ -15,7 +15,9 @@ _CUTOFF = 0.85
 
 
 def fold_name(name: str) -> str:
-    """Normalize a name for comparison: ignore case, separators, and the suffix ``Capability``.
+    """Normalize a name for comparison.
+
+    Case, separators, and the suffix ``Capability`` are ignored.
 
     >>> fold_name("Weather-RetrievalCapability") == fold_name("weather_retrieval")
     True
@@ -25,7 +27,7 @@ def fold_name(name: str) -> str:
 
 
 def closest_name(name: str, known_names: Collection[str]) -> str | None:
-    """Return the known name that a misspelled name means, or ``None`` if it is unclear.
+    """Return the known name closest to a misspelled name, or ``None`` if it is ambiguous.
 
     >>> closest_name("data retreival", ["data_retrieval", "plotting"])
     'data_retrieval'

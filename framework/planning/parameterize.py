@@ -19,16 +19,16 @@ _ValuePath = tuple[int | str, ...]
 def extract_parameters(
     steps: Sequence[Mapping[str, Any]], request: str, parameter_names: Iterable[str] | None
 ) -> dict[str, tuple[Any, list[_ValuePath]]]:
-    """Choose the values of a plan that become parameters of a recipe (stored plan).
+    """Select the values in a plan that become parameters of a recipe (a reusable plan).
 
     Args:
         steps: Steps of the plan.
         request: The user's request.
-        parameter_names: Values to choose, as ``"step.name"`` or ``"step.name=new_name"``. By default,
-            every value that occurs in the request is chosen.
+        parameter_names: Values to select, as ``"step.name"`` or ``"step.name=new_name"``. By
+            default, every value that occurs in the request is selected.
 
     Returns:
-        The value and its paths in the steps, by parameter name.
+        The value and its paths in the steps, keyed by parameter name.
 
     Raises:
         PlanError: A name in ``parameter_names`` does not exist or has two different values.
@@ -60,7 +60,8 @@ def extract_parameters(
         value, known = found.setdefault(name, (value_by_path[value_path], []))
         if not is_equal_json(value, value_by_path[value_path]):
             raise PlanError(
-                f"The parameter {name!r} has two values: {value!r} and {value_by_path[value_path]!r}.",
+                f"The parameter {name!r} has two different values: {value!r} and "
+                f"{value_by_path[value_path]!r}.",
                 fix=f"Use another name for one of them: {value_name}=NAME.",
             )
         known.append(value_path)
@@ -99,13 +100,13 @@ def substitute_parameters(
     path: _ValuePath,
     values: Mapping[str, Any],
 ) -> Any:
-    """Replace values with references to the recipe's parameters.
+    """Replace parameter values in a plan with references to the recipe's parameters.
 
     Args:
         value: Part of the plan, as plain data.
-        parameter_by_path: Parameter name for each path of a parameter value.
+        parameter_by_path: Parameter names, keyed by the path of the value to replace.
         path: Path of ``value`` in the plan.
-        values: Parameter values by name.
+        values: Parameter values, keyed by parameter name.
     """
     if path in parameter_by_path:
         return {FROM: f"{PARAMETERS}.{parameter_by_path[path]}"}
@@ -123,7 +124,7 @@ def substitute_parameters(
 
 
 def substitute_names(text: str, values: Mapping[str, Any]) -> str:
-    """Replace values in a text with placeholders for their parameters: ``Weather of {place}``."""
+    """Replace parameter values in a string with placeholders, as in ``Weather of {place}``."""
     for name, value in values.items():
         if _occurs_in(value, text):
             text = re.sub(_create_value_pattern(value), f"{{{name}}}", text, flags=re.IGNORECASE)
@@ -131,7 +132,7 @@ def substitute_names(text: str, values: Mapping[str, Any]) -> str:
 
 
 def normalize_request(text: str) -> str:
-    """Remove line breaks, repeated spaces, and final punctuation from a request."""
+    """Normalize whitespace in a user's request and remove its trailing punctuation."""
     return " ".join(text.split()).rstrip(".!? ")
 
 
@@ -140,9 +141,10 @@ def _create_value_pattern(value: Any) -> str:
 
 
 def request_pattern(request: str, values: Mapping[str, Any]) -> str:
-    """Create a regular expression for requests with the same wording and other values.
+    """Build a regular expression that matches requests worded like an example request.
 
-    A matched value is not a list, and has at most two words or as many words as the original value.
+    Each parameter value becomes a named group. A group never matches a list, and matches at
+    most two words or as many words as the original value.
 
     Args:
         request: Example request.

@@ -56,18 +56,19 @@ def find_parameter_errors(
     *,
     allows_conversion: bool = True,
 ) -> list[Problem]:
-    """Validate a step's parameters and return their problems.
+    """Validate the parameters of a plan step and return the problems found.
 
-    A capability without a ``Parameters`` model accepts only plain scalars. With a model, parameters are
-    validated as JSON in pydantic's strict mode. A value that only the lax mode accepts is allowed, unless
-    it has one exact strict form (such as ``5`` for ``"5"``). Otherwise a capability that reads its step
-    directly would receive text where it declares a number.
+    A capability without a ``Parameters`` model accepts only plain scalars. With a model,
+    parameters are validated as JSON in pydantic's strict mode. A value that only lax mode
+    accepts is allowed, unless it has exactly one strict form (such as ``5`` for ``"5"``).
+    Otherwise, a capability that reads its step directly would receive a string where it
+    declares a number.
 
     Args:
-        model: ``Parameters`` model of the capability, if it declares one.
+        model: ``Parameters`` model of the capability, or ``None`` if it declares no model.
         parameters: Value of the step's ``parameters``.
-        capability: Name of the capability, for the messages.
-        allows_conversion: True to allow values that only the lax mode accepts.
+        capability: Name of the capability, for error messages.
+        allows_conversion: Whether values that only lax mode accepts are allowed.
     """
     if parameters is None:
         parameters = {}
@@ -115,15 +116,17 @@ def find_parameter_errors(
 
 
 def _is_prefix_of_either(path: Path, other: Path) -> bool:
-    """Return True if one path is a prefix of the other."""
+    """Return True if either path is a prefix of the other, or if they are equal."""
     return all(a == b for a, b in zip(path, other, strict=False))
 
 
 def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, list[Problem]]:
-    """Convert values such as ``"5"`` for 5 that have one exact form of the declared type.
+    """Convert parameters to their declared types where that is unambiguous.
+
+    For example, ``"5"`` is converted to 5 for an integer parameter.
 
     Args:
-        spec: Declarations of the capability.
+        spec: Specification of the capability.
         parameters: Value of the step's ``parameters``.
 
     Returns:
@@ -138,23 +141,23 @@ def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, li
 
 
 def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, dict[str, Any]]:
-    """Validate a step's parameters and convert them to a model instance and to plain data.
+    """Validate the parameters of a step and return them as a model instance and as plain data.
 
-    The plain data includes defaults. Approval requests show it and effects are compared by it, so
-    validating it again must return an equal model. A value with one exact form of the declared type,
-    such as ``"5"`` for 5, is converted.
+    The plain data includes defaults. Approval requests display this data and side effects are
+    compared by it, so validating the data again must return an equal model. Values such as
+    ``"5"`` that have exactly one form of the declared type are converted.
 
     Args:
-        spec: Declarations of the capability.
+        spec: Specification of the capability.
         parameters: Value of the step's ``parameters``.
 
     Returns:
-        An instance of the capability's ``Parameters`` model (or the dictionary itself if it declares no
-        model), and plain data with the parameter names of the plan.
+        An instance of the capability's ``Parameters`` model (or the dictionary itself if it
+        declares no model), and plain data with the parameter names of the plan.
 
     Raises:
-        ValidationError: Parameters are unknown or invalid. The message lists all of them. The severity
-            is REPLANNING.
+        ValidationError: Parameters are unknown or invalid. The message lists all of them. The
+            severity is REPLANNING.
 
     >>> class Options(BaseModel):
     ...     amount: int
@@ -179,10 +182,12 @@ def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any,
 
 
 def check_parameter_types(spec: CapabilitySpec, parameters: object) -> None:
-    """Validate parameters that program code passes, without the conversions that plans allow.
+    """Validate the types of parameters passed by application code.
+
+    Unlike in plans, values are not converted to the declared types.
 
     Args:
-        spec: Declarations of the capability.
+        spec: Specification of the capability.
         parameters: Parameter values by name.
 
     Raises:
@@ -219,7 +224,7 @@ def _validate_json(model: type[BaseModel], values: Mapping[str, Any]) -> BaseMod
 def _dump_parameters(
     model: BaseModel, values: Mapping[str, Any], spec: CapabilitySpec
 ) -> dict[str, Any]:
-    """Convert parameters to plain data, and check that it validates to the same parameters."""
+    """Serialize validated parameters to plain data that validates to an equal model."""
     model_class = type(model)
     plan_names = dict(zip(model_class.model_fields, parameter_names(model_class), strict=True))
     try:
@@ -238,7 +243,8 @@ def _dump_parameters(
             fix="Declare a serializer for the field in its Parameters model.",
         ) from exc
     raise ValidationError(
-        f"The parameters of {spec.name!r} change when they are serialized and validated again.",
+        f"The parameters of {spec.name!r} change when they are serialized and then validated "
+        "again.",
         fix="Correct the defaults, serializers, and validators of its Parameters model.",
     )
 
@@ -261,7 +267,7 @@ def _is_equal_field(name: str, first: BaseModel, second: BaseModel) -> bool:
 
 
 def required_parameters(model: type[BaseModel] | None) -> list[str]:
-    """Return the names of a model's required parameters, which a step must set."""
+    """Return the names of the required parameters in a capability's ``Parameters`` model."""
     if model is None:
         return []
     fields = zip(parameter_names(model), model.model_fields.values(), strict=True)
@@ -269,7 +275,10 @@ def required_parameters(model: type[BaseModel] | None) -> list[str]:
 
 
 def _iter_scalar_errors(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
-    """Yield the problems of parameters without a model: only named scalars are allowed."""
+    """Yield the problems with parameters of a capability that declares no model.
+
+    Without a model, only scalars with string names are allowed.
+    """
     for name, value in parameters.items():
         path = (name if isinstance(name, str) else preview(name),)
         if not isinstance(name, str):
@@ -343,7 +352,10 @@ def _create_unknown_problem(
 def _find_validation_errors(
     model: type[BaseModel], parameters: dict[str, Any], text: str, *, strict: bool
 ) -> list[dict[str, Any]]:
-    """Return pydantic's validation errors, including unknown names even if the model ignores them."""
+    """Return pydantic's validation errors for a step's parameters.
+
+    Unknown parameter names are reported even if the model ignores extra fields.
+    """
     errors = _validate(model, text, strict=strict, extra="forbid")
     unknown = [error for error in errors if error["type"] in _UNKNOWN_ERRORS]
     if not unknown:
@@ -380,7 +392,10 @@ def _validate(
 def _find_exact_form(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
 ) -> Any:
-    """Convert a value without loss of information, or return ``NO_CORRECTION`` if that is ambiguous."""
+    """Convert a value to the declared type without loss, or return ``NO_CORRECTION``.
+
+    A conversion must be unambiguous.
+    """
     forms = _iter_lossless_forms(value) if path else ()
     fitting = [form for form in forms if not _is_invalid_at(model, parameters, path, form)]
     return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else NO_CORRECTION
@@ -389,7 +404,7 @@ def _find_exact_form(
 def _is_invalid_at(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
 ) -> bool:
-    """Return True if replacing the value at a path leaves that path invalid."""
+    """Return True if parameters stay invalid at a path after the value there is replaced."""
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
@@ -398,7 +413,7 @@ def _is_invalid_at(
 
 
 def _iter_lossless_forms(value: object) -> Iterator[Any]:
-    """Yield other forms of a value that contain exactly the same information, such as 5 for ``"5"``."""
+    """Yield lossless conversions of a value to different types, such as 5 for ``"5"``."""
     if isinstance(value, bool):
         return
     if isinstance(value, str):
@@ -414,7 +429,10 @@ def _iter_lossless_forms(value: object) -> Iterator[Any]:
 
 
 def _decode_text(text: str) -> Any:
-    """Decode text as JSON or as a Python boolean, or return ``None`` if it is neither."""
+    """Decode a string as JSON or as a Python boolean, or return ``None``.
+
+    Long strings, deep nesting, and floats that would lose digits also return ``None``.
+    """
     if len(text) > 10_000:
         return None
     stripped = text.strip()
@@ -430,7 +448,10 @@ def _decode_text(text: str) -> Any:
 
 
 def _follow_path(parameters: object, path: Path) -> tuple[Path, Any]:
-    """Follow a path as far as it exists, skipping the parts that schema branches such as unions add."""
+    """Follow the path of a validation error as far as it exists in the parameters.
+
+    Parts that pydantic adds for schema branches, such as unions, are skipped.
+    """
     found: list[str | int] = []
     value: Any = parameters
     for part in path:
@@ -442,7 +463,7 @@ def _follow_path(parameters: object, path: Path) -> tuple[Path, Any]:
 
 
 def replace_at(parameters: Any, path: Path, value: object) -> Any:
-    """Copy parameters and replace the value at a path.
+    """Return a copy of nested parameters in which the value at a path is replaced.
 
     >>> replace_at({"a": [1, 2]}, ("a", 1), 9)
     {'a': [1, 9]}

@@ -50,11 +50,11 @@ GENERIC_FAILURE = "Something went wrong, and I could not finish this."
 def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
     """Describe a failure to an end user in one or two sentences.
 
-    Readable messages of capabilities, limits, and policies are returned unchanged. Plans, model
-    replies, and internal errors are replaced by a general sentence.
+    Readable messages from capabilities, limits, and policies are returned unchanged. Plans,
+    model replies, and internal errors are replaced with a generic sentence.
 
     Args:
-        info: Failure, as stored in the graph state.
+        info: Failure information, as stored in the graph state.
         objective: Objective of the failed step.
 
     >>> describe_failure({"capability_name": "read", "user_message": "The valve is stuck."})
@@ -90,7 +90,9 @@ def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
 
 
 def readable_text(text: str) -> str:
-    r"""Remove the prefix and the fix from an error message, or return ``""`` if users cannot read it.
+    r"""Extract the part of an error message that is suitable for end users.
+
+    The prefix and the fix are removed. Returns ``""`` if the message contains code or data.
 
     >>> readable_text("The turn reached its budget. Fix: Raise limits.max_cost.")
     'The turn reached its budget.'
@@ -102,7 +104,7 @@ def readable_text(text: str) -> str:
 
 
 def describe_plan_problems(problems: Sequence[Any]) -> str:
-    """Describe a plan's problems in one message for the author of the plan.
+    """Summarize the problems with a plan in one message for the plan's author.
 
     >>> describe_plan_problems(["[CG-P04] step 1 'a': no capability with this name is registered."])
     "The plan cannot be run: step 1 'a': no capability with this name is registered."
@@ -113,7 +115,7 @@ def describe_plan_problems(problems: Sequence[Any]) -> str:
 
 
 def is_readable(text: str) -> bool:
-    """Return True if a text contains no code, data, or markup."""
+    """Return True if a string is readable for end users and has no code, data, or markup."""
     return bool(text) and _INTERNAL.search(text) is None
 
 

@@ -50,14 +50,15 @@ class Plan(dict[str, Any]):
         inputs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         **other_fields: Any,
     ) -> Plan:
-        """Append a step.
+        """Append a step to the plan.
 
         Args:
             capability: Capability class or function, or its name.
-            key: Context key of the step. By default, it is derived from the capability's name.
-            parameters: Parameters of the capability.
+            key: Context key of the step's result. Derived from the capability's name by default.
+            parameters: Parameter values for the capability.
             inputs: Mapping from context type to context key, or a list of such mappings.
-            **other_fields: Further fields of :class:`~capgraph.base.PlannedStep`, such as ``optional``.
+            **other_fields: Additional fields of :class:`~capgraph.base.PlannedStep`, such as
+                ``optional``.
 
         Raises:
             PlanError: ``capability`` is neither a capability nor a name.
@@ -84,22 +85,23 @@ class Plan(dict[str, Any]):
 
     @validate_arguments
     def for_each(self, of: str, *, name: str = "item", on_failure: str = "stop") -> Plan:
-        """Make the last step run once for each element of a list.
+        """Run the most recently added step once for each element of a list.
 
         Args:
-            of: Path of the list, such as ``"batch.rows"``.
-            name: Name with which the step's parameters refer to the element.
-            on_failure: ``stop`` to stop at the first failure, ``collect`` to continue with the other
-                elements.
+            of: Path to the list, such as ``"batch.rows"``.
+            name: Name by which the step's parameters refer to the current element.
+            on_failure: ``stop`` to stop at the first failure, ``collect`` to continue with the
+                remaining elements.
         """
         return self._update_last_step(for_each={"of": of, "as": name, "on_failure": on_failure})
 
     @validate_arguments
     def when(self, condition: Mapping[str, Any]) -> Plan:
-        """Make the last step run only if a condition is true.
+        """Run the most recently added step only if a condition is true.
 
         Args:
-            condition: Condition on results, such as ``{"of": "tanks.pressure", "is": "<", "than": 3}``.
+            condition: Condition on earlier results, such as ``{"of": "tanks.pressure", "is": "<",
+                "than": 3}``.
         """
         return self._update_last_step(when=dict(condition))
 

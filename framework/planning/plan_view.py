@@ -37,11 +37,12 @@ from capgraph.planning.schema_shapes import Shape, result_shape
 class CapabilityContract:
     """Precomputed input and output types of a capability.
 
-    Input types are context types, with ``*`` appended if an input takes many values.
+    An input type is the name of a context type, followed by ``*`` if the input accepts multiple
+    values.
 
     Attributes:
         spec: Declarations of the capability.
-        supplied_types: Input types that the results satisfy.
+        supplied_types: Input types that the capability's results satisfy.
         requirements: Requirements by input label (type or role).
         type_by_label: Input types by input label.
     """
@@ -53,15 +54,15 @@ class CapabilityContract:
 
 
 class PlanView:
-    """Index of the keys, reads, and results of a plan's steps.
+    """Index of a plan's steps by context key, with the results that each step reads.
 
     Attributes:
         steps: Steps of the plan. A malformed step may have any type.
-        keys: Context key of each step, or ``None`` if it is not text.
-        positions: Positions of the steps with each context key.
+        keys: Context key of each step, or ``None`` if it is not a string.
+        positions: Positions of the steps, by context key.
         contracts: Contract of each step's capability, or ``None`` if the capability is unknown.
-        supplied_types: Input types that each step's result satisfies. ``None`` for an unknown capability
-            matches every input type, so that the error is not reported twice.
+        supplied_types: Input types that each step's result satisfies. ``None`` for an unknown
+            capability matches every input type, so that the error is not reported twice.
     """
 
     def __init__(
@@ -116,17 +117,17 @@ class PlanView:
 
     @cached_property
     def stored_by_type(self) -> dict[str, list[str]]:
-        """Keys of the stored contexts by the input types that they satisfy."""
+        """Keys of the stored contexts, grouped by the input type that they satisfy."""
         return available_contexts(self.available, self.catalog)
 
     @cached_property
     def reads(self) -> list[list[StepRead]]:
-        """References of each step to results: its inputs, parameters, conditions, and lists."""
+        """References to results in each step's inputs, parameters, conditions, and lists."""
         known = self.positions.keys() | {key for keys in self.available.values() for key in keys}
         return [list(step_reads(step, known)) for step in self.steps]
 
     def type_of_input(self, index: int, label: str) -> str:
-        """Return the input type for an input label (type or role) of a step."""
+        """Return the context type that a step's input accepts, given the input's label."""
         contract = self.contracts[index]
         if contract is None:
             # The answer accepts single results and lists of results.
@@ -136,12 +137,15 @@ class PlanView:
         return contract.type_by_label.get(label, label if label == FROM else label + MANY_SUFFIX)
 
     def step_provides(self, position: int, input_type: str) -> bool:
-        """Return True if a step's result satisfies an input type. A reference can read any result."""
+        """Return True if a step's result satisfies an input type.
+
+        A reference to a result accepts any type.
+        """
         types = self.supplied_types[position]
         return types is None or input_type in types or (input_type == FROM and bool(types))
 
     def is_stored(self, input_type: str, key: str) -> bool:
-        """Return True if the stored context with a key satisfies an input type."""
+        """Return True if a context stored under a key satisfies an input type."""
         return key in (
             self.stored_by_type.get(input_type, ())
             if input_type != FROM
@@ -149,13 +153,13 @@ class PlanView:
         )
 
     def source_of(self, index: int, read: StepRead) -> int | None:
-        """Return the position of the step that supplies an input, or ``None`` if no step supplies it.
+        """Return the position of the step that supplies an input, or ``None``.
 
-        The nearest earlier step has precedence over a stored context, which has precedence over a later
-        step.
+        The nearest earlier step takes precedence over a stored context, which takes precedence over
+        a later step.
 
         Args:
-            index: Position of the step that has the input.
+            index: Position of the step that reads the input.
             read: The input or reference.
         """
         input_type = self.type_of_input(index, read.label)
@@ -170,7 +174,7 @@ class PlanView:
 
     @cached_property
     def sources(self) -> list[set[int]]:
-        """Positions of the steps that each step depends on."""
+        """Positions of the steps that each step depends on, in the order of the plan."""
         found = []
         for index, reads in enumerate(self.reads):
             places = (self.source_of(index, read) for read in reads)
@@ -179,7 +183,10 @@ class PlanView:
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
-        """Positions of the steps that depend on each step. Repairs that add an input must update it."""
+        """Positions of the steps that depend on each step.
+
+        A repair that adds an input to a step must update this mapping.
+        """
         found: dict[int, list[int]] = {}
         for reader, places in enumerate(self.sources):
             for place in places:
@@ -194,12 +201,12 @@ class PlanView:
     def unique_supplier(
         self, index: int, input_type: str, excluded_keys: Collection[str | None] = ()
     ) -> str | None:
-        """Return the context key that can supply an input, or ``None`` unless exactly one key can.
+        """Return the only context key that can supply an input, or ``None`` if it is ambiguous.
 
-        Earlier steps have precedence over stored contexts, which have precedence over later steps.
+        Earlier steps take precedence over stored contexts, which take precedence over later steps.
 
         Args:
-            index: Position of the step that has the input.
+            index: Position of the step that reads the input.
             input_type: Type of the input.
             excluded_keys: Keys that must not be used.
         """
@@ -219,9 +226,10 @@ class PlanView:
         return stored[0] if len(stored) == 1 and not steps else None
 
     def unique_input(self, index: int, label: str) -> str | None:
-        """Return the context key that can supply an input, or ``None`` unless exactly one key can.
+        """Return the only context key that can supply a step's input, or ``None``.
 
-        Of several inputs with the same type and different roles, all but one must be supplied already.
+        If several inputs have the same type but different roles, all the others must already be
+        supplied.
         """
         named = {read.label: read.key for read in self.reads[index]}
         others = self.sibling_inputs(index, label)
@@ -232,7 +240,7 @@ class PlanView:
         )
 
     def sibling_inputs(self, index: int, label: str) -> list[str]:
-        """Return the labels of the step's other inputs with the same type."""
+        """Return the labels of a step's other inputs that have the same type as an input."""
         contract = self.contracts[index]
         if contract is None or label not in contract.requirements:
             return []
@@ -243,13 +251,13 @@ class PlanView:
 
     @cached_property
     def context_types(self) -> dict[str, type[CapabilityContext]]:
-        """Context classes by type name, as far as capabilities declare them."""
+        """Context classes that the capabilities declare, by type name."""
         specs = self.catalog.capabilities.values()
         return {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
 
     @cached_property
     def steps_by_type(self) -> dict[str, list[int]]:
-        """Positions of the steps that satisfy each input type."""
+        """Positions of the steps whose results satisfy each input type."""
         found: dict[str, list[int]] = {}
         for place, types in enumerate(self.supplied_types):
             for kind in types or ():
@@ -258,7 +266,7 @@ class PlanView:
 
     @cached_property
     def capabilities_by_type(self) -> dict[str, list[str]]:
-        """Names of the active capabilities that satisfy each input type."""
+        """Names of the active capabilities whose results satisfy each input type."""
         found: dict[str, list[str]] = {}
         for name, spec in self.catalog.capabilities.items():
             if is_active(name, spec, self.active):
@@ -267,7 +275,7 @@ class PlanView:
         return found
 
     def result_types(self, position: int) -> list[str] | None:
-        """Return the types of a step's result, or ``None`` if its capability is unknown."""
+        """Return the context types of a step's result, or ``None`` for an unknown capability."""
         contract = self.contracts[position]
         if contract is None or not self.steps[position].get("for_each"):
             return None if contract is None else list(contract.spec.provides)
@@ -282,7 +290,10 @@ class PlanView:
         return [self.shape_of_type(kind) for kind in kinds]
 
     def element_shape(self, index: int) -> Shape:
-        """Return the JSON schema of an element of the step's ``for_each`` list."""
+        """Return the JSON schema of the elements in a step's ``for_each`` list.
+
+        An unknown schema is returned as an empty schema.
+        """
         for read in self.reads[index]:
             if read.path == ("for_each", "of"):
                 fields = reference_fields(self.steps[index]["for_each"]["of"], read.key)
@@ -292,7 +303,7 @@ class PlanView:
         return Shape({})
 
     def accepts_element(self, index: int, label: str) -> bool:
-        """Return True if an input can read an element of the step's ``for_each`` list."""
+        """Return True if an input can accept an element of its step's ``for_each`` list."""
         context_class = self.context_class(
             self.type_of_input(index, label).removesuffix(MANY_SUFFIX)
         )
@@ -301,7 +312,9 @@ class PlanView:
         )
 
     def unused_element_name(self, index: int, label: str) -> str | None:
-        """Return the name of an unused ``for_each`` element that an input can read, or ``None``.
+        """Return the name of the ``for_each`` element if an input could read it.
+
+        Returns ``None`` if the element is already used or does not fit the input.
 
         Args:
             index: Position of the step.
@@ -317,11 +330,14 @@ class PlanView:
         return alias if self.accepts_element(index, label) else None
 
     def context_class(self, type_name: str) -> type[CapabilityContext] | None:
-        """Return the class of a context type. For a list, return the class of its items."""
+        """Return the class of a context type, or of the items if the type is a list.
+
+        Returns ``None`` if no capability declares the class.
+        """
         return self.context_types.get(type_name.removesuffix(LIST_SUFFIX))
 
     def shape_of_type(self, type_name: str) -> Shape:
-        """Return the JSON schema of a context type with a known class."""
+        """Return the JSON schema of a context type whose class is known."""
         found = self._shapes.get(type_name)
         if found is None:
             whole = result_shape(self.context_types[type_name.removesuffix(LIST_SUFFIX)])
@@ -331,11 +347,11 @@ class PlanView:
         return found
 
     def stored_types(self, key: str) -> list[str]:
-        """Return the context types under which a key is stored."""
+        """Return the types of the contexts that are stored under a key."""
         return [name for name, keys in self.available.items() if key in keys]
 
     def supply_hint(self, input_type: str) -> str:
-        """Suggest, for an error message, how to supply an input."""
+        """Suggest how to supply a missing input, as text for an error message."""
         kind = input_type.removesuffix(MANY_SUFFIX)
         places = self.steps_by_type.get(input_type, [])[:6]
         keys = [key for place in places if (key := self.keys[place]) is not None]
@@ -354,7 +370,7 @@ def _list_types(contract: CapabilityContract) -> list[str]:
 
 
 def join_names(names: Collection[str]) -> str:
-    """Join up to five names and count the rest.
+    """Join up to five names with commas and append the number of remaining names.
 
     >>> join_names(["a", "b"]), join_names([]), join_names([*"abcdefg"])
     ('a, b', 'nothing', 'a, b, c, d, e and 2 more')

@@ -35,10 +35,10 @@ class PlannerTraits:
 
 
 def planner_traits(planner: Any) -> PlannerTraits:
-    """Return the properties that a planner declares, with defaults for the others.
+    """Return the traits that a planner declares, with defaults for undeclared traits.
 
     Raises:
-        ConfigurationError: A declared property is not a boolean.
+        ConfigurationError: A declared trait is not a boolean.
 
     >>> class Careful:
     ...     can_correct = True

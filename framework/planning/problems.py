@@ -30,7 +30,9 @@ _preview = _Preview()
 
 
 def preview(value: object) -> str:
-    """Return a ``repr`` of any value in at most a few hundred characters, without raising.
+    """Return a truncated ``repr`` of a value, without raising an exception.
+
+    The result has at most a few hundred characters.
 
     >>> preview({"a": [1, 2]})
     "{'a': [1, 2]}"
@@ -43,7 +45,7 @@ def preview(value: object) -> str:
 
 
 def _plain_value(value: object) -> Any:
-    """Return a small JSON scalar unchanged, and a preview of any other value."""
+    """Return a short JSON scalar unchanged, or a string preview of any other value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -56,7 +58,7 @@ def _plain_value(value: object) -> Any:
 
 
 def render_path(path: Path) -> str:
-    """Return a path as text.
+    """Format the path of a plan field as a string.
 
     >>> render_path(("inputs", 0, "DATASET"))
     'inputs[0].DATASET'
@@ -104,7 +106,7 @@ class Problem:
 
     @property
     def field(self) -> str:
-        """Path of the invalid value as text, such as ``inputs[0].DATASET``."""
+        """Path of the invalid value as a string, such as ``inputs[0].DATASET``."""
         return render_path(self.path)
 
     def __str__(self) -> str:
@@ -141,13 +143,13 @@ FOR_EACH = "CG-P23"
 
 
 class ProblemKind(NamedTuple):
-    """Kind of plan problem, with the texts that all its problems share.
+    """Kind of problem that plan validation reports, with the texts shared by its problems.
 
     Attributes:
-        title: Short name of the kind.
+        title: Short name of the problem kind.
         field: Name of the affected field of the step or plan.
-        remedy: Default instruction that corrects the problem.
-        reason: Explanation why a corrected value is the only correct value.
+        remedy: Default instruction for correcting the problem.
+        reason: Explanation of why a corrected value is the only valid value.
     """
 
     title: str
@@ -227,17 +229,17 @@ def make_problem(
     path: Path | None = None,
     corrected_value: Any = NO_CORRECTION,
 ) -> Problem:
-    """Create a problem with a preview of the value that is safe to print and to store.
+    """Create a plan problem with a value preview that is safe to print and to store.
 
     Args:
-        code: Code of the problem's kind.
+        code: Code of the problem kind.
         step: Index of the step, or ``None`` if the problem concerns the whole plan.
         context_key: Key of the step, if it has a key.
         value: Invalid value.
         cause: Reason why the value is invalid.
-        remedy: Instruction that corrects the problem. Defaults to the kind's remedy.
+        remedy: Instruction for correcting the problem. Defaults to the kind's remedy.
         path: Path of the value. Defaults to the kind's field.
-        corrected_value: The only correct value, if there is exactly one.
+        corrected_value: The only valid value, if there is exactly one.
     """
     kind = PROBLEM_KINDS[code]
     place = (kind.field,) if path is None else path

@@ -72,11 +72,11 @@ class _Part(BaseModel):
 
 
 class RecipeParameter(_Part):
-    """Parameter of a recipe.
+    """Parameter of a recipe (a reusable plan).
 
     Attributes:
         type: JSON type. Defaults to the type of the step's parameter.
-        description: Meaning of the parameter.
+        description: Description of the parameter.
         default: Default value. A parameter without a default is required.
     """
 
@@ -86,7 +86,9 @@ class RecipeParameter(_Part):
 
 
 class RecipeExample(_Part):
-    """Example request that a recipe answered.
+    """Example of a user request that a recipe (a reusable plan) answered.
+
+    Example request that a recipe answered.
 
     Attributes:
         request: Text of the request.
@@ -145,19 +147,20 @@ class Recipe(_Part):
         description: str = "",
         version: int = 1,
     ) -> Recipe:
-        """Create a recipe from the plan of a completed turn.
+        """Create a recipe (a reusable plan) from the plan of a completed turn.
 
         Args:
             values: State after the turn, as returned by ``ainvoke``.
             name: Name of the recipe.
             catalog: Capabilities of the agent, usually its registry.
-            parameters: Values that become parameters, as ``"step.name"`` or ``"step.name=new_name"``. By
-                default, every value that occurs in the request becomes a parameter.
-            description: What the recipe does. Defaults to the request.
+            parameters: Values that become parameters, as ``"step.name"`` or
+                ``"step.name=new_name"``. By default, every value that occurs in the request becomes
+                a parameter.
+            description: Description of the recipe. Defaults to the user's request.
             version: Version of the recipe.
 
         Raises:
-            PlanError: The turn was not completed, or a parameter does not exist.
+            PlanError: The turn did not complete, or a parameter does not exist.
         """
         view = TurnView(values)
         status = (values.get("execution_outcome") or {}).get("status")
@@ -216,15 +219,15 @@ class Recipe(_Part):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain data, without unset fields."""
+        """Convert the recipe to a dictionary of plain data, without unset fields."""
         fields = self.model_dump(exclude_unset=True)
         return {"recipe": self.recipe} | {name: value for name, value in fields.items() if value}
 
     def match_request(self, request: str) -> dict[str, Any] | None:
-        """Extract the parameters from a request with the wording of an example.
+        """Extract parameters from a request that is worded like one of the recipe's examples.
 
         Returns:
-            The parameters as text, or ``None`` if the wording differs.
+            The parameter values as strings, or ``None`` if no example matches.
         """
         for example in self.examples:
             found = re.fullmatch(
@@ -237,11 +240,11 @@ class Recipe(_Part):
         return None
 
     def check(self, catalog: Catalog) -> None:
-        """Check that the recipe works with the available capabilities.
+        """Validate the recipe against the available capabilities.
 
         Raises:
-            RegistryError: A capability is unknown or has changed since the recipe was saved, recipes
-                depend on each other in a cycle, or the steps are not a valid plan.
+            RegistryError: A capability is unknown or has changed since the recipe was saved,
+                recipes depend on each other in a cycle, or the steps are not a valid plan.
         """
         fix = "Correct the recipe's file, or save it again from a turn."
         others = [found for s in catalog.capabilities.values() if (found := recipe_of(s))]
@@ -287,7 +290,7 @@ class Recipe(_Part):
         return found
 
     def as_capability(self, catalog: Catalog) -> type[BaseCapability]:
-        """Create the capability class that represents the recipe in a registry.
+        """Create a capability class under which the recipe can be registered.
 
         Args:
             catalog: Available capabilities, including those that the recipe uses.
@@ -311,7 +314,9 @@ class Recipe(_Part):
             "description": self.description,
             "recipe": self,
             "__annotations__": {"recipe": ClassVar[Recipe]},
-            "provides": [classes.get(kind, kind) for kind in _find_unread(self.steps, catalog)],
+            "provides": [
+                classes.get(kind, kind) for kind in _find_unread_results(self.steps, catalog)
+            ],
             "requires": [
                 Requirement(kind, "one", self._input_role(key)) for key, kind in self.inputs.items()
             ],
@@ -333,11 +338,14 @@ class Recipe(_Part):
         return capability_node(type(f"Recipe_{self.name}", (BaseCapability,), body))
 
     def _input_role(self, key: str) -> str | None:
-        """Return an input's context key as its role if several inputs have the same type."""
+        """Return the role of a recipe input, or ``None`` if its type identifies the input.
+
+        The role is the context key, and is needed if several inputs have the same type.
+        """
         return key if list(self.inputs.values()).count(self.inputs[key]) > 1 else None
 
     def _apply_defaults(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the default values of missing parameters."""
+        """Return the parameters of a recipe, with default values for the missing ones."""
         defaults = {
             n: p.default for n, p in self.parameters.items() if "default" in p.model_fields_set
         }
@@ -365,7 +373,10 @@ class Recipe(_Part):
         )
 
     def _read_by_steps(self, task: str, catalog: Catalog) -> dict[str, Any]:
-        """Extract parameters from a task with the ``parameters_from`` of the steps' capabilities."""
+        """Extract the recipe's parameters from a task by calling the steps' capabilities.
+
+        Each capability's ``parameters_from`` method parses the task.
+        """
         found = {}
         for step in self.steps:
             reader = getattr(catalog.capabilities[step["capability"]].cls, "parameters_from", None)
@@ -377,12 +388,12 @@ class Recipe(_Part):
         return found
 
     def expand_step(self, step: Mapping[str, Any], catalog: Catalog, depth: int = 0) -> list[Any]:
-        """Create the steps that replace a plan step whose capability is this recipe.
+        """Expand a plan step that uses the recipe into the steps of the recipe.
 
         Args:
             step: Plan step that uses the recipe.
             catalog: Available capabilities.
-            depth: Number of enclosing recipes.
+            depth: Number of recipes that enclose the step.
         """
         prefix = step["context_key"]
         values = self._apply_defaults(step.get("parameters") or {})
@@ -426,7 +437,7 @@ class Recipe(_Part):
 
 
 def recipe_of(spec: CapabilitySpec | None) -> Recipe | None:
-    """Return the recipe that a capability represents, or ``None``."""
+    """Return the recipe that a capability wraps, or ``None`` if it is not a recipe."""
     found = getattr(spec.cls, "recipe", None) if spec is not None else None
     return found if isinstance(found, Recipe) else None
 
@@ -434,16 +445,17 @@ def recipe_of(spec: CapabilitySpec | None) -> Recipe | None:
 def expand_recipes(
     plan: ExecutionPlan, catalog: Catalog, max_steps: int = DEFAULT_MAX_STEPS, *, depth: int = 0
 ) -> tuple[ExecutionPlan, list[str]]:
-    """Replace the recipes in a plan with their steps, and update references to their results.
+    """Replace recipes in a plan with their steps and update references to their results.
 
     Args:
         plan: Valid plan.
         catalog: Available capabilities.
-        max_steps: Maximum number of steps after the replacement.
+        max_steps: Maximum number of steps after expansion.
         depth: Number of enclosing recipes.
 
     Returns:
-        The plan, and a description of each replacement. Without recipes, the plan is unchanged.
+        The expanded plan and a description of each replacement. A plan without recipes is
+        unchanged.
 
     Raises:
         PlanError: The plan has too many steps, or recipes are nested too deeply.
@@ -466,19 +478,19 @@ def expand_recipes(
             continue
         if depth > _MAX_DEPTH:
             raise PlanError(
-                f"The recipe {recipe.name!r} is nested in {depth} other recipes: at most"
-                f" {_MAX_DEPTH} are allowed.",
+                f"The recipe {recipe.name!r} is nested inside {depth} other recipes, but at most "
+                f"{_MAX_DEPTH} are allowed.",
                 fix="Use fewer levels of recipes.",
             )
         inner = recipe.expand_step(renamed, catalog, depth)
-        outputs = _find_unread(inner, catalog)
+        outputs = _find_unread_results(inner, catalog)
         kind = step.get("expected_output")
         every = outputs.get(kind, []) if kind else [k for keys in outputs.values() for k in keys]
         outputs_by_key[step["context_key"]] = {**outputs, FROM: every}
         steps += inner
         if len(steps) > max_steps:
             raise PlanError(
-                f"The plan has more than {max_steps} steps after its recipes are expanded.",
+                f"The plan exceeds the limit of {max_steps} steps after its recipes are expanded.",
                 fix="Plan fewer steps, or raise limits.max_steps.",
             )
         descriptions.append(
@@ -490,7 +502,7 @@ def expand_recipes(
 
 
 def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
-    """Return the names of the capabilities that run for a capability or for a recipe's steps."""
+    """Return the names of the capabilities that run when a capability or recipe is called."""
     recipe = recipe_of(catalog.capabilities.get(name))
     if recipe is None:
         return [name]
@@ -500,9 +512,10 @@ def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
 
 
 def drop_overlapping(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
-    """Remove names whose capabilities an earlier name already runs. The names are ordered best first.
+    """Remove capabilities and recipes that overlap with an earlier, better-ranked name.
 
-    A recipe that overlaps with an earlier name is removed as well, because it does more than requested.
+    Names overlap if they run the same capability. A recipe that overlaps only partly is also
+    removed, because it would do more than requested.
     """
     chosen: dict[str, set[str]] = {}
     for name in names:
@@ -513,10 +526,10 @@ def drop_overlapping(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
 
 
 def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Sort recipes so that each follows the recipes that it uses.
+    """Sort recipes so that each recipe comes after the recipes that it uses.
 
     Raises:
-        RegistryError: Recipes use each other in a cycle.
+        RegistryError: The recipes depend on each other in a cycle.
     """
     known = {recipe.name: recipe for recipe in recipes}
     uses = {
@@ -527,13 +540,13 @@ def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
         return [known[name] for name in TopologicalSorter(uses).static_order()]
     except CycleError as exc:
         raise RegistryError(
-            f"The recipes use each other in a cycle: {' → '.join(reversed(exc.args[1]))}.",
+            f"The recipes depend on each other in a cycle: {' → '.join(reversed(exc.args[1]))}.",
             fix="Remove one of them from the steps of another.",
         ) from None
 
 
 async def _refuse_to_run(state: Any, **_: Any) -> None:
-    """Raise an error, because a plan runs the steps of a recipe instead of the recipe itself."""
+    """Raise an error, because plans must run a recipe's steps instead of the recipe itself."""
     raise CapabilityError(
         "A recipe cannot run as a step.", fix="Plan it; its steps replace it before the plan runs."
     )
@@ -542,12 +555,13 @@ async def _refuse_to_run(state: Any, **_: Any) -> None:
 def _rename_reads(
     step: Mapping[str, Any], known_keys: Collection[str], rename: _Rename
 ) -> dict[str, Any]:
-    """Copy a step and rename the context keys to which its inputs and references refer.
+    """Return a copy of a step with the context keys in its inputs and references renamed.
 
     Args:
         step: Step to copy.
         known_keys: Context keys that may be renamed.
-        rename: Function that returns the new keys for an input label (or ``$from``) and a key.
+        rename: Callback that maps an input label (or ``$from``) and a context key to the new
+            keys.
     """
 
     def path(text: str) -> str:
@@ -579,7 +593,7 @@ def _rename_reads(
 
 
 def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
-    """Replace references to a recipe's parameters with their values."""
+    """Replace references to a recipe's parameters with the parameter values."""
     if is_reference(value):
         key, _, name = str(value[FROM]).partition(".")
         return values.get(name, value) if key == PARAMETERS else value
@@ -591,13 +605,13 @@ def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _fill_placeholders(text: str, values: Mapping[str, Any], *, strict: bool = True) -> str:
-    """Replace parameter placeholders in a text with values.
+    """Fill in the parameter placeholders in a recipe's text.
 
     Args:
         text: Text with placeholders such as ``{place}``.
-        values: Values by parameter name.
-        strict: True to raise an error for a value that is not known yet. Otherwise its context key
-            is inserted.
+        values: Parameter values, keyed by name.
+        strict: Whether to raise an error for a value that is not known yet. If false, the
+            context key of the value is inserted instead.
 
     Raises:
         PlanError: A value is the result of a step that has not run.
@@ -613,8 +627,8 @@ def _fill_placeholders(text: str, values: Mapping[str, Any], *, strict: bool = T
         key, _, outer = str(value[FROM] if is_reference(value) else "").partition(".")
         if key and key != PARAMETERS and strict:
             raise PlanError(
-                f"The parameter {name!r} is the reference {value[FROM]!r}: a parameter inside a text"
-                " of a recipe must be a plain value.",
+                f"The parameter {name!r} is used inside a text of the recipe, so it must be a "
+                f"plain value, not the reference {value[FROM]!r}.",
                 fix="Use a plain value, or plan the recipe after that step with look_again.",
             )
         # The enclosing recipe fills in the value of its own parameter.
@@ -633,14 +647,19 @@ def _fill_placeholders(text: str, values: Mapping[str, Any], *, strict: bool = T
 
 
 def _find_referenced_parameters(step: Mapping[str, Any]) -> set[str]:
-    """Return the names of the recipe parameters to which a step refers."""
+    """Return the names of the recipe parameters that a step refers to."""
     read = (*iter_references(step.get("parameters")), *wait_references(step))
     refers = [text.partition(".") for _, text in read]
     return {name for key, _, name in refers if key == PARAMETERS}
 
 
-def _find_unread(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
-    """Return the context keys of the results that no step reads, by context type."""
+def _find_unread_results(
+    steps: Sequence[Mapping[str, Any]], catalog: Catalog
+) -> dict[str, list[str]]:
+    """Return the context keys of unread results, grouped by context type.
+
+    A result is unread if no other step of the recipe uses it.
+    """
     keys = {step["context_key"] for step in steps}
     read = {one.key for step in steps for one in step_reads(step, keys)}
     found: dict[str, list[str]] = {}
@@ -653,7 +672,10 @@ def _find_unread(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[s
 
 
 def _summarize_declaration(spec: CapabilitySpec) -> dict[str, Any]:
-    """Return, as plain data, the declarations of a capability on which a recipe depends."""
+    """Summarize the parts of a capability's specification that a recipe depends on.
+
+    The summary is saved with the recipe, to detect later changes.
+    """
     schema = spec.parameters.model_json_schema() if spec.parameters is not None else None
     text = json.dumps(_remove_texts(schema), sort_keys=True, default=str)
     found = {
@@ -670,7 +692,7 @@ def _summarize_declaration(spec: CapabilitySpec) -> dict[str, Any]:
 
 
 def _remove_texts(schema: Any) -> Any:
-    """Remove titles, descriptions, and examples from a JSON schema."""
+    """Remove titles, descriptions, and examples from a JSON schema, including nested schemas."""
     if isinstance(schema, Mapping):
         return {
             key: _remove_texts(value)
@@ -681,7 +703,7 @@ def _remove_texts(schema: Any) -> Any:
 
 
 def _find_annotation(model: type[BaseModel] | None, path: Sequence[int | str], default: Any) -> Any:
-    """Return the declared type of a step's parameter."""
+    """Return the declared type of the parameter at a path, or a default if it is unknown."""
     kind: Any = model
     for part in path:
         fields = getattr(kind, "model_fields", {})
@@ -693,7 +715,7 @@ def _find_annotation(model: type[BaseModel] | None, path: Sequence[int | str], d
 
 
 def _convert_values(model: type[BaseModel] | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values to the declared parameter types, and omit invalid values."""
+    """Convert parameter values to their declared types and omit the invalid values."""
     valid = {}
     for name, info in (model.model_fields if model is not None else {}).items():
         kind: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation

@@ -23,12 +23,12 @@ ContextTypes = Mapping[str, type[CapabilityContext]]
 
 
 class StepRead(NamedTuple):
-    """Dependency of a step on a result: an input, a reference, or a condition.
+    """Dependency of a plan step on a result, through an input, reference, or condition.
 
     Attributes:
-        path: Path of the dependency in the step.
+        path: Path of the field in the step that reads the result.
         label: Type or role of the input, or ``$from`` for a reference.
-        key: Context key of the result.
+        key: Context key under which the result is stored.
     """
 
     path: Path
@@ -37,12 +37,15 @@ class StepRead(NamedTuple):
 
 
 def is_reference(value: object) -> bool:
-    """Return True if a value is a reference (``{"$from": …}``), even if it is malformed."""
+    """Return True if a value is a reference of the form ``{"$from": …}``.
+
+    The reference itself may be malformed.
+    """
     return isinstance(value, dict) and FROM in value
 
 
 def iter_references(parameters: object) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of each reference in parameters."""
+    """Yield the path and the target of each result reference in a step's parameters."""
     if not is_too_deep(parameters):
         yield from _iter_nested_references(parameters, ())
 
@@ -60,7 +63,9 @@ def _iter_nested_references(value: object, path: Path) -> Iterator[tuple[Path, s
 
 
 def reference_key(text: str, known_keys: Container[str]) -> str:
-    """Return the context key at the start of a reference. Context keys may contain dots.
+    """Return the context key at the start of a reference to a result.
+
+    The longest known key is chosen, because context keys may contain dots.
 
     Args:
         text: Reference, such as ``"stats.maximum"``.
@@ -78,7 +83,7 @@ def reference_key(text: str, known_keys: Container[str]) -> str:
 
 
 def reference_fields(text: str, key: str) -> Path:
-    """Return the field path that follows the context key in a reference.
+    """Return the field path that follows the context key in a reference to a result.
 
     >>> reference_fields("week.days.1", "week")
     ('days', 1)
@@ -88,10 +93,10 @@ def reference_fields(text: str, key: str) -> Path:
 
 
 def step_reads(step: object, known_keys: Container[str] = ()) -> list[StepRead]:
-    """Return the results on which a step depends, in order.
+    """Return the results that a plan step depends on, in order.
 
     Args:
-        step: Planned step.
+        step: Step of a plan.
         known_keys: Context keys of the plan.
     """
     if not isinstance(step, dict):
@@ -112,7 +117,10 @@ def step_reads(step: object, known_keys: Container[str] = ()) -> list[StepRead]:
 
 
 def iter_path_reads(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of each reference, condition, and list that a step reads."""
+    """Yield the field path and the target of each reference to a result in a step.
+
+    Covers parameters, wait fields, conditions, and ``for_each`` lists, but not inputs.
+    """
     alias = element_name(step)
     if step.get("parameters"):
         own_names = {alias, SIGNAL if step.get("wait_for") else None} - {None}
@@ -131,7 +139,7 @@ def iter_path_reads(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def uses_signal(step: Mapping[str, Any]) -> bool:
-    """Return True if a step's parameters refer to the data of the event that it waits for."""
+    """Return True if a step's parameters refer to the payload of the event it waits for."""
     references = iter_references(step.get("parameters")) if step.get("wait_for") else ()
     return any(refers_to(text, SIGNAL) for _, text in references)
 
@@ -150,14 +158,14 @@ def uses_element(step: Mapping[str, Any]) -> bool:
 
 
 def element_name(step: Mapping[str, Any]) -> str | None:
-    """Return the name of the list element in a step, or ``None`` without ``for_each``."""
+    """Return the name of a step's ``for_each`` element, or ``None`` without ``for_each``."""
     each = step.get("for_each")
     alias = each.get("as", "item") if isinstance(each, dict) else None
     return alias if isinstance(alias, str) else None
 
 
 def refers_to(text: str, name: str) -> bool:
-    """Return True if a reference names an object or one of its fields.
+    """Return True if a reference points to a named object or to one of its fields.
 
     >>> refers_to("item.name", "item"), refers_to("items", "item")
     (True, False)
@@ -171,13 +179,13 @@ def resolve_references(
     types: ContextTypes,
     element: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Replace the references in parameters with the values of results.
+    """Replace references in a step's parameters with the stored values they point to.
 
     Args:
         parameters: Parameters of a planned step.
         contexts: Stored results by context type and context key.
         types: Registered context classes by name.
-        element: Current list element by its name, for a step with ``for_each``.
+        element: Current list element, keyed by its name, for a step with ``for_each``.
 
     Raises:
         ValidationError: A reference does not match exactly one stored value. The severity is
@@ -202,7 +210,7 @@ def resolve_references(
 def resolve_reference(
     text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes
 ) -> Any:
-    """Return the stored value to which a reference refers.
+    """Return the stored value that a reference points to.
 
     Args:
         text: Reference, such as ``"week.days.1"``.
@@ -238,7 +246,10 @@ def resolve_reference(
 
 
 class StoredKeys:
-    """Container that tests whether a result is stored, without listing all context keys of a thread."""
+    """Container that checks whether a result is stored under a context key.
+
+    Membership tests do not list all context keys of a thread.
+    """
 
     def __init__(self, contexts: Mapping[str, Mapping[str, Any]]) -> None:
         self._contexts = contexts
@@ -248,7 +259,7 @@ class StoredKeys:
 
 
 def _iter_readable_forms(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
-    """Yield the forms of stored data in which a path is looked up."""
+    """Yield the representations of a stored result in which a reference path is resolved."""
     cls = types.get(kind)
     if kind.endswith(LIST_SUFFIX) and isinstance(data, list):
         cls = types.get(kind.removesuffix(LIST_SUFFIX))

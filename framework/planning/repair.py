@@ -45,21 +45,21 @@ def repair_plan(
     additions_only: bool = False,
     open_suppliers: bool = False,
 ) -> RepairedPlan:
-    """Repair every problem that has exactly one solution, and report the repairs.
+    """Repair each problem in a plan that has exactly one solution, and report the repairs.
 
-    The arguments are not modified. A step without problems does not change, except for inputs that
-    read a renamed step. A valid plan is returned unchanged.
+    The arguments are not modified. A step without problems does not change, except for inputs
+    that read a renamed step. A valid plan is returned unchanged.
 
     Args:
         plan: Plan to repair, or any other JSON value.
         catalog: Capabilities that the plan may use, usually the registry.
         available: Stored context keys by type.
-        active: Names of the selected capabilities. ``None`` allows all.
+        active: Names of the selected capabilities. ``None`` allows all capabilities.
         max_steps: Maximum number of steps.
-        additions_only: True to keep every name, key, and input in the plan. Missing parts are added,
-            values are converted to the declared form, and steps are sorted.
-        open_suppliers: True to insert the only supplier of a missing input even if it has required
-            parameters, which the caller of this function must then set.
+        additions_only: Whether to keep every name, key, and input in the plan. Missing parts
+            are added, values are converted to the declared form, and steps are sorted.
+        open_suppliers: Whether to insert the only supplier of a missing input even if the
+            supplier has required parameters, which the caller must then set.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -111,7 +111,7 @@ def _find_steps(problems: list[Problem], *kinds: str) -> list[int]:
 
 
 def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Rewrite malformed inputs, such as a bare context key, as ``{type: context_key}`` objects."""
+    """Rewrite malformed step inputs, such as a bare context key, as ``{type: key}`` objects."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs in the expected form"
     changed = False
     for index in _find_steps(problems, code):
@@ -127,9 +127,12 @@ def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) ->
 def _normalize_entry(
     view: PlanView, index: int, entry: object, earlier_inputs: list[Any]
 ) -> Iterator[Any]:
-    """Yield the normalized inputs of one entry, without duplicates of earlier entries."""
+    """Yield the normalized inputs for one entry of a step's ``inputs``.
+
+    Inputs that earlier entries already contain are skipped.
+    """
     if entry is not None and not isinstance(entry, dict):
-        entry = _label_input(view, index, scalar_text(entry), earlier_inputs) or entry
+        entry = _resolve_bare_input(view, index, scalar_text(entry), earlier_inputs) or entry
     if not isinstance(entry, dict):
         yield from () if entry is None else (entry,)
         return
@@ -143,10 +146,13 @@ def _normalize_entry(
                 yield link
 
 
-def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: list[Any]) -> Any:
-    """Return the input for a bare context key or step number, or ``None`` if it is ambiguous.
+def _resolve_bare_input(
+    view: PlanView, index: int, name: str | None, earlier_inputs: list[Any]
+) -> Any:
+    """Return the input that a bare context key or step number stands for, or ``None``.
 
-    Of several inputs with the same type and different roles, the first unused input is chosen.
+    An ambiguous name returns ``None``. If several inputs have the same type but different
+    roles, the first unused input is chosen.
     """
     contract = view.contracts[index]
     if name is None or contract is None:
@@ -181,7 +187,7 @@ def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: l
 
 
 def _repair_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Replace each invalid value that has exactly one correct value."""
+    """Replace each invalid value in a plan that has exactly one valid replacement."""
     changed = False
     for problem in problems:
         if problem.corrected_value is not NO_CORRECTION and problem.step is not None:
@@ -193,7 +199,7 @@ def _repair_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) ->
 
 
 def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Remove steps that equal an earlier step, including its context key."""
+    """Remove plan steps that are exact duplicates of an earlier step."""
     code, reason = codes.DUPLICATE_KEY, "an exact duplicate of an earlier step"
     if draft.additions_only:
         return False
@@ -210,7 +216,7 @@ def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]
 
 
 def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Assign context keys to steps that have no valid key or the key of an earlier step."""
+    """Assign a new context key to each step whose key is missing, invalid, or a duplicate."""
     changed = False
     for index in _find_steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
         if changed:
@@ -238,7 +244,10 @@ def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
 
 
 def _match_readers(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
-    """Match each reader of a context key to a step, or return ``None`` if a reader is ambiguous."""
+    """Match each input that reads a context key to the step whose result it means.
+
+    Returns ``None`` if the match is ambiguous for any input.
+    """
     meant: dict[tuple[int, StepRead], int] = {}
     places = view.positions.get(key, [])
     for reader, read in [
@@ -272,12 +281,15 @@ def _suggest_key(draft: PlanDraft, index: int) -> str:
 
 
 def _iter_reference_reads(draft: PlanDraft) -> Iterator[StepRead]:
-    """Yield the references to results. The first part of an unknown path is treated as its key."""
+    """Yield each reference to a result in the plan.
+
+    If the path is unknown, its first part is taken as the context key.
+    """
     return (read for step in draft.steps for read in step_reads(step) if read.label == FROM)
 
 
 def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Set a step's expected output if other steps read only one of its outputs."""
+    """Set the expected output of a step if other steps read only one of its output types."""
     code, changed = codes.UNDECLARED_OUTPUT, False
     for index in _find_steps(problems, code):
         asked = {
@@ -295,7 +307,7 @@ def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
 
 
 def _move_terminal_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Move the terminal step to the end."""
+    """Move a misplaced ``respond`` step to the end of the plan."""
     misplaced = _find_steps(problems, codes.TERMINAL_STEP_NOT_LAST)
     names = [step_capability(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
@@ -310,7 +322,7 @@ def _move_terminal_step(draft: PlanDraft, view: PlanView, problems: list[Problem
 
 
 def _append_respond_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Append a ``respond`` step."""
+    """Append a ``respond`` step to a plan that has no terminal step."""
     missing = [p.code for p in problems if p.code in (codes.EMPTY, codes.NO_TERMINAL_STEP)]
     if not missing or any(step_capability(step) in TERMINAL_STEPS for step in draft.steps):
         return False

@@ -30,7 +30,7 @@ _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
 def _find_repairable(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
-    """Return the input problems that can be repaired, each with its step index and input label."""
+    """Return the repairable input problems, each with its step index and input label."""
     may_change = (codes.MISSING_INPUT,) if draft.additions_only else _OPEN
     return [
         (problem, problem.step, str(problem.path[2] if len(problem.path) > 2 else problem.value))
@@ -40,7 +40,7 @@ def _find_repairable(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Pr
 
 
 def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Correct or add inputs that have only one possible supplier."""
+    """Add or correct step inputs for which only one supplier is possible."""
     changed = set()
     for problem, index, label in _find_repairable(draft, problems):
         inputs = draft.steps[index].get("inputs") or []
@@ -82,7 +82,7 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
 def _replace_input(
     draft: PlanDraft, problem: Problem, index: int, label: str, new_entry: dict[str, str]
 ) -> Path:
-    """Replace or add the input to which a problem refers, and return its path."""
+    """Add or replace the step input that a problem refers to, and return the input's path."""
     inputs = list(draft.steps[index].get("inputs") or ())
     number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
     entry = inputs[number] if number < len(inputs) else {}
@@ -96,16 +96,16 @@ def _describe_input(label: str, key: object) -> str:
 
 
 def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[str, str | None, str]:
-    """Return the only possible label and key of an invalid input, and the reason.
+    """Return the only valid label and context key for an invalid input, with a reason.
 
-    The label and key are returned unchanged if there are several possibilities.
+    The label and key are returned unchanged if they are ambiguous.
     """
     contract = view.contracts[index]
     if contract is None and step_capability(view.steps[index]) not in TERMINAL_STEPS:
         return label, key, ""  # the inputs of an unknown capability are unknown
     is_declared = contract is not None and label in contract.requirements
     if not is_declared:
-        labels = _possible_labels(view, index, key)
+        labels = _find_possible_labels(view, index, key)
         if len(labels) == 1:
             return labels.pop(), key, "the only matching type of this context"
     input_type = view.type_of_input(index, label)
@@ -127,8 +127,11 @@ def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[st
     return label, key, ""
 
 
-def _possible_labels(view: PlanView, index: int, key: str) -> set[str]:
-    """Return the input labels (types or roles) that a context key can supply."""
+def _find_possible_labels(view: PlanView, index: int, key: str) -> set[str]:
+    """Return the labels of the inputs that the result under a context key could supply.
+
+    A label is a context type or a role.
+    """
     contract, places = view.contracts[index], [p for p in view.positions.get(key, ()) if p != index]
     if contract is None:
         kinds = set(view.stored_types(key)) if not places else set()
@@ -153,9 +156,9 @@ def _possible_labels(view: PlanView, index: int, key: str) -> set[str]:
 
 
 def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Insert a step for a missing input that exactly one capability can supply.
+    """Insert a step that supplies a missing input if exactly one capability can supply it.
 
-    Only one input is repaired per call, because several inputs may require the same new step.
+    Only one input is repaired per call, because several inputs may need the same new step.
     """
     found = _find_repairable(draft, problems)
     for problem, index, label in found:
@@ -198,7 +201,10 @@ def _add_suppliers(
     ancestors: tuple[str, ...],
     is_allowed: Callable[[CapabilitySpec], bool],
 ) -> bool:
-    """Add the steps that supply an input to ``new_steps``. Return False unless one solution exists."""
+    """Add the steps that supply a missing input to ``new_steps``.
+
+    Returns False if there is no unique way to supply the input.
+    """
     reader_name = step_capability(view.steps[index])
     producers = [
         name for name in view.capabilities_by_type.get(input_type, ()) if name != reader_name
@@ -239,7 +245,10 @@ def _add_suppliers(
 
 
 def repair_order(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Move suppliers before their readers and keep the order otherwise."""
+    """Reorder steps so that suppliers run before the steps that read their results.
+
+    The original order is kept where possible.
+    """
     found = {problem.code for problem in problems}
     if codes.LATER_STEP not in found or codes.CYCLE in found:
         return False

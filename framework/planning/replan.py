@@ -65,7 +65,7 @@ def _fingerprint_steps(steps: Mapping[str, Any], twins: Collection[str]) -> dict
 
 
 def _step_content(step: Mapping[str, Any]) -> list[Any]:
-    """Return the parts of a step, except its inputs, that determine its work."""
+    """Return the parts of a step that determine its work, apart from its inputs."""
     parameters = step.get("parameters") or {}
     text = step.get("task_objective")
     if not isinstance(text, str) or parameters:
@@ -90,12 +90,13 @@ def _hash_content(content: object, step: Mapping[str, Any]) -> str:
 
 
 class CarryOver(NamedTuple):
-    """Results of an old plan that a new plan reuses.
+    """Results of a replaced plan that the new plan reuses.
 
     Attributes:
-        kept: Key of the old step whose result is reused, by the key of the new step that need not run.
+        kept: Keys of old steps whose results are reused, by the key of the new step that is
+            skipped.
         rerun: Keys of the new steps that must run, in plan order.
-        results: State entries of the reused results, by the keys of the new steps.
+        results: State entries of the reused results, keyed by new step.
     """
 
     kept: dict[str, str]
@@ -105,10 +106,10 @@ class CarryOver(NamedTuple):
     def context_updates(
         self, context_data: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
-        """Return the state update that stores reused results under the keys of the new steps.
+        """Return a state update that stores the reused results under the new steps' keys.
 
         Args:
-            context_data: Current ``capability_context_data`` of the state.
+            context_data: Current value of ``capability_context_data`` in the graph state.
         """
         moved: dict[str, dict[str, Any]] = {}
         for new, old in self.kept.items():
@@ -121,17 +122,18 @@ class CarryOver(NamedTuple):
 def carry_over(
     old_plan: ExecutionPlan | None, new_plan: ExecutionPlan, step_results: Mapping[str, Any]
 ) -> CarryOver:
-    """Match the steps of a new plan to finished results of the plan that it replaces.
+    """Match the steps of a new plan to finished results of the plan it replaces.
 
-    A result is reused if the new step does the same work on the same inputs, including all upstream
-    steps. Its context key may differ. A result is not reused if one of the step's suppliers runs again,
-    or a step whose state keys it may read. The terminal step always runs again. If several old steps
-    did the same work, the step with the same key is preferred, then the first whose key no other new
-    step uses.
+    A result is reused if the new step does the same work on the same inputs, including all
+    upstream steps. Its context key may differ. A result is not reused if the step depends on a
+    step that runs again, through its inputs or through state keys that it may read. The
+    terminal step always runs again. If several old steps did the same work, the step with the
+    same key is preferred, followed by the first step whose key is not used by a different new
+    step.
 
     Args:
-        old_plan: Plan that is replaced.
-        new_plan: New plan, which must be valid.
+        old_plan: Plan to replace, or ``None``.
+        new_plan: Valid plan that replaces the old one.
         step_results: State entries of the old plan's steps, by context key. An entry with
             ``{"success": True}`` is finished.
 
@@ -180,14 +182,20 @@ def carry_over(
 def _find_read_keys(
     step: Mapping[str, Any], steps: Collection[str], reused: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the label and context key of each result that a step uses, by the old plan's keys."""
+    """Return the label and context key of each result that a step's work depends on.
+
+    Keys of reused results are translated to those of the old plan.
+    """
     return sorted(
         [read.label, reused.get(read.key, read.key)] for read in _find_work_reads(step, steps)
     )
 
 
 def _find_work_reads(step: Mapping[str, Any], steps: Collection[str]) -> list[StepRead]:
-    """Return the results that affect a step's work. The results in its condition do not."""
+    """Return the results that affect a step's work.
+
+    Results that only the ``when`` condition reads are excluded.
+    """
     return [read for read in step_reads(step, steps) if read.path[0] != "when"]
 
 

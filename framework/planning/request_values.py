@@ -22,7 +22,7 @@ _WORD = 3
 
 
 class RequestValues:
-    """Cache of the parameter values that capabilities extract from a request.
+    """Cache of the parameter values that capabilities extract from a user's request.
 
     Args:
         catalog: Available capabilities.
@@ -36,7 +36,7 @@ class RequestValues:
         self._by_type: dict[str, list[str]] | None = None
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the parameter values that the request contains for a capability.
+        """Return the parameter values for a capability that the user's request contains.
 
         Raises:
             PlanError: See :func:`read_parameters`.
@@ -52,7 +52,10 @@ class RequestValues:
         return found
 
     def read_error(self, name: str) -> PlanError | None:
-        """Return the error about a harmless capability's missing parameter value, or ``None``."""
+        """Return the error for a parameter that the request does not specify, or ``None``.
+
+        Always returns ``None`` for a capability that could have side effects without approval.
+        """
         if not is_harmless(self.specs[name]):
             return None
         try:
@@ -62,15 +65,22 @@ class RequestValues:
         return None
 
     def can_auto_include(self, name: str) -> bool:
-        """Return True if a plan for the request may use a capability that was not selected."""
+        """Return True if a plan may include a capability although it was not selected.
+
+        The capability must have no side effects or require approval, and its parameters must be
+        clear from the request.
+        """
         return is_harmless(self.specs[name]) and self.read_error(name) is None
 
     def defaults_hide_request(self, name: str) -> bool:
-        """Return True if a capability would run with defaults although others use values of the request."""
+        """Return True if a capability would run with defaults and ignore the request's values.
+
+        This is the case if other producers of the same types use values from the request.
+        """
         return _has_defaults(self.specs[name]) and self.has_better_producers(name)
 
     def has_better_producers(self, name: str) -> bool:
-        """Return True if other producers of a capability's types use values of the request and it does not."""
+        """Return True if only other producers of a capability's types use the request's values."""
         spec = self.specs[name]
         if spec.effect != "none" or not spec.provides:
             return False
@@ -79,7 +89,7 @@ class RequestValues:
         return all(self._find_other_readers(kind, name) for kind in spec.provides)
 
     def _find_other_readers(self, kind: str, name: str) -> list[str]:
-        """Return the other capabilities that provide a type and extract a value from the request."""
+        """Return other capabilities that provide a type and use a value from the request."""
         if self._by_type is None:
             self._by_type = {}
             for other, spec in self.specs.items():
@@ -89,7 +99,10 @@ class RequestValues:
         return [other for other in self._by_type.get(kind, ()) if other != name]
 
     def prefer_request_readers(self, names: list[str]) -> list[str]:
-        """Replace selected capabilities whose defaults would ignore a value in the request."""
+        """Replace selected capabilities that would ignore a value in the user's request.
+
+        Each replacement provides the same type and uses the value.
+        """
         chosen: list[str] = []
         for name in names:
             kinds = self.specs[name].provides if self.defaults_hide_request(name) else ()
@@ -105,20 +118,20 @@ def _has_defaults(spec: CapabilitySpec) -> bool:
 def read_parameters(
     spec: CapabilitySpec, task: str, known_values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Extract the parameters of a capability from a request, without a model.
+    """Extract a capability's parameters from a request without calling a language model.
 
-    The capability's ``parameters_from`` extracts them if its author defined that method. Otherwise
-    :func:`extract_named_values` does. Parameters of a ``once`` effect are not extracted, because a person
-    must supply them.
+    The capability's ``parameters_from`` method is used if its author defined one, and
+    :func:`extract_named_values` otherwise. The latter is not used for a ``once`` effect,
+    because a person must supply its parameters.
 
     Args:
-        spec: Declarations of the capability.
+        spec: Specification of the capability.
         task: Text of the request.
-        known_values: Values of parameters that the request may omit, by name.
+        known_values: Values for parameters that the request may omit, keyed by name.
 
     Raises:
-        PlanError: A required parameter is not in the request, the request names several values for
-            one parameter, or ``parameters_from`` fails.
+        PlanError: A required parameter is not in the request, the request names several values
+            for one parameter, or ``parameters_from`` fails.
     """
     reader = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
     if reader is not BaseCapability.parameters_from:
@@ -131,8 +144,8 @@ def read_parameters(
     missing = [name for name in required_parameters(spec.parameters) if name not in found]
     if missing:
         raise PlanError(
-            f"{spec.name!r} cannot be planned without a model: it requires the parameters"
-            f" {', '.join(missing)}.",
+            f"{spec.name!r} cannot be planned without a model, because it requires values for the "
+            f"parameters {', '.join(missing)}.",
             fix="Declare defaults, define parameters_from(task), or configure a chat model.",
             person_message=f"For this I need to know: {', '.join(missing).replace('_', ' ')}.",
         )
@@ -150,14 +163,14 @@ def _call_parameters_from(spec: CapabilitySpec, reader: Any, task: str) -> dict[
 
 
 def extract_named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
-    """Extract the values in a request for parameters whose default is not ``None``.
+    """Extract parameter values from a request without calling a language model.
 
-    Only these forms are recognized:
+    Parameters with the default ``None`` are skipped. Only these forms are recognized:
 
     - One of the choices of a ``Literal`` or an ``Enum``.
-    - An identifier in the form of the default: ``T2`` if the default is ``T1``.
+    - An identifier with the same pattern as the default: ``T2`` if the default is ``T1``.
     - A number after the name of an integer parameter: ``tank 2``.
-    - An identifier or a quoted text after the name of a text parameter: ``tank B-17``.
+    - An identifier or a quoted string after the name of a string parameter: ``tank B-17``.
 
     Args:
         model: ``Parameters`` model of the capability.
@@ -165,8 +178,8 @@ def extract_named_values(model: type[BaseModel], task: str, capability: str = ""
         capability: Name of the capability, for the error message.
 
     Raises:
-        PlanError: The request contains several values for one parameter, or one value that matches
-            several parameters.
+        PlanError: The request contains several values for one parameter, or one value that
+            matches several parameters.
 
     >>> class Options(BaseModel):
     ...     tank: str = "T1"
@@ -190,7 +203,7 @@ def extract_named_values(model: type[BaseModel], task: str, capability: str = ""
 
 
 def _iter_candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each parameter and its possible values in the request."""
+    """Yield each parameter of a model with its possible values in the user's request."""
     whole = Shape.from_model(model, "validation")
     for name, info in model.model_fields.items():
         default = info.get_default()
@@ -208,7 +221,7 @@ def _iter_candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, l
 
 
 def _find_choices(annotation: Any) -> list[str]:
-    """Return the texts that a ``Literal`` or an ``Enum`` allows."""
+    """Return the string values that a ``Literal`` or ``Enum`` type allows."""
     choices: list[Any] = []
     if get_origin(annotation) is Literal:
         choices = list(get_args(annotation))
@@ -218,7 +231,7 @@ def _find_choices(annotation: Any) -> list[str]:
 
 
 def _match_choices(choices: list[str], name: str, task: str) -> list[str]:
-    """Return the choices that occur as words in the request."""
+    """Return the allowed values of a parameter that occur as whole words in the request."""
     found = []
     for choice in choices:
         words = re.escape(choice).replace("_", r"[\s_-]")
@@ -231,7 +244,10 @@ def _match_choices(choices: list[str], name: str, task: str) -> list[str]:
 
 
 def _find_identifiers(name: str, default: Any, task: str) -> list[str]:
-    """Return the identifiers and quoted texts in a request that may be values of a text parameter."""
+    """Return identifiers and quoted strings in a request that may be parameter values.
+
+    The parameter must be a string.
+    """
     form = _IDENTIFIER.fullmatch(default) if isinstance(default, str) else None
     found = []
     if form is not None:
@@ -252,7 +268,7 @@ def _find_identifiers(name: str, default: Any, task: str) -> list[str]:
 
 
 def _create_name_pattern(name: str) -> str:
-    """Create a regular expression that matches a parameter's name in a request, up to its value."""
+    """Build a regular expression that matches a parameter's name before its value."""
     bare = re.sub(r"_(id|name|number|no|key|code)_?$", "", name).strip("_") or name
     words = re.escape(bare).replace("_", r"[\s_-]")
     return rf"\b{words}(?:[\s_-](?:id|name|key|code))?\s+(?:number\s+|no\.?\s*|#)?"

@@ -61,14 +61,14 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
 
 
 def with_plan_order(plan: ExecutionPlan, catalog: Catalog) -> ExecutionPlan:
-    """Record in a plan's stamp the order of steps that exchange data through state keys.
+    """Record the order of steps that exchange data through state keys in the plan's stamp.
 
-    A capability with a static ``execute(state)`` and no inputs may read any state key that an earlier
-    step wrote, so its step must run after all earlier steps. The stamp's field ``after`` contains these
-    steps, except those on which another such step already depends.
+    A capability with a static ``execute(state)`` and no inputs may read any state key that an
+    earlier step wrote, so its step must run after all earlier steps. The ``after`` field of the
+    stamp lists these steps, except those that another such step already depends on.
 
     Args:
-        plan: Valid plan, in the order of its author.
+        plan: Valid plan, with its steps in the author's order.
         catalog: Available capabilities.
     """
     after: dict[str, list[str]] = {}
@@ -87,7 +87,10 @@ def with_plan_order(plan: ExecutionPlan, catalog: Catalog) -> ExecutionPlan:
 
 
 def recorded_order(plan: object) -> dict[str, list[str]]:
-    """Return the dependencies that :func:`with_plan_order` recorded, by the dependent step's key."""
+    """Return the step dependencies that :func:`with_plan_order` recorded in a plan.
+
+    The mapping is keyed by the dependent step's context key.
+    """
     after = plan_stamp(plan).get("after")
     entries = after.items() if isinstance(after, Mapping) else ()
     return {key: keys for key, keys in entries if isinstance(keys, list)}
@@ -100,7 +103,7 @@ def ready_steps(
     *,
     known_dependencies: Dependencies | None = None,
 ) -> list[str]:
-    """Return the keys of the steps that can start now, in plan order.
+    """Return the context keys of the steps that can start now, in plan order.
 
     Args:
         plan: Valid plan.
@@ -124,10 +127,10 @@ def ready_steps(
 
 
 def by_depth(plan: ExecutionPlan) -> ExecutionPlan:
-    """Sort the steps of a plan by depth, without a change of their dependencies.
+    """Sort the steps of a plan by depth without changing their dependencies.
 
-    A step's depth is the length of the longest dependency chain that leads to it. Steps that can start
-    early come first, so that a search in plan order finds them soon.
+    A step's depth is the length of the longest dependency chain that leads to it. Steps that
+    can start early come first, so that a search in plan order finds them quickly.
 
     Args:
         plan: Valid plan.

@@ -23,11 +23,11 @@ _CHOICE_KEYWORDS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 @dataclass(frozen=True)
 class Shape:
-    """JSON schema of a value, together with the definitions to which it refers.
+    """JSON schema of a value, together with the definitions it references.
 
     Attributes:
         schema: JSON schema. An empty schema allows every value.
-        definitions: Referenced definitions by name.
+        definitions: Schemas that ``$ref`` refers to, by name.
     """
 
     schema: Mapping[str, Any]
@@ -37,7 +37,10 @@ class Shape:
     def from_model(
         cls, model: type[BaseModel], mode: Literal["validation", "serialization"]
     ) -> Shape:
-        """Create the shape of the data that a model accepts (``validation``) or dumps (``serialization``).
+        """Create the JSON schema of a pydantic model.
+
+        The ``validation`` schema describes input data, and the ``serialization`` schema describes
+        dumped data.
 
         >>> Point = type("Point", (BaseModel,), {"__annotations__": {"x": int}})
         >>> Shape.from_model(Point, "validation").field_names
@@ -47,7 +50,7 @@ class Shape:
 
     @property
     def json_type(self) -> Any:
-        """The JSON type, or ``None`` if the schema does not declare one."""
+        """JSON type that the schema declares, or ``None`` if it does not declare a type."""
         return self.schema.get("type")
 
     @property
@@ -56,7 +59,7 @@ class Shape:
         return [name for one in self.alternatives() for name in one.schema.get("properties", {})]
 
     def alternatives(self, depth: int = 0) -> list[Shape]:
-        """Return the alternatives of the schema, with ``$ref``, ``anyOf``, and ``allOf`` resolved."""
+        """Return the schema's alternatives after resolving ``$ref``, ``anyOf``, and ``allOf``."""
         if depth > _MAX_DEPTH:
             return [Shape({})]
         choices = [self.schema.get(name) for name in ("anyOf", "oneOf")]
@@ -72,7 +75,7 @@ class Shape:
             inner = [
                 one.schema for part in parts for one in self._to_shape(part).alternatives(depth + 1)
             ]
-            found = [_intersect(one, other) for one in found for other in inner]
+            found = [_intersect_schemas(one, other) for one in found for other in inner]
             if len(found) > _MAX_ALTERNATIVES:
                 return [Shape({})]
         return [Shape(one, self.definitions) for one in found]
@@ -81,7 +84,7 @@ class Shape:
         return Shape(schema if isinstance(schema, dict) else {}, self.definitions)
 
     def at_path(self, path: Path) -> Shape | None:
-        """Return the shape of the value at a path, or ``None`` if the schema allows no value there."""
+        """Return the schema of the value at a path, or ``None`` if no value is allowed there."""
         found = self
         for part in path:
             inner = [
@@ -110,11 +113,13 @@ class Shape:
         return Shape(found if isinstance(found, dict) else {}, self.definitions)
 
     def is_compatible_with(self, target: Shape, depth: int = 0) -> bool:
-        """Return True if a value of this shape may be valid for the target. Only types are compared.
+        """Return True if a value of this schema may be valid for a target schema.
+
+        Only types are compared.
 
         Args:
-            target: Shape that the value must match.
-            depth: Current depth of the comparison, which is limited.
+            target: Schema that the value must match.
+            depth: Current recursion depth, which is limited.
         """
         return depth > _MAX_DEPTH or any(
             one._is_one_compatible(other, depth + 1)
@@ -151,8 +156,8 @@ class Shape:
         )
 
 
-def _intersect(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the intersection of two schemas."""
+def _intersect_schemas(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two JSON schemas into one that combines their properties and required fields."""
     properties = {**first.get("properties", {}), **second.get("properties", {})}
     needed = [*first.get("required", ()), *second.get("required", ())]
     more = {"properties": properties} if properties else {}
@@ -160,7 +165,7 @@ def _intersect(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Return True if an object schema allows declared properties only."""
+    """Return True if an object schema allows only its declared properties."""
     return "properties" in schema and not _OPEN_KEYWORDS & schema.keys()
 
 
@@ -178,7 +183,9 @@ def result_shape(
     context_class: type[CapabilityContext],
     mode: Literal["validation", "serialization"] = "serialization",
 ) -> Shape:
-    """Return the shape of a result as references read it, without the wrapper of a plain value.
+    """Return the schema of a result as seen by references in a plan.
+
+    The wrapper around a plain value is removed.
 
     Args:
         context_class: Class of the result's context type.

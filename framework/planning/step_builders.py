@@ -20,15 +20,15 @@ def build_step(
     inputs: list[dict[str, str]],
     parameters: dict[str, Any] | None = None,
 ) -> PlannedStep:
-    """Create a planned step with all required fields.
+    """Create a plan step with all required fields.
 
     Args:
         key: Context key of the step.
         capability: Name of the capability.
         output_type: Context type of the expected output, or ``None``.
         objective: Objective of the step.
-        inputs: Mappings from context type to context key.
-        parameters: Parameters of the capability.
+        inputs: List of mappings from context type to context key.
+        parameters: Parameter values for the capability.
     """
     return PlannedStep(
         context_key=key,
@@ -42,11 +42,13 @@ def build_step(
 
 
 def build_respond_step(view: PlanView, used_keys: Collection[str], task: str = "") -> PlannedStep:
-    """Create the final ``respond`` step of a plan, whose inputs are the results that no step reads.
+    """Create the final ``respond`` step of a plan, which answers the request.
+
+    Its inputs are the results that no other step reads.
 
     Args:
-        view: Index of the other steps.
-        used_keys: Context keys that are not available for the step.
+        view: Index of the plan's other steps.
+        used_keys: Context keys that are already in use.
         task: Text of the request, if known.
     """
     read = {read.key for reads in view.reads for read in reads}

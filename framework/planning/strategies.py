@@ -38,7 +38,7 @@ class TaskExtractor(Protocol):
     """Strategy that reduces a conversation to one task."""
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the task of the last message, in the context of the earlier ones."""
+        """Return the task stated in the last message, given the preceding messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +98,31 @@ class PlanRequest:
 
 
 class Planner(Protocol):
-    """Strategy that writes plans.
+    """Strategy that creates plans for requests.
 
-    A planner may declare the properties of
-    :class:`~capgraph.planning.planner_traits.PlannerTraits` as class attributes.
+    A planner may declare the traits of :class:`~capgraph.planning.planner_traits.PlannerTraits`
+    as class attributes.
     """
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Create a plan. The caller validates it.
+        """Create a plan for a request. The caller validates the plan.
 
-        A plan without steps may contain ``answer``, the answer to a request that requires no capability.
-        If the plan contains ``look``, the planner is called again after the steps and before the answer.
+        A plan without steps may contain ``answer``, which is the answer to a request that requires
+        no capability. If the plan contains ``look``, the planner is called again after the steps
+        have run and before the answer is written.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """Summary of one finished step.
+    """Summary of one finished step, for writing the answer.
 
     Attributes:
         context_key: Context key of the step.
         objective: Objective of the step.
         kind: Context type of the output.
         summary: Summary of the output.
-        terminal: True if no other step of the plan used this output.
+        terminal: Whether no other step of the plan used this output.
     """
 
     context_key: str
@@ -162,18 +163,20 @@ class AnswerRequest:
 
 
 class Answerer(Protocol):
-    """Strategy that writes the message that ends a turn."""
+    """Strategy that writes the final message of a turn."""
 
     async def answer(self, request: AnswerRequest) -> str | AIMessage | BaseModel:
-        """Write the answer and return its text, or an instance of the request's response format.
+        """Write the answer to a request as text or as an instance of its response format.
 
-        The answer may be streamed in chunks. A returned message with the ID of the streamed chunks is not
-        streamed again.
+        The answer may be streamed in chunks. A returned message with the same ID as the streamed
+        chunks is not streamed again.
         """
 
 
 def attachments(messages: Sequence[BaseMessage]) -> list[Any]:
-    """Return the content blocks that are no text, such as images, of the last human message with any.
+    """Return the non-text content blocks, such as images, of a human message.
+
+    The last human message with such blocks is used.
 
     >>> image = {"type": "image", "url": "https://example.org/tank.png"}
     >>> attachments([HumanMessage([{"type": "text", "text": "How full?"}, image])]) == [image]

@@ -22,7 +22,7 @@ ANSWER = "ANSWER"
 
 
 def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepSummary, ...]:
-    """Summarize the plan's finished steps, in plan order."""
+    """Summarize the finished steps of a plan, in plan order."""
     from capgraph.planning.strategies import StepSummary
 
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
@@ -67,7 +67,7 @@ def _find_category(kind: str, types: ContextTypes) -> str:
 
 
 def summarize_entry(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
-    """Summarize stored context data, or return the reason why its summary is not available."""
+    """Summarize a stored result, or explain why a summary is not available."""
     try:
         return summarize_context(kind, key, entry, types)
     except ValidationError as exc:
@@ -77,9 +77,10 @@ def summarize_entry(kind: str, key: str, entry: Any, types: ContextTypes) -> str
 
 
 def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Describe each planned step that did not finish, with the reason, one line per step.
+    """Describe each planned step that did not finish, with the reason.
 
-    If the plan has only a terminal step, the lines describe the capabilities that failed.
+    Returns one line per step. If the plan has only a terminal step, the lines describe the
+    capabilities that failed.
     """
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
@@ -95,13 +96,13 @@ def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         for copy in (record.get("missing") or ())[:_MAX_COPIES]:
             cause = results[copy].get("error")
-            missing.append(_format_missing_step(_step_name(step, copy), cause))
+            missing.append(_format_missing_step(_format_step_name(step, copy), cause))
         if record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
         if "not_needed" in record:
             reason = f"not needed: {record['not_needed']}"
-        missing.append(_format_missing_step(_step_name(step), reason))
+        missing.append(_format_missing_step(_format_step_name(step), reason))
     unplanned = state.get("planning_missing") or {}
     return (
         *missing,
@@ -109,8 +110,8 @@ def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _step_name(step: Mapping[str, Any], iteration_key: str = "") -> str:
-    """Return a readable name of a step: its objective, or else its capability."""
+def _format_step_name(step: Mapping[str, Any], iteration_key: str = "") -> str:
+    """Return a human-readable name for a step, based on its objective or its capability."""
     objective = str(step.get("task_objective") or "")
     name = objective if is_readable(objective) else step["capability"].replace("_", " ")
     number = iteration_key.removeprefix(str(step.get("context_key", ""))).strip("[]#")

@@ -27,7 +27,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_duration(value: object) -> float | None:
-    """Parse a duration to seconds, or return ``None`` if the value is not a duration.
+    """Parse a duration and return it in seconds, or ``None`` if it is not a duration.
 
     >>> parse_duration("2h"), parse_duration(90), parse_duration("soon")
     (7200.0, 90.0, None)
@@ -43,14 +43,15 @@ def parse_duration(value: object) -> float | None:
 
 
 def parse_moment(value: object, now: float) -> float:
-    """Parse a time to seconds since the epoch.
+    """Parse a point in time and return it in seconds since the epoch.
 
     Args:
-        value: Time as ISO 8601 text with a UTC offset, or a duration from now.
+        value: ISO 8601 string with a UTC offset, or a duration from now.
         now: Current time, in seconds since the epoch.
 
     Raises:
-        ValueError: The value is neither a time nor a duration. The message contains only the cause.
+        ValueError: The value is neither a time nor a duration. The message states only the
+            cause.
 
     >>> parse_moment("1970-01-01T01:00:00+00:00", 0.0), parse_moment("10m", 5.0)
     (3600.0, 605.0)
@@ -69,7 +70,10 @@ def parse_moment(value: object, now: float) -> float:
 
 
 def awaited_event(step: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the key of the event for which a step waits, or a reference to it, and the maximum wait."""
+    """Return the key of the event that a step waits for, and the maximum waiting time.
+
+    The key may be a reference to a result.
+    """
     wait = step.get("wait_for")
     if isinstance(wait, Mapping) and _FROM not in wait:
         return wait.get("key"), wait.get("within")
@@ -77,9 +81,10 @@ def awaited_event(step: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def iter_wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, str]]:
-    """Validate a ``wait_until`` or ``wait_for`` field, and yield the path, value, and cause of each error.
+    """Yield the path, value, and cause of each error in a step's wait field.
 
-    References are not validated, because that requires the plan.
+    The field is ``wait_until`` or ``wait_for``. References are not validated, because that
+    requires the plan.
 
     >>> [cause for _, _, cause in iter_wait_errors("wait_until", "2026-12-24T08:00:00")]
     ['has no UTC offset; end it with Z, or with an offset such as +01:00']
@@ -104,14 +109,14 @@ def iter_wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, s
 
 
 def is_event_key(key: object) -> bool:
-    """Return True if a value is a valid event key."""
+    """Return True if a value is a valid key for an external event."""
     if not isinstance(key, str) or not 0 < len(key) <= MAX_EVENT_KEY_LENGTH:
         return False
     return key == key.strip() and key.isprintable()
 
 
 def wait_references(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield the references in a step's wait fields, each with its path."""
+    """Yield the references in a step's ``wait_until`` and ``wait_for`` fields with their paths."""
     for name in WAIT_FIELDS:
         wait = step.get(name)
         if wait is None:  # the usual case, on a hot path
@@ -123,12 +128,12 @@ def wait_references(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def is_wait_interrupt(value: object) -> bool:
-    """Return True if an interrupt waits for a time or an event instead of a person's decision."""
+    """Return True if an interrupt waits for a time or an event, not for a human decision."""
     return isinstance(value, Mapping) and value.get("type") == WAIT_TYPE
 
 
 def describe_wait(wait: Mapping[str, Any]) -> str:
-    """Describe the time or event for which a step waits.
+    """Describe the time or event that a step is waiting for.
 
     >>> describe_wait({"for": "paid", "latest": "2026-12-26T08:00:00+00:00"})
     "for 'paid', at the latest until 2026-12-26T08:00:00+00:00"
@@ -140,7 +145,7 @@ def describe_wait(wait: Mapping[str, Any]) -> str:
 
 
 def format_moment(moment: float) -> str:
-    """Format a time, in seconds since the epoch, as ISO 8601 text in UTC.
+    """Format a Unix timestamp as an ISO 8601 string in UTC.
 
     >>> format_moment(0)
     '1970-01-01T00:00:00+00:00'

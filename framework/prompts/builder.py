@@ -48,19 +48,25 @@ class PromptBuilder:
         return self.instructions
 
     def get_examples(self) -> Sequence[BaseExample]:
-        """Return the examples, which must not depend on the request."""
+        """Return the examples for the prompt, which must be the same for every request."""
         return self.examples
 
     def get_reference(self, **_context: Any) -> str:
-        """Return the section that depends only on the registry, such as the list of capabilities."""
+        """Return the prompt section that is the same for all requests to a registry.
+
+        For example, this section lists the capabilities.
+        """
         return ""
 
     def get_dynamic_context(self, **_context: Any) -> str:
-        """Return the section that depends on the request, which is the last section."""
+        """Return the last section of the prompt, which depends on the request."""
         return ""
 
     def get_prefix(self, **context: Any) -> str:
-        """Return the prompt without the dynamic context. Model providers can cache this prefix."""
+        """Return the static part of the prompt, which model providers can cache.
+
+        This is the prompt without the dynamic context at its end.
+        """
         shown = BaseExample.join(self.get_examples())
         examples = f"EXAMPLES:\n{shown}" if shown else ""
         sections = (
@@ -73,25 +79,26 @@ class PromptBuilder:
         return _join(sections)
 
     def get_system_instructions(self, **context: Any) -> str:
-        """Return the complete prompt.
+        """Return the complete system prompt.
 
         Args:
-            **context: Values for the dynamic sections. Each subclass documents its values.
+            **context: Values for the dynamic sections. Each subclass documents the values it
+                accepts.
         """
         return _join((self.get_prefix(**context), self.get_dynamic_context(**context)))
 
     def get_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Return the planning guide of a capability whose prompt this builder builds.
+        """Return the planning guide of the capability that this prompt builder belongs to.
 
-        The default logs a warning and returns None.
+        The default implementation logs a warning and returns None.
         """
         _warn_missing_guide(type(self), "planning")
         return None
 
     def get_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Return the selection guide of a capability whose prompt this builder builds.
+        """Return the selection guide of the capability that this prompt builder belongs to.
 
-        The default logs a warning and returns None.
+        The default implementation logs a warning and returns None.
         """
         _warn_missing_guide(type(self), "selection")
         return None

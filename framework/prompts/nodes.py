@@ -45,7 +45,10 @@ Request: Bake me a cake.
 
 
 class TaskExtractionPrompt(PromptBuilder):
-    """Prompt that reduces a conversation to one task. Context: ``history``, ``message``."""
+    """Prompt that reduces a conversation to a single task.
+
+    Context: ``history`` and ``message``.
+    """
 
     role = "You read a conversation and state the one task that its last message asks for."
     instructions = (
@@ -64,14 +67,17 @@ class TaskExtractionPrompt(PromptBuilder):
     )
 
     def get_dynamic_context(self, *, history: str = "", message: str = "", **_: Any) -> str:
-        """Return the earlier messages and the last one."""
+        """Return the prompt section with the conversation history and the last message."""
         return (
             f"{as_data('earlier messages', history)}\n\n{as_data('last message', message, 200_000)}"
         )
 
 
 class ClassificationPrompt(PromptBuilder):
-    """Prompt that selects capabilities. Context: ``capabilities``, ``task``, ``excluded``."""
+    """Prompt that selects capabilities for a task.
+
+    Context: ``capabilities``, ``task``, and ``excluded``.
+    """
 
     role = "You decide which capabilities of an agent a request needs."
     instructions = (
@@ -85,13 +91,13 @@ class ClassificationPrompt(PromptBuilder):
     )
 
     def get_reference(self, *, capabilities: str = "", **_: Any) -> str:
-        """Return the list of capabilities."""
+        """Return the prompt section that lists the available capabilities."""
         return f"CAPABILITIES:\n{capabilities}" if capabilities else ""
 
     def get_dynamic_context(
         self, *, task: str = "", excluded: Mapping[str, str] | None = None, **_: Any
     ) -> str:
-        """Return the request and the capabilities that failed for it."""
+        """Return the prompt section with the request and the capabilities that failed for it."""
         text = as_request(task)
         if excluded:
             text += f"\n\n{_format_excluded(excluded)}"
@@ -105,13 +111,14 @@ def _format_excluded(excluded: Mapping[str, str]) -> str:
 
 
 class OrchestratorPrompt(PromptBuilder):
-    """Prompt for execution plans.
+    """Prompt that generates execution plans.
 
-    Context: ``capabilities`` and ``guides`` (texts), and ``shows_examples`` (false if the model calls a
-    function whose schema is the plan). From the planning request: ``task``, ``available``, ``notes``,
-    ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded``, ``unavailable_capabilities``, ``budget_left``, and ``look_again``. Display of results:
-    ``max_result_tokens``, ``max_stored_results``, and ``types``.
+    Context: ``capabilities`` and ``guides`` (strings), and ``shows_examples`` (false if the
+    model returns the plan through a function call). From the planning request: ``task``,
+    ``available``, ``notes``, ``finished``, ``previous``, ``failure``, ``failed_capability``,
+    ``problems``, ``refused``, ``excluded``, ``unavailable_capabilities``, ``budget_left``, and
+    ``look_again``. Display of results: ``max_result_tokens``, ``max_stored_results``, and
+    ``types``.
     """
 
     has_tables: ClassVar[bool] = False
@@ -130,7 +137,10 @@ class OrchestratorPrompt(PromptBuilder):
     def get_reference(
         self, *, capabilities: str = "", guides: str = "", shows_examples: bool = True, **_: Any
     ) -> str:
-        """Return the selected capabilities with examples and their planning guides."""
+        """Return the prompt section with the selected capabilities and their planning guides.
+
+        Examples of plans are included if ``shows_examples`` is true.
+        """
         parts = [f"FUNCTIONS:\n{capabilities}"] if capabilities else []
         parts += [_PLAN_EXAMPLES] if shows_examples else []
         return "\n\n".join([*parts, guides] if guides else parts)
@@ -158,11 +168,11 @@ class OrchestratorPrompt(PromptBuilder):
         types: ContextTypes | None = None,
         **_: Any,
     ) -> str:
-        """Return the request, the existing results, and earlier failures."""
+        """Return the prompt section with the request, the existing results, and past failures."""
         results = ResultPreviews(
             available or {}, max_result_tokens, types, has_tables=self.has_tables
         )
-        texts = results.full_texts(_latest_first(finished or {}, look_again))
+        texts = results.full_texts(_list_outputs_latest_first(finished or {}, look_again))
         before = results.full_texts(pair for pair in recent if pair not in texts)
         parts = [as_request(task)]
         if budget_left:
@@ -203,7 +213,9 @@ class OrchestratorPrompt(PromptBuilder):
                 else _LAST_REVIEW_TITLE
             )
             parts.append(f"{title}\n{format_finished_steps(finished, planned, texts, task)}")
-        if look_again and (following := _unfinished_steps(planned, finished or {}, look_again)):
+        if look_again and (
+            following := _find_unfinished_steps(planned, finished or {}, look_again)
+        ):
             steps = json.dumps(following, ensure_ascii=False, default=str)
             parts.append(
                 "The plan is half done. These steps come next; your steps take their place, and no"
@@ -225,9 +237,9 @@ class OrchestratorPrompt(PromptBuilder):
 
 
 class IterativePlanningPrompt(OrchestratorPrompt):
-    """Prompt for planning in rounds: the next steps, or the answer.
+    """Prompt for iterative planning, where each round plans further steps or answers.
 
-    The context is that of :class:`OrchestratorPrompt`.
+    The context is the same as for :class:`OrchestratorPrompt`.
     """
 
     has_tables = True
@@ -242,31 +254,35 @@ class IterativePlanningPrompt(OrchestratorPrompt):
     )
 
 
-def _latest_first(
+def _list_outputs_latest_first(
     finished: Mapping[str, Mapping[str, Any]], reviewed_keys: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the type and key of each finished step's outputs, reviewed steps first, latest first."""
+    """Return the context type and key of each output of the finished steps.
+
+    Outputs of reviewed steps come first, followed by the others, latest first.
+    """
     keys = [*reviewed_keys, *(key for key in reversed([*finished]) if key not in reviewed_keys)]
     records = [finished[key] for key in keys if key in finished]
     return [pair for record in records for pair in (record.get("outputs") or {}).items()]
 
 
-def _unfinished_steps(
+def _find_unfinished_steps(
     planned_steps: Sequence[Mapping[str, Any]],
     finished: Mapping[str, Any],
     reviewed_keys: Sequence[str],
 ) -> list[Mapping[str, Any]]:
-    """Return the unfinished steps of a plan."""
+    """Return the steps of a plan that have not finished, without terminal steps."""
     ended = {*finished, *reviewed_keys}
     open_steps = [step for step in planned_steps if step.get("context_key") not in ended]
     return [step for step in open_steps if step.get("capability") not in TERMINAL_STEPS]
 
 
 class ResponseGenerationPrompt(PromptBuilder):
-    """Prompt for the answer.
+    """Prompt that generates the final answer to the user.
 
-    Context: ``task``, ``purpose`` (``results`` or ``conversation``), ``results`` (pairs of a title and a
-    text), ``missing``, ``abilities``, ``problem`` (of the previous answer).
+    Context: ``task``, ``purpose`` (``results`` or ``conversation``), ``results`` (pairs of a
+    title and a text), ``missing``, ``abilities``, and ``problem`` (reason why the previous
+    answer was rejected).
     """
 
     # Keep this short. With a list of rules, small models contradict the results.
@@ -289,7 +305,10 @@ class ResponseGenerationPrompt(PromptBuilder):
         problem: str = "",
         **_: Any,
     ) -> str:
-        """Return the request and the results, or the abilities of the agent."""
+        """Return the prompt section with the request and the results of its steps.
+
+        In a conversation without results, the agent's abilities are listed instead.
+        """
         again = (
             f"\n\nYour last answer was refused:\n{as_data('problem', problem)}" if problem else ""
         )
@@ -318,9 +337,9 @@ def _join_sections(
 
 
 class ClarificationPrompt(PromptBuilder):
-    """Prompt for a clarifying question to the user.
+    """Prompt that generates a clarifying question for the user.
 
-    Context: ``task``, ``question``, ``results``, ``missing``, ``abilities``.
+    Context: ``task``, ``question``, ``results``, ``missing``, and ``abilities``.
     """
 
     role = "You ask a person for what an agent needs to know to do a task."
@@ -341,13 +360,16 @@ class ClarificationPrompt(PromptBuilder):
         missing: Sequence[str] = (),
         **_: Any,
     ) -> str:
-        """Return the request and the question that clarifies it."""
+        """Return the prompt section with the request and what is unclear about it."""
         unclear = f"What is unclear:\n{as_data('unclear', question)}" if question else ""
         return _join_sections(task, unclear, results, missing)
 
 
 class ErrorAnalysisPrompt(PromptBuilder):
-    """Prompt that explains a failure to the user. Context: ``task``, ``failure``, ``finished``."""
+    """Prompt that explains a failure to the user.
+
+    Context: ``task``, ``failure``, and ``finished``.
+    """
 
     role = "You explain to a person why an agent could not do what they asked."
     instructions = (
@@ -365,6 +387,6 @@ class ErrorAnalysisPrompt(PromptBuilder):
         finished: Sequence[tuple[str, str]] = (),
         **_: Any,
     ) -> str:
-        """Return the request, the failure, and the finished steps."""
+        """Return the prompt section with the request, the failure, and the finished steps."""
         text = ErrorClassification.from_dict(dict(failure)).format_for_llm() if failure else ""
         return _join_sections(task, as_data("failure", text) if text else "", finished)

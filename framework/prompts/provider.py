@@ -16,13 +16,13 @@ ENTRY_POINT_GROUP = "capgraph.prompts"
 
 
 class PromptProvider:
-    """Provider of the prompt builders of an application, each of which can be replaced.
+    """Provider of an application's prompt builders, each of which can be replaced.
 
     Args:
-        **builders: Builders by name, which replace the defaults or add to them. Each is returned by
-            ``get_<name>_prompt_builder()``. The built-in names are ``orchestrator``,
-            ``task_extraction``, ``classification``, ``response_generation``, ``clarification``, and
-            ``error_analysis``. A subclass can define the method instead.
+        **builders: Prompt builders by name, which replace or extend the defaults. Each builder
+            is returned by ``get_<name>_prompt_builder()``. The built-in names are
+            ``orchestrator``, ``task_extraction``, ``classification``, ``response_generation``,
+            ``clarification``, and ``error_analysis``. A subclass can define the method instead.
 
     >>> from capgraph.prompts import ResponseGenerationPrompt
     >>> class Terse(ResponseGenerationPrompt):
@@ -43,7 +43,10 @@ class PromptProvider:
         self._builders = dict(builders)
 
     def __getattr__(self, attribute: str) -> Callable[[], PromptBuilder]:
-        """Return ``get_<name>_prompt_builder``. The settings name the built-in builders."""
+        """Return the getter for a prompt builder, such as ``get_orchestrator_prompt_builder``.
+
+        The names of the built-in builders come from the default settings.
+        """
         if attribute in dir(type(self)):
             # The attribute exists but raised AttributeError: raise the original error.
             return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
@@ -65,7 +68,9 @@ class PromptProvider:
 
 @contextmanager
 def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
-    """Make a provider the default of ``get_framework_prompts`` inside a ``with`` block.
+    """Set the default prompt provider for the duration of a ``with`` block.
+
+    Inside the block, ``get_framework_prompts`` returns this provider.
 
     >>> with use_prompts(PromptProvider()) as mine:
     ...     get_framework_prompts() is mine
@@ -79,13 +84,14 @@ def get_framework_prompts(application: str | None = None) -> PromptProvider:
     """Return the prompt provider of an application.
 
     Args:
-        application: Name of an entry point in the group ``capgraph.prompts``, or an import reference
-            ``"package.module:provider"``. The default is the provider of :func:`use_prompts`, then the
-            only installed entry point, then the built-in prompts.
+        application: Name of an entry point in the group ``capgraph.prompts``, or an import
+            reference ``"package.module:provider"``. Defaults to the provider set by
+            :func:`use_prompts`, then to the only installed entry point, then to the built-in
+            prompts.
 
     Raises:
-        ConfigurationError: The application is unknown, or ``application`` is missing although several
-            applications are installed.
+        ConfigurationError: The application is unknown, or ``application`` is omitted although
+            several installed applications provide prompts.
 
     >>> builder = get_framework_prompts().get_orchestrator_prompt_builder()
     >>> builder.get_role().startswith("You plan")
@@ -111,8 +117,7 @@ def get_framework_prompts(application: str | None = None) -> PromptProvider:
         application = next(iter(installed))
     if application not in installed:
         raise ConfigurationError(
-            f"The application {application!r} does not provide prompts;"
-            f" installed: {', '.join(installed) or 'none'}.",
+            f"No installed application named {application!r} provides prompts; installed: {', '.join(installed) or 'none'}.",
             fix="Use the name of an installed application, or 'package.module:provider'.",
         )
     return _as_provider(installed[application], application)

@@ -22,9 +22,10 @@ _ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
 
 def preview_json(value: Any, limit: int) -> str:
-    """Return plain data as JSON of roughly limited length, truncated between elements.
+    """Format plain data as JSON that is truncated to roughly a maximum length.
 
-    An object keeps its keys. A list keeps its first elements, and the IDs of the others if they fit.
+    An object keeps its keys. A list keeps its first elements, and the IDs of the omitted
+    elements if they fit.
 
     Args:
         value: Plain data.
@@ -69,7 +70,7 @@ def _truncate_list(items: list[Any], limit: int) -> list[Any]:
 
 
 def _describe_rest(items: list[Any], limit: int) -> str:
-    """Return the number of omitted list elements, and their IDs as far as they fit."""
+    """Return the number of omitted list elements, followed by as many of their IDs as fit."""
     shown: list[str] = []
     for name in _element_ids(items):
         limit -= len(name) + 2
@@ -96,13 +97,14 @@ def _truncate_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
 
 
 def format_table(rows: Any, limit: int | None = None) -> str | None:
-    """Return a list of flat objects with the same keys as lines, which need fewer tokens than JSON.
+    """Format a list of flat objects as a table, which needs fewer tokens than JSON.
 
-    The table has the first rows that fit, and the IDs of the others.
+    All objects must have the same keys. A truncated table keeps the first rows and the IDs of
+    the omitted rows.
 
     Args:
-        rows: The list. For any other value, the result is None.
-        limit: Maximum number of characters; None for all rows.
+        rows: List of objects. For any other value, the function returns None.
+        limit: Maximum number of characters, or None to include all rows.
 
     >>> print(format_table([{"id": "a1", "stars": 3}, {"id": "b2", "stars": None}]))
     id | stars
@@ -130,7 +132,10 @@ def _is_flat(row: Any) -> bool:
 
 
 def _to_cell(value: Any) -> str:
-    """Return a table cell. Text is quoted if it could be read as another value or another cell."""
+    """Format a value as a table cell.
+
+    A string is quoted if it could be misread as a different type or as more than one cell.
+    """
     if not isinstance(value, str):
         return _to_json(value)
     is_plain = (
@@ -144,7 +149,7 @@ def _to_cell(value: Any) -> str:
 
 
 def _element_ids(items: list[Any]) -> list[str]:
-    """Return identifiers of list elements: short values, or a field with unique values."""
+    """Return IDs of list elements, which are short scalars or the values of a unique field."""
     if not all(isinstance(item, Mapping) for item in items):
         return [str(item) for item in items if _is_identifier(item)]
     fields = [key for key in items[0] if str(key).lower() in _ID_FIELDS]
@@ -161,13 +166,13 @@ def _is_identifier(value: Any) -> bool:
 
 
 class ResultPreviews:
-    """Formatter of step results that share one prompt's token budget.
+    """Formatter for step results that share the token budget of a single prompt.
 
     Args:
         available: Stored results, by context type and context key.
-        max_tokens: Maximum number of tokens for complete results.
+        max_tokens: Maximum number of tokens for results that are shown in full.
         types: Registered context classes by name.
-        has_tables: True to format lists of flat objects as tables.
+        has_tables: Whether to format lists of flat objects as tables.
     """
 
     def __init__(
@@ -185,12 +190,12 @@ class ResultPreviews:
         self._types: ContextTypes = types or {}
 
     def full_texts(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return results as JSON texts and charge their size to the token budget.
+        """Format results in full and deduct their size from the token budget.
 
-        A result that exceeds the rest of the budget is shortened to a preview.
+        A result that exceeds the remaining budget is shortened to a preview.
 
         Args:
-            outputs: Context type and context key of each result.
+            outputs: Context type and context key of each result to format.
         """
         texts = {}
         for kind, key in outputs:
@@ -206,13 +211,13 @@ class ResultPreviews:
         return texts
 
     def _format(self, value: Any, limit: int | None = None) -> str:
-        """Return plain data as a table or as JSON, of roughly limited length."""
+        """Format plain data as a table or as JSON of roughly limited length."""
         if self._has_tables and (table := format_table(value, limit)) is not None:
             return f"\n{table}"
         return _to_json(value) if limit is None else preview_json(value, limit)
 
     def short_text(self, kind: str, key: str, limit: int = _MAX_PREVIEW) -> str:
-        """Return the result's ``get_summary`` text if its class defines one, otherwise a preview."""
+        """Return a result's ``get_summary`` text if its class defines one, or a short preview."""
         content = self._available[kind][key]
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
@@ -225,12 +230,12 @@ class ResultPreviews:
         full_texts: Mapping[tuple[str, str], str],
         excluded: Iterable[tuple[str, str]] = (),
     ) -> str:
-        """List the stored results: the latest with their content, older results only with their keys.
+        """List the stored results, the latest with their content and older ones only by key.
 
         Args:
             max_latest: Maximum number of results of each type that are listed with their content.
-            full_texts: Texts of the results that are shown completely, by type and key.
-            excluded: Type and key of each result that the prompt contains elsewhere.
+            full_texts: Formatted results that are shown in full, by context type and key.
+            excluded: Context type and key of each result that appears elsewhere in the prompt.
         """
         excluded_keys = set(excluded)
         found = {
@@ -258,18 +263,18 @@ class ResultPreviews:
         return "\n".join(lines)
 
     def _read_row(self, kind: str, key: str) -> dict[str, Any] | None:
-        """Return a small flat object, which can be a row of a table with others of its type."""
+        """Return a stored result as a table row, or ``None`` if it is not a small flat object."""
         value = self._unwrap(kind, self._available[kind][key])
         is_row = self._has_tables and _is_flat(value) and len(_to_json(value)) <= _MAX_PREVIEW
         return value if is_row and "key" not in value else None
 
     def _unwrap(self, kind: str, content: Any) -> Any:
-        """Return stored data as plans refer to it, without the wrapper of a plain value."""
+        """Unwrap a stored result so that it has the form that references in plans use."""
         return unwrap_value(content, self._types.get(kind))
 
 
 def _label(name: str, text: str) -> str:
-    """Return a text after its name. A table begins on the next line."""
+    """Prefix a text with its name and a colon. A table begins on the next line."""
     return f"{name}:{text}" if text.startswith("\n") else f"{name}: {text}"
 
 
@@ -279,13 +284,13 @@ def format_finished_steps(
     result_texts: Mapping[tuple[str, str], str],
     task: str,
 ) -> str:
-    """List the finished steps, each with its context key, its call, and its result.
+    """List the finished steps, each with its context key, capability call, and result.
 
     Args:
         finished: State entries of the finished steps, by context key.
         planned_steps: Steps of the current plan, which contain the parameters.
-        result_texts: Texts of the results, by type and key.
-        task: The request. A step's objective is omitted if it is the same text.
+        result_texts: Formatted results, by context type and key.
+        task: Text of the request. A step's objective is omitted if it is identical.
     """
     parameters = {step.get("context_key"): step.get("parameters") for step in planned_steps}
     lines = []

@@ -35,7 +35,9 @@ class Candidate:
 
 
 def parameter_texts(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the name, description, and choices of each property of a JSON schema, including nested ones.
+    """Yield the name, description, and choices of each property in a JSON schema.
+
+    Properties of nested schemas and definitions are included.
 
     >>> unit = {"description": "Unit of the answer", "enum": ["K", "F"]}
     >>> list(parameter_texts({"properties": {"unit": unit}}))

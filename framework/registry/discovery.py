@@ -40,7 +40,7 @@ def import_modules(package: str, failures: list[str]) -> Iterator[ModuleType]:
 
 
 def import_object(reference: str) -> Any:
-    """Import the object that a ``"module:attribute"`` reference names.
+    """Import the object specified by a ``"module:attribute"`` reference.
 
     Raises:
         RegistryError: The reference is malformed, or the object does not exist.
@@ -51,7 +51,8 @@ def import_object(reference: str) -> Any:
     module_name, separator, attribute = reference.partition(":")
     if not separator or not module_name or not attribute:
         raise RegistryError(
-            f"{reference!r} is not an import reference.", fix="Write 'package.module:Name'."
+            f"{reference!r} is not an import reference of the form 'module:attribute'.",
+            fix="Write 'package.module:Name'.",
         )
     try:
         value: Any = importlib.import_module(module_name)
@@ -66,10 +67,11 @@ def import_object(reference: str) -> Any:
 
 
 def load_entry_points(group: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and object of every entry point of a group, in alphabetical order.
+    """Load the entry points of a group and yield their names and objects alphabetically.
 
     Raises:
-        RegistryError: An entry point cannot be loaded. The message names the distribution and cause.
+        RegistryError: An entry point cannot be loaded. The message states the distribution and
+            the cause.
     """
     for point in sorted(metadata.entry_points(group=group), key=lambda item: item.name):
         try:
@@ -77,7 +79,7 @@ def load_entry_points(group: str) -> Iterator[tuple[str, Any]]:
         except Exception as exc:
             origin = point.dist.name if point.dist else "unknown distribution"
             raise RegistryError(
-                f"The entry point {point.name!r} of {origin!r} ({point.value}) cannot be loaded:"
-                f" {type(exc).__name__}: {exc}.",
+                f"The entry point {point.name!r} ({point.value}) of the distribution {origin!r} "
+                f"cannot be loaded: {type(exc).__name__}: {exc}.",
                 fix="Correct or uninstall that distribution.",
             ) from exc

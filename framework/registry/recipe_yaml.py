@@ -19,15 +19,16 @@ _SUFFIXES = (".yml", ".yaml")
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Load a recipe (stored plan with parameters) from a YAML file.
+    """Load a recipe (a reusable plan with parameters) from a YAML file.
 
-    The recipe's capabilities are checked when it is registered.
+    The recipe's capabilities are checked only when the recipe is registered.
 
     Args:
-        path: Path of the file.
+        path: Path to the YAML file.
 
     Raises:
-        ConfigurationError: The file cannot be read or is invalid. The message lists every problem.
+        ConfigurationError: The file cannot be read or is invalid. The message lists every
+            problem.
     """
     try:
         return Recipe.model_validate(read_yaml(path, expand_variables=False))
@@ -37,13 +38,16 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
         ]
         wrong = "; ".join(lines).replace(". Fix: ", ", ")
         raise ConfigurationError(
-            f"The recipe {os.fspath(path)!r} cannot be used: {wrong}.",
+            f"The recipe file {os.fspath(path)!r} is invalid: {wrong}.",
             fix="Correct the file; 'capgraph recipe save' writes one.",
         ) from exc
 
 
 def _known_keys(path: tuple[Any, ...]) -> Iterable[str]:
-    """Return the valid keys at a position in the file. ``path`` ends with the unknown key."""
+    """Return the valid keys at a position in a recipe file.
+
+    ``path`` is the path to the unknown key.
+    """
     parts: dict[Any, type[BaseModel]] = {"parameters": RecipeParameter, "examples": RecipeExample}
     part = parts.get(path[0], Recipe) if len(path) > 1 else Recipe
     return list(part.model_fields)
@@ -54,19 +58,19 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
 
     Args:
         recipe: Recipe to write.
-        path: Path of the file.
+        path: Path to the YAML file.
     """
     text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=100)
     write_atomic(Path(path), text)
 
 
 def find_recipe_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Find recipe files.
+    """Find recipe files in a list of files and folders.
 
     A missing folder is treated as empty, because saving the first recipe creates it.
 
     Args:
-        paths: Recipe files, and folders that contain recipe files.
+        paths: Paths to recipe files, or to folders that contain them.
 
     Raises:
         ConfigurationError: A file does not exist.

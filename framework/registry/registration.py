@@ -21,7 +21,7 @@ from capgraph.base.spec import (
 
 
 def find_registration_name(value: type) -> str | None:
-    """Return the name under which discovery registers a class, or ``None`` if it ignores the class."""
+    """Return the name to register a discovered class under, or ``None`` to ignore the class."""
     own = value.__dict__
     spec = own.get("capability_spec") or own.get("infrastructure_spec")
     if spec is not None:
@@ -30,10 +30,11 @@ def find_registration_name(value: type) -> str | None:
 
 
 def find_adapted_capabilities(value: Any) -> list[Any]:
-    """Find capabilities that adapters created in a module attribute, which may be a collection.
+    """Find the adapter-created capabilities in a module attribute or a collection.
 
-    ``capability_node`` creates such classes, too, for an imported function. Their ``__module__`` is not
-    the module that contains them, so they are registered from every module that refers to them.
+    ``capability_node`` also creates such classes for imported functions. Their ``__module__``
+    is not the module that contains them, so they are registered from every module that refers
+    to them.
     """
     items: Iterable[Any] = (value,)
     if isinstance(value, Mapping):
@@ -64,17 +65,17 @@ def lacks_decorator(value: type) -> bool:
 
 
 def find_required_decorator(item: Any) -> str:
-    """Return the name of the decorator to add to an undecorated class or function."""
+    """Return the name of the decorator that an undecorated class or function needs."""
     node = isinstance(item, type) and issubclass(item, BaseInfrastructureNode)
     return "@infrastructure_node" if node else "@capability_node"
 
 
 def create_registration_error(item: Any, *, inherits: bool) -> RegistryError:
-    """Create the error for an object that cannot be registered.
+    """Create an error that explains why an object cannot be registered.
 
     Args:
         item: Object that was passed to ``Registry.register``.
-        inherits: True if only a base class of the object is decorated.
+        inherits: Whether only a base class of the object is decorated.
     """
     name = getattr(item, "name", None) or type(item).__name__
     if hasattr(item, "args_schema") and hasattr(item, "ainvoke"):
@@ -100,7 +101,9 @@ def create_registration_error(item: Any, *, inherits: bool) -> RegistryError:
 
 
 def suggest_capability_list(item: Any) -> str:
-    """Return the fix for an error message about an object that is not a list of capabilities.
+    """Suggest how to correct an argument that is not a list of capabilities.
+
+    The suggestion is the fix in an error message.
 
     >>> suggest_capability_list(3)
     'Pass a list of capabilities, or a Registry.'
@@ -113,10 +116,10 @@ def suggest_capability_list(item: Any) -> str:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise an error for an invalid graph node name.
+    """Validate the name of a graph node.
 
     Args:
-        kind: Kind of the node, for the error message.
+        kind: Kind of node, for the error message.
         name: Name to check.
 
     Raises:
@@ -124,14 +127,14 @@ def check_name(kind: str, name: str) -> None:
     """
     if not is_valid_node_name(name):
         raise RegistryError(
-            f"The {kind} name {name!r} is invalid: LangGraph reserves ':', '|', and names between"
-            " '__', and a name must be printable.",
+            f"The {kind} name {name!r} is invalid: names must be printable, and LangGraph "
+            "reserves ':', '|', and names enclosed in '__'.",
             fix="Use letters, digits, and underscores.",
         )
 
 
 def check_insertion_point(node: InfrastructureSpec) -> None:
-    """Raise an error for an infrastructure node that has no position in the graph.
+    """Check that an infrastructure node has a position in the graph.
 
     Raises:
         RegistryError: The node has neither a role nor a valid insertion point.
@@ -145,19 +148,19 @@ def check_insertion_point(node: InfrastructureSpec) -> None:
         if target in allowed:
             return
         raise RegistryError(
-            f"The infrastructure node {node.name!r} cannot be inserted {point} {target!r}: this"
-            " node is not an insertion point.",
+            f"The infrastructure node {node.name!r} cannot be inserted {point} {target!r}, "
+            "because that is not a valid insertion point.",
             fix=f"Set {point} to one of: {', '.join(allowed)}.",
         )
     raise RegistryError(
-        f"The infrastructure node {node.name!r} would never run: its name is not a role"
-        f" ({', '.join(INFRASTRUCTURE_ROLES)}), and it has no insertion point.",
+        f"The infrastructure node {node.name!r} would never run, because its name is not a role "
+        f"({', '.join(INFRASTRUCTURE_ROLES)}) and it declares no insertion point.",
         fix='Use the name of a role, or set an insertion point: before = "classifier" or'
         ' after = "respond".',
     )
 
 
 def qualified_name(value: Any) -> str:
-    """Return the qualified name of a class, or of the class that a specification describes."""
+    """Return the fully qualified name of a class, or of the class behind a specification."""
     cls = getattr(value, "cls", value)
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -42,14 +42,14 @@ _ADAPTED = ("tools", "graphs", "agents", "mcp")
 
 
 class Registry:
-    """Collection of capabilities, infrastructure nodes, and context types by name.
+    """Registry of capabilities, infrastructure nodes, and context types by name.
 
-    Registrations fill the registry. Building a graph freezes it (see :meth:`freeze`). :meth:`with_`
-    returns a changed copy for another graph.
+    Building a graph freezes its registry (see :meth:`freeze`). To use different items in
+    another graph, create a modified copy with :meth:`with_`.
 
     Args:
-        infrastructure: Modules or packages whose infrastructure nodes are registered. A later module
-            replaces nodes of the same name.
+        infrastructure: Modules or packages whose infrastructure nodes are registered. A later
+            module replaces nodes with the same name.
         provided_types: Context types that the caller of the graph supplies.
 
     Raises:
@@ -80,12 +80,12 @@ class Registry:
 
     @property
     def capabilities(self) -> Mapping[str, CapabilitySpec]:
-        """The capability declarations by name, in order of registration."""
+        """Specifications of the registered capabilities by name, in order of registration."""
         return MappingProxyType(self._capabilities)
 
     @property
     def infrastructure(self) -> Mapping[str, InfrastructureSpec]:
-        """The declarations of the infrastructure nodes by name."""
+        """Specifications of the registered infrastructure nodes, by name."""
         return MappingProxyType(self._infrastructure)
 
     @property
@@ -100,7 +100,9 @@ class Registry:
 
     @validate_arguments
     def capability(self, name: str) -> Any:
-        """Return the instance of a capability, which provides its planning and selection guides.
+        """Return the instance of a registered capability.
+
+        The instance provides the capability's planning and selection guides.
 
         Raises:
             RegistryError: No capability has that name.
@@ -112,11 +114,14 @@ class Registry:
         return self._instances[name]
 
     def describe(self) -> str:
-        """Return the capabilities' names and descriptions as a Markdown list."""
+        """Return the names and descriptions of all capabilities as a Markdown list."""
         return "\n".join(f"- {s.name}: {s.description}" for s in self._capabilities.values())
 
     def candidates(self) -> Sequence[Candidate]:
-        """Return the capabilities to select from, without those that are always active."""
+        """Return the capabilities that can be selected for a task.
+
+        Capabilities that are always active are not included.
+        """
         if not self._frozen:
             return self._create_candidates()
         # Cached: generating the schemas of a thousand capabilities takes half a second.
@@ -146,7 +151,7 @@ class Registry:
         return tuple(candidates)
 
     def planning_guides(self, names: Iterable[str]) -> str:
-        """Return the planning guides of capabilities as one prompt section, in stable order."""
+        """Combine the planning guides of capabilities into one prompt section, in stable order."""
         entries = []
         for name in sorted(set(names) & set(self._capabilities)):
             guide = self._load_guide(name, "orchestrator_guide")
@@ -166,16 +171,16 @@ class Registry:
         settings: Settings,
         storage_key: str | None = None,
     ) -> dict[str, str]:
-        """Collect the ``planning_notes`` of capabilities.
+        """Collect the planning notes that capabilities provide for the current state.
 
         Args:
             names: Names of the capabilities.
             state: State of the graph.
-            settings: Settings, whose capability sections are passed to ``planning_notes``.
+            settings: Settings whose capability sections are passed to ``planning_notes``.
             storage_key: Name of the caller's storage folder.
 
         Returns:
-            The notes by capability name, without empty notes.
+            Non-empty notes, keyed by capability name.
         """
         texts = {}
         for name in sorted(set(names) & set(self._capabilities)):
@@ -198,7 +203,7 @@ class Registry:
     # --- copying --------------------------------------------------------------------------
 
     def freeze(self) -> Registry:
-        """Prevent further registrations and return the registry.
+        """Freeze the registry to prevent further registrations, and return it.
 
         Raises:
             RegistryError: A registered recipe uses a capability that was removed or changed.
@@ -213,15 +218,17 @@ class Registry:
 
     @validate_arguments
     def with_(self, *items: Any, without: Iterable[str] = ()) -> Registry:
-        """Return a copy with further or fewer items. This registry does not change.
+        """Return a copy of the registry with items added or removed.
+
+        The original registry does not change.
 
         Args:
-            *items: Items to register. Each replaces an item of the same name.
+            *items: Items to register. Each item replaces an existing item with the same name.
             without: Names of capabilities to remove.
 
         Raises:
-            RegistryError: An item cannot be registered, two items have the same name, or a name is not
-                registered.
+            RegistryError: An item cannot be registered, two items have the same name, or a name is
+                not registered.
 
         >>> from capgraph.base import BaseCapability, capability_node
         >>> @capability_node
@@ -267,15 +274,15 @@ class Registry:
 
         Args:
             item: Object to register.
-            override: True to replace a registered item of the same name.
+            override: Whether to replace a registered item with the same name.
 
         Returns:
             The item, so that the method can be used as a decorator.
 
         Raises:
-            RegistryError: The item is none of these, its name is invalid or already registered, an
-                infrastructure node has no position in the graph, a recipe does not match the registered
-                capabilities, or the registry is frozen.
+            RegistryError: The item has an unsupported type, its name is invalid or already
+                registered, an infrastructure node has no position in the graph, a recipe does not
+                match the registered capabilities, or the registry is frozen.
         """
         self._check_not_frozen()
         if _is_recipe(item):
@@ -302,10 +309,10 @@ class Registry:
 
     @validate_arguments
     def unregister(self, name: str) -> None:
-        """Remove a capability.
+        """Remove a capability from the registry.
 
         Raises:
-            RegistryError: No capability has that name, or the registry is frozen.
+            RegistryError: No capability has this name, or the registry is frozen.
         """
         self._check_not_frozen()
         if self._capabilities.pop(name, None) is None:
@@ -330,21 +337,22 @@ class Registry:
 
     @validate_arguments
     def discover(self, package: str, *, override: bool = False) -> list[str]:
-        """Import a module, or all modules of a package, and register what they define.
+        """Import a module or a package's modules and register the items they define.
 
-        This includes capabilities that adapters created from tools, graphs, and agents, and lists of them.
+        Capabilities that adapters created from tools, graphs, and agents are included, as are lists
+        of them.
 
         Args:
             package: Dotted name of the module or package.
-            override: True to replace registered items of the same name.
+            override: Whether to replace registered items with the same name.
 
         Returns:
-            Names of the registered items, in order.
+            Names of the registered items, in order of registration.
 
         Raises:
-            RegistryError: Modules cannot be imported, classes are not decorated, or names are not unique.
-                The message lists every cause. Items of imported modules stay registered. Prefix the name of
-                an undecorated base class with an underscore.
+            RegistryError: Modules cannot be imported, classes are not decorated, or names are not
+                unique. The message lists every cause. Items of imported modules stay registered.
+                Prefix the name of an undecorated base class with an underscore.
         """
         problems: list[str] = []
         names: list[str] = []
@@ -402,23 +410,22 @@ class Registry:
         exclude: Iterable[str] = (),
         override: Mapping[str, str] | None = None,
     ) -> None:
-        """Include, exclude, and replace capabilities.
+        """Filter and replace the capabilities in the registry.
 
         Args:
-            include: Names of the capabilities to keep. ``None`` keeps all.
+            include: Names of the capabilities to keep. ``None`` keeps all capabilities.
             exclude: Names of the capabilities to remove.
-            override: Import reference (``"module:Class"``) of a replacement, by capability name.
+            override: Import references (``"module:Class"``) of replacements, by capability name.
 
         Raises:
-            RegistryError: A name is not registered, or a replacement has another name.
+            RegistryError: A name is not registered, or a replacement has a different name.
         """
         for name, target in (override or {}).items():
             item = import_object(target)
             spec = getattr(item, "capability_spec", None)
             if spec is None or spec.name != name:
                 raise RegistryError(
-                    f"{target!r} cannot replace {name!r}: it is"
-                    f" {'the capability ' + repr(spec.name) if spec else 'not a capability'}.",
+                    f"{target!r} cannot replace the capability {name!r}, because it is {('the capability ' + repr(spec.name) if spec else 'not a capability')}.",
                     fix=f"Use a decorated capability class whose name is {name!r}.",
                 )
             self.register(item, override=True)
@@ -438,19 +445,20 @@ class Registry:
         problems: list[CapgraphError] | None = None,
         adapted: Iterable[Any] | None = None,
     ) -> Registry:
-        """Create a registry from settings.
+        """Create a registry from application settings.
 
         Settings with ``tools``, ``graphs``, ``agents``, or ``mcp`` require
-        :func:`~capgraph.adapters.settings_registry.open_registry`, which opens and closes them.
+        :func:`~capgraph.adapters.settings_registry.open_registry`, which also opens and closes
+        their connections.
 
         Args:
-            settings: ``capgraph.configs.settings.Settings``.
-            problems: List that collects the errors. By default, the first error is raised.
+            settings: Application settings (``capgraph.configs.settings.Settings``).
+            problems: List to which errors are appended. By default, the first error is raised.
             adapted: Capabilities that ``open_registry`` created from these four sections.
 
         Raises:
-            RegistryError: A module or item cannot be imported or registered, or the settings have one of
-                these sections and ``adapted`` is missing.
+            RegistryError: A module or item cannot be imported or registered, or the settings have
+                one of these four sections and ``adapted`` is omitted.
         """
         sections = [name for name in _ADAPTED if getattr(settings, name)]
         if sections and adapted is None:

@@ -20,7 +20,7 @@ from capgraph.pipeline.effect_ledger import compute_digest
 
 
 class AgentRules:
-    """Capabilities of an agent, and the rules that apply to its callers.
+    """Description of an agent's capabilities and of the rules that apply to its callers.
 
     Args:
         services: Services of the agent's graph.
@@ -40,7 +40,10 @@ class AgentRules:
         }
 
     def describe(self, caller: Caller) -> dict[str, Any]:
-        """Return the capabilities, and the rules for the caller of a run, as plain data."""
+        """Describe the agent's capabilities and a caller's rules as plain data.
+
+        Clients and workers compare these descriptions.
+        """
         permissions = self._services.permissions
         allowed = sorted(
             name
@@ -55,10 +58,10 @@ class AgentRules:
         """Return the reason why a worker with this agent must not execute a run, or ``None``.
 
         Args:
-            submitted: Description of the client's agent, from :meth:`describe`.
-            caller: The caller of the run.
-            is_decision: True if the run continues with a person's decision, which applies to
-                capabilities with the same declarations only.
+            submitted: Description of the client's agent, as returned by :meth:`describe`.
+            caller: Caller of the run.
+            is_decision: Whether the run continues with a person's decision, which is valid only for
+                capabilities with unchanged declarations.
         """
         own, expected = self.describe(caller), submitted["capabilities"]
         if missing := expected.keys() - own["capabilities"].keys():

@@ -46,10 +46,10 @@ AguiEvent = dict[str, Any]
 
 
 class EventTranslator:
-    """Translator of the events of one run to AG-UI.
+    """Translator from the events of a single run to AG-UI events.
 
     Args:
-        thread_id: ID of the thread, as the user sees it.
+        thread_id: Public ID of the thread.
         run_id: ID of the run.
 
     >>> translator = EventTranslator("t", "r")
@@ -75,11 +75,13 @@ class EventTranslator:
     # --- start and end --------------------------------------------------------------------
 
     def start_events(self, values: Mapping[str, Any], states: Mapping[str, str]) -> list[AguiEvent]:
-        """Return the first events of a run, including the plan if the run continues a turn.
+        """Return the first events of a run.
+
+        If the run continues a turn, they include the turn's plan.
 
         Args:
-            values: State of the thread; empty for a new turn.
-            states: State of each step, by context key.
+            values: State of the thread, which is empty for a new turn.
+            states: Status of each step, by context key.
         """
         events = [_make_event("RUN_STARTED", protocolVersion=PROTOCOL, **self._run_ids)]
         plan = values.get("planning_execution_plan")
@@ -89,13 +91,13 @@ class EventTranslator:
         return self._count_events(events)
 
     def takeover_events(self, recorded: Sequence[Mapping[str, Any]]) -> list[AguiEvent]:
-        """Return the events that continue a run of a process that died.
+        """Return the events with which this process takes over a run from a dead process.
 
         Args:
-            recorded: Events that the run has emitted so far.
+            recorded: Events that the run has already emitted.
 
         Returns:
-            Events that close the messages and steps that the other process left open.
+            Events that close the messages and steps that the dead process left open.
         """
         for event in recorded:
             self._restore(event)
@@ -114,13 +116,13 @@ class EventTranslator:
         *,
         metadata: Any = None,
     ) -> list[AguiEvent]:
-        """Return the last events of a run.
+        """Return the final events of a run.
 
         Args:
             result: Status, outcome, and answer of the turn.
-            questions: Open questions, each with its ``question_id``. A question for the result of a
-                client tool becomes a tool call, the others become interrupts.
-            metadata: Metadata of the last event.
+            questions: Open questions, each with its ``question_id``. A question that requests
+                the result of a client tool becomes a tool call. All others become interrupts.
+            metadata: Metadata to attach to the last event.
         """
         events = self._close_open(time.time())
         interrupts = [to_interrupt(one) for one in questions if not _is_tool_call(one)]
@@ -128,7 +130,7 @@ class EventTranslator:
             events += _tool_call_events(question)
         if self._dropped:
             events.append(_make_event("CUSTOM", name="capgraph.events_lost", value=self._dropped))
-        if (error := _run_error(result)) is not None:
+        if (error := _extract_run_error(result)) is not None:
             end = _make_event("RUN_ERROR", **error, result=dict(result))
         else:
             outcome: AguiEvent = {"type": "success"}
@@ -147,10 +149,12 @@ class EventTranslator:
         return self._count_events([*events, end])
 
     def state_events(self, values: Mapping[str, Any]) -> list[AguiEvent]:
-        """Return the events that show a changed state: a snapshot first, then deltas.
+        """Return the events that report a change in the shared state.
+
+        The first call returns a snapshot, and later calls return deltas.
 
         Args:
-            values: State that clients share, as plain data.
+            values: State to share with clients, as plain data.
 
         >>> translator = EventTranslator("t", "r")
         >>> first, later = translator.state_events({"a": 1}), translator.state_events({"a": 2})
@@ -173,7 +177,7 @@ class EventTranslator:
     # --- events ---------------------------------------------------------------------------
 
     def translate(self, event: Mapping[str, Any]) -> list[AguiEvent]:
-        """Return the AG-UI events for one event of the run."""
+        """Translate one event of the run to AG-UI events."""
         kind = str(event.get("event_type") or "")
         at = _event_time(event)
         if kind == "answer_token":
@@ -324,7 +328,9 @@ class EventTranslator:
         used["cachedInputTokens"] += event.get("cached_tokens") or 0
 
     def shorten(self, event: AguiEvent) -> AguiEvent:
-        """Truncate the long texts and lists of an oversized event, and list them in its metadata.
+        """Truncate long strings and lists in an oversized event.
+
+        The event's metadata lists the paths of the truncated parts.
 
         >>> event = EventTranslator("t", "r").shorten({"type": "CUSTOM", "value": "x" * 20_000})
         >>> event["value"][9_999:], event["metadata"]["capgraph"]["cut"]["parts"]
@@ -368,7 +374,7 @@ def _is_tool_call(question: Mapping[str, Any]) -> bool:
 
 
 def _tool_call_events(question: Mapping[str, Any]) -> list[AguiEvent]:
-    """Return the events of a tool call that the front end must run, with the question's ID."""
+    """Return the AG-UI events for a tool call that the front end must execute."""
     call = {"toolCallId": question["question_id"]}
     arguments = json.dumps(question["parameters"], ensure_ascii=False)
     return [
@@ -384,8 +390,8 @@ def _is_cancelled(result: Mapping[str, Any]) -> bool:
     )
 
 
-def _run_error(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the error message and code of a run, or ``None`` if it did not fail."""
+def _extract_run_error(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the error message and code of a failed run, or ``None`` if it did not fail."""
     error = result.get("error")
     if error is not None:
         fix = f" Fix: {error['fix']}" if error["fix"] else ""
@@ -398,10 +404,10 @@ def _run_error(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:
-    """Return a question to the user as an AG-UI interrupt.
+    """Convert a question to the user to an AG-UI interrupt.
 
     Args:
-        question: The question with its ``question_id``.
+        question: Question, including its ``question_id``.
     """
     steps = question.get("steps")
     lines = [
@@ -420,7 +426,7 @@ def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:
 
 
 def _truncate(value: Any, max_length: int, link: str, path: str, parts: list[str]) -> Any:
-    """Truncate long texts, lists, and mappings, and record their paths."""
+    """Truncate long strings, lists, and mappings in an event, and record their paths."""
     if isinstance(value, Mapping):
         if path and len(value) > max_length:
             parts.append(path)

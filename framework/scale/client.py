@@ -51,11 +51,11 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ThreadStatus:
-    """Status of a thread.
+    """Status of a thread and its open questions.
 
     Attributes:
         status: ``queued``, ``running``, or a status of :func:`capgraph.stores.thread_summary`.
-        questions: Open questions, by the ID to pass to :meth:`Client.answer`.
+        questions: Open questions, keyed by the ID to pass to :meth:`Client.answer`.
     """
 
     status: str
@@ -63,12 +63,12 @@ class ThreadStatus:
 
 
 class Client:
-    """Client that submits turns to workers.
+    """Client that submits turns for execution by workers.
 
     Args:
-        graph: Graph made by ``build_graph``, with a checkpointer.
-        log: Log of the threads' runs.
-        engine: Engine that hands jobs to workers.
+        graph: Graph created by ``build_graph``, with a checkpointer.
+        log: Log of all runs.
+        engine: Engine that delivers jobs to workers.
     """
 
     def __init__(self, graph: Any, log: RunLog, engine: Engine) -> None:
@@ -90,25 +90,26 @@ class Client:
         run_id: str | None = None,
         rules: Mapping[str, Any] | None = None,
     ) -> str:
-        """Submit a turn and return its ID once it is stored.
+        """Submit a turn for execution and return its ID once it is stored.
 
-        It starts after the thread's current turn.
+        The turn starts after the thread's current turn ends.
 
         Args:
-            thread: ID of the thread; created if it does not exist.
+            thread: ID of the thread, which is created if it does not exist.
             message: The user's message.
             plan: Plan to run instead of generating one: a mapping with ``steps``.
-            caller: The user; a string is the user's ID.
-            context: Context data, by type and key.
+            caller: User who submits the turn. A string is the user's ID.
+            context: Context data, by context type and context key.
             run_id: ID of the turn. Submitting the same ID again has no effect.
-            rules: Rules that a worker must have to run the turn, from a schedule; by default those of
-                this client's graph.
+            rules: Rules from a schedule that a worker must follow to run the turn. Defaults to the
+                rules of this client's graph.
 
         Returns:
             The ID of the turn.
 
         Raises:
-            ValidationError: The arguments are invalid, or another thread has a turn with this ID.
+            ValidationError: The arguments are invalid, or a different thread has a turn with this
+                ID.
         """
         if (message is None) == (plan is None):
             raise ValidationError(
@@ -130,7 +131,8 @@ class Client:
             isinstance(plan, Mapping) and isinstance(plan.get("steps"), list | tuple)
         ):
             raise ValidationError(
-                f"The plan {plan!r:.80} has no list of 'steps'.", fix="Pass {'steps': […]}."
+                f"The plan must be a mapping with a list of 'steps', not {plan!r:.80}.",
+                fix="Pass {'steps': […]}.",
             )
         fields = {"message": message, "plan": plan and dict(plan), "context": context}
         request = {name: value for name, value in fields.items() if value is not None}
@@ -145,7 +147,7 @@ class Client:
         return run_id
 
     async def schedule(self, schedule: Schedule) -> None:
-        """Store a schedule, whose turns follow the rules of this client's graph.
+        """Store a schedule that starts turns under the rules of this client's graph.
 
         Raises:
             ValidationError: The cron expression is invalid or the message is empty.
@@ -182,16 +184,19 @@ class Client:
     async def answer(
         self, thread: str, question_id: str, answer: Any, caller: Caller | str | None = None
     ) -> bool:
-        """Answer a question. A worker resumes the turn as soon as one is available.
+        """Answer an open question in a thread.
+
+        A worker resumes the turn as soon as one is available.
 
         Args:
             thread: ID of the thread.
-            question_id: ID of the question, from :meth:`status`.
-            answer: A value for ``Command(resume={id: value})``.
-            caller: The person who answers.
+            question_id: ID of the question, as returned by :meth:`status`.
+            answer: Value to pass to ``Command(resume={id: value})``.
+            caller: Person who answers the question.
 
         Returns:
-            True if the answer was accepted. False if the question is not open or was already answered.
+            True if the answer was accepted. False if the question is not open or was already
+            answered.
         """
         checkpoint = await self._saver.aget_tuple(thread_config(thread))
         if checkpoint is None or question_id not in open_questions(checkpoint):
@@ -201,15 +206,16 @@ class Client:
         key_parts = [checkpoint.checkpoint["id"], question_id, attempts]
         request = {"answers": {question_id: answer}}
         return await self._enqueue(
-            thread, _stable_id(thread, key_parts), request, _as_caller(caller)
+            thread, _derive_stable_id(thread, key_parts), request, _as_caller(caller)
         )
 
     async def signal(
         self, thread: str, key: str, value: Any = None, caller: Caller | str | None = None
     ) -> bool:
-        """Send an event to a thread, and return True if a step waits for it.
+        """Send an event to a thread and return True if a step is waiting for it.
 
-        An event that arrives early, even before its turn has started, is stored for the step.
+        An event that arrives early, even before its turn has started, is stored until the step
+        waits for it.
 
         Raises:
             ValidationError: The key or the value is invalid.
@@ -227,12 +233,12 @@ class Client:
         return True
 
     async def wake(self, due: SuspendedThread, *, keeps_rules: bool = False) -> None:
-        """Continue a waiting thread if its time or event has come.
+        """Resume a waiting thread whose time or event has come.
 
         Args:
-            due: The thread.
-            keeps_rules: True if the rules of the turn's last run apply instead of those of this
-                process, because a worker must not weaken them.
+            due: Thread to resume.
+            keeps_rules: Whether to apply the rules of the turn's last run instead of the rules of
+                this process. A worker must not weaken the rules of a turn.
         """
         runs = await self.log.thread_runs(due.thread_id)
         if any(run.is_open and not run.is_new_turn for run in runs):
@@ -241,17 +247,17 @@ class Client:
             (run for run in runs if not run.is_open), key=lambda run: run.ended_at, default=None
         )
         # Processes that wake the same thread concurrently derive the same ID.
-        run_id = _stable_id(due.thread_id, ["wake", last_run.run_id if last_run else ""])
+        run_id = _derive_stable_id(due.thread_id, ["wake", last_run.run_id if last_run else ""])
         agent = last_run.request.get("agent") if last_run is not None and keeps_rules else None
         request = {"agent": agent} if agent is not None else {}
         await self._enqueue(due.thread_id, run_id, request, due.caller)
 
     async def stop(self, thread: str) -> None:
-        """Stop a thread: cancel its running and queued turns and close its questions and waits.
+        """Stop a thread, cancel its running and queued turns, and close its questions and waits.
 
-        Returns when the thread has stopped, at most after twice ``scale.lease_seconds``, even if
-        its worker is dead. A step that blocks its worker may still be running then. The next
-        message starts a new turn.
+        Returns when the thread has stopped, and no later than after twice ``scale.lease_seconds``,
+        even if its worker is dead. A step that blocks its worker may still be running at that
+        point. The next message starts a new turn.
 
         Raises:
             PersistenceError: The thread does not exist.
@@ -267,9 +273,9 @@ class Client:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _finish_stopping(self, thread: str) -> bool:
-        """End stopped runs that no worker executes.
+        """End the stopped runs of a thread that no worker is executing.
 
-        Return True while a worker still has to end one.
+        Returns True while a worker still has to end a stopped run.
         """
         leases = self._persistence.leases
         runner = RunExecutor(self.graph, self.log)
@@ -290,7 +296,7 @@ class Client:
         return False
 
     async def status(self, thread: str) -> ThreadStatus:
-        """Return the status and the open questions of a thread.
+        """Return the status of a thread and its open questions.
 
         Raises:
             PersistenceError: The thread does not exist.
@@ -310,17 +316,17 @@ class Client:
         return ThreadStatus(summary.status, summary.questions)
 
     async def events(self, thread: str, after: int = 0) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of a thread's turns as they are recorded, without end.
+        """Yield the events of a thread's turns as they are recorded, indefinitely.
 
         Each event is an AG-UI event as plain data, with ``threadId``, ``runId``, and ``seq``. The
-        sequence number is unique in the thread and the same for every reader.
+        sequence number is unique within the thread and the same for every reader.
 
         Args:
             thread: ID of the thread, which may not exist yet.
             after: Sequence number of the last event already received.
 
         Raises:
-            ValidationError: ``after`` is not a number.
+            ValidationError: ``after`` is not an integer.
         """
         if not isinstance(after, int):
             raise ValidationError(
@@ -343,12 +349,13 @@ class Client:
 async def open_engine(
     url: str, *, graph: Any, engine: str | None = None, temporal: str | None = None
 ) -> AsyncIterator[Client]:
-    """Open a client that submits turns to workers.
+    """Open a client that submits turns for execution by workers.
 
     Args:
-        url: URL of the threads' database, for every engine.
-        graph: Graph made by ``build_graph`` with the same capabilities as the workers' graph. If it
-            has no checkpointer, or one on another database, a copy with a saver on ``url`` is used.
+        url: URL of the database that stores the threads, regardless of the engine.
+        graph: Graph created by ``build_graph`` with the same capabilities as the workers'
+            graph. If its checkpointer is missing or uses a different database, a copy with a
+            saver on ``url`` is used.
         engine: ``postgres`` or ``temporal``. Defaults to the setting ``scale.engine``.
         temporal: Address of the Temporal server. Defaults to the setting ``scale.temporal``.
 
@@ -384,11 +391,11 @@ async def open_engine(
 
 
 def check_engine(url: str, name: str) -> None:
-    """Raise an error unless an engine exists, is installed, and supports the database.
+    """Check that an engine exists, is installed, and supports the database.
 
     Args:
-        url: URL of the threads' database.
-        name: Name of the engine.
+        url: URL of the database that stores the threads.
+        name: Name of the engine, such as ``postgres``.
 
     Raises:
         ConfigurationError: The engine is unknown or does not support the database.
@@ -415,11 +422,11 @@ async def connect(
     engine: str | None = None,
     temporal: str | None = None,
 ) -> Engine:
-    """Connect to an engine.
+    """Connect to the engine that delivers jobs to workers.
 
     Args:
-        url: URL of the threads' database.
-        saver: Open saver on that database.
+        url: URL of the database that stores the threads.
+        saver: Open checkpoint saver on the same database.
         scale_settings: The settings section ``scale``.
         engine: Name of the engine. Defaults to the setting ``scale.engine``.
         temporal: Address of the Temporal server. Defaults to the setting ``scale.temporal``.
@@ -427,7 +434,8 @@ async def connect(
     Raises:
         ConfigurationError: The engine is unknown or does not support the database.
         MissingExtraError: The engine's extra is not installed.
-        PersistenceError: The engine is unavailable, or the database uses another encryption key.
+        PersistenceError: The engine is unavailable, or the database uses a different encryption
+            key.
     """
     name = engine or scale_settings.engine
     check_engine(url, name)
@@ -440,9 +448,9 @@ async def connect(
 
 
 async def _database_id(saver: Any) -> str:
-    """Return the ID of the database, which survives a move to another server.
+    """Return the ID of the database, which survives a move to a different server.
 
-    Decrypting the stored proof detects a wrong encryption key here instead of in the first turn.
+    Decrypting the stored proof detects a wrong encryption key here, before the first turn.
     """
     rows: Any = Persistence.of(saver).tables
     new_id = uuid.uuid4().hex[:12]
@@ -465,7 +473,7 @@ def _as_caller(caller: Caller | str | None) -> Caller:
     return caller if isinstance(caller, Caller) else Caller(caller)
 
 
-def _stable_id(thread: str, parts: Any) -> str:
-    """Return an ID that is the same for every process that requests the same work."""
+def _derive_stable_id(thread: str, parts: Any) -> str:
+    """Derive an ID that is the same in every process that requests the same work."""
     text = json.dumps([thread, parts], default=str)
     return str(uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16]))

@@ -26,12 +26,12 @@ _FACTS = {"key": "client_tools"}
 
 
 def client_tool(name: str, description: str, parameters: Any = None) -> type[BaseCapability]:
-    """Create a capability that the front end runs (a client tool).
+    """Create a capability that is executed by the front end (a client tool).
 
     Args:
         name: Name of the tool.
-        description: Description for planners.
-        parameters: JSON schema of the parameters.
+        description: Description of the tool for planners.
+        parameters: JSON schema of the tool's parameters.
 
     Raises:
         ValidationError: The name or the schema is invalid.
@@ -55,10 +55,10 @@ def client_tool(name: str, description: str, parameters: Any = None) -> type[Bas
 
 
 class ClientToolGraphs:
-    """Graphs with client tools, compiled once for each set of tools.
+    """Cache of graphs extended with client tools, compiled once for each set of tools.
 
     Args:
-        graph: Graph made by ``build_graph``.
+        graph: Graph created by ``build_graph``, without client tools.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -66,13 +66,13 @@ class ClientToolGraphs:
         self._extended: BoundedDict[str, Any] = BoundedDict(_MAX_GRAPHS)
 
     async def get(self, tools: Sequence[Mapping[str, Any]] | None) -> Any:
-        """Return the graph with a turn's client tools.
+        """Return the graph extended with the client tools of a turn.
 
         Args:
-            tools: Arguments of :func:`client_tool` for each tool.
+            tools: Keyword arguments of :func:`client_tool` for each tool.
 
         Raises:
-            ValidationError: A tool is invalid, or there are too many.
+            ValidationError: A tool is invalid, or there are too many tools.
         """
         if not tools:
             return self._graph
@@ -92,7 +92,8 @@ class ClientToolGraphs:
         for tool in tools:
             if tool["name"] in known:
                 raise ValidationError(
-                    f"The client tool {tool['name']!r} has the name of a capability of the agent.",
+                    f"The client tool {tool['name']!r} has the same name as a capability of the "
+                    "agent.",
                     fix="Rename the tool.",
                     facts=_FACTS,
                 )

@@ -13,36 +13,49 @@ TURN_QUEUE = "turns"
 
 
 class JobHandler(Protocol):
-    """Protocol of job handlers. Each method may be called repeatedly for the same job."""
+    """Protocol for handlers that run the jobs of a worker.
+
+    Each method may be called repeatedly for the same job, because jobs are delivered at least
+    once.
+    """
 
     async def run_turn(self, job: TurnJob) -> None:
-        """Execute all open runs of a thread."""
+        """Execute all open runs of the job's thread."""
 
     async def run_step(self, job: StepJob) -> None:
-        """Run a step unless its result is already stored."""
+        """Run a step on this worker unless its result is already stored."""
 
     async def start_scheduled(self, schedule: str, moment: float) -> None:
-        """Start the turn of a schedule. Each due time starts one turn."""
+        """Start the turn for one due time of a schedule.
+
+        Repeated calls for the same due time start only one turn.
+        """
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Protocol of engines, which deliver jobs to workers at least once, even if a worker dies.
+    """Protocol for engines that deliver jobs to workers at least once, even if a worker dies.
 
-    An engine stores no results. The database of a thread is the only source of truth.
+    An engine does not store results. The database that stores the threads is the only source of
+    truth.
     """
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Enqueue a job for a thread in the queue ``turns``. One worker at a time runs a thread.
+        """Enqueue a job that runs a thread.
+
+        The job is added to the ``turns`` queue. Only one worker at a time runs a thread.
 
         Args:
-            job: The thread and its run.
-            is_resubmission: True if the run was submitted before. A thread that still has a job is
-                then left unchanged.
+            job: Job that identifies the thread and its run.
+            is_resubmission: Whether the run was submitted before. In this case, a thread that still
+                has a job is left unchanged.
         """
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Enqueue a job for a step. The method returns when the job is stored."""
+        """Enqueue a job that runs a step.
+
+        Returns when the job has been stored.
+        """
 
     async def serve(
         self,
@@ -54,34 +67,34 @@ class Engine(Protocol):
         draining: asyncio.Event,
         ready: asyncio.Event,
     ) -> None:
-        """Run jobs until ``draining`` is set and running jobs have ended.
+        """Run jobs until ``draining`` is set and all running jobs have ended.
 
         Args:
-            handler: Runs the jobs.
-            queues: Queues to serve.
+            handler: Handler that runs the jobs.
+            queues: Names of the queues to take jobs from.
             worker_id: ID of the worker.
             concurrency: Maximum number of concurrent jobs.
-            draining: Event that ends the acceptance of jobs.
-            ready: Event that the engine sets when it accepts jobs.
+            draining: Event after which no new jobs are accepted.
+            ready: Event that the engine sets once it accepts jobs.
         """
 
     async def count_waiting(self) -> Mapping[str, int]:
-        """Return the number of waiting jobs, by queue."""
+        """Return the number of waiting jobs in each queue."""
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Start a turn at each due time of a schedule, or at its next one.
+        """Start a turn at each due time of a schedule, or only at the next due time.
 
-        Called again after each due time and periodically, because an engine may have lost the
-        schedule.
+        This method is called again after each due time and periodically, because an engine may lose
+        a schedule.
 
         Args:
             name: ID of the schedule.
             cron: Cron expression with five fields, in UTC.
-            after: The due time that has passed, in seconds since the epoch.
+            after: Last due time that has passed, in seconds since the epoch.
         """
 
     async def unschedule(self, name: str) -> None:
-        """Delete a schedule, so that it starts no more turns."""
+        """Delete a schedule so that it starts no further turns."""
 
     async def close(self) -> None:
         """Close all connections."""

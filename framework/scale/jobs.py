@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TurnJob:
-    """Job that starts or resumes a thread's run.
+    """Job that starts or resumes a run of a thread.
 
-    The request of the run and its caller are in the run log
-    (:class:`capgraph.stores.run_log.LoggedRun`). A job that is duplicated, late, or for a run that
-    has ended has no effect.
+    The run's request and caller are stored in the run log
+    (:class:`capgraph.stores.run_log.LoggedRun`). A job has no effect if it is late, a
+    duplicate, or for a run that has ended.
 
     Attributes:
         thread: Storage ID of the thread.
-        run: ID of the run in the log.
+        run: ID of the run in the run log.
     """
 
     thread: str
@@ -24,14 +24,14 @@ class TurnJob:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Job that runs one step of a turn on a worker of its queue.
+    """Job that runs a single step of a turn on a worker.
 
     Attributes:
-        id: ID of the step's attempt, under which its result is stored.
-        queue: Queue whose workers may run it.
-        ref: Digest under which its request is stored.
-        token: Owner of the thread's lease when the job was submitted. If the lease has changed
-            hands, the step starts no effect.
+        id: ID of the step attempt, under which the result is stored.
+        queue: Name of the queue whose workers may run the step.
+        ref: Digest under which the request is stored.
+        token: Owner of the thread's lease when the job was submitted. If the lease has a new
+            owner, the step starts no side effects.
     """
 
     id: str

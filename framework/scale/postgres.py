@@ -34,14 +34,14 @@ _RETRY_SECONDS = 1.0
 
 
 class PostgresEngine:
-    """Engine that stores jobs with procrastinate.
+    """Engine that stores jobs in PostgreSQL with procrastinate.
 
-    A thread has at most one waiting and one running job, because a job makes a worker run
-    everything that the thread has to do. Finished jobs are deleted.
+    A thread has at most one waiting and one running job, because each job makes a worker do all
+    pending work of the thread. Finished jobs are deleted.
 
     Args:
-        app: Open procrastinate app.
-        lease_seconds: Time without a heartbeat after which a worker's jobs go to other workers.
+        app: Open procrastinate ``App``.
+        lease_seconds: Seconds without a heartbeat after which a worker's jobs are requeued.
     """
 
     def __init__(self, app: procrastinate.App, lease_seconds: float) -> None:
@@ -51,11 +51,11 @@ class PostgresEngine:
 
     @classmethod
     async def open(cls, url: str, *, lease_seconds: float) -> PostgresEngine:
-        """Connect to the database and create missing tables.
+        """Connect to the job database and create missing tables.
 
         Args:
-            url: ``postgresql://…``.
-            lease_seconds: Duration of a lease.
+            url: Database URL, such as ``postgresql://…``.
+            lease_seconds: Duration of a lease, in seconds.
 
         Raises:
             PersistenceError: The database is unavailable.
@@ -79,11 +79,11 @@ class PostgresEngine:
     # --- jobs -----------------------------------------------------------------------------
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Enqueue a job for a thread unless one is already waiting."""
+        """Enqueue a job that runs a thread unless such a job is already waiting."""
         await self._defer(_TURN, TURN_QUEUE, job.thread, asdict(job))
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Enqueue a job for a step unless one is already waiting."""
+        """Enqueue a job that runs a step unless such a job is already waiting."""
         await self._defer(_STEP, job.queue, job.id, asdict(job))
 
     async def _defer(
@@ -110,7 +110,10 @@ class PostgresEngine:
                 break
 
     async def count_waiting(self) -> Mapping[str, int]:
-        """Return the number of waiting jobs, by queue."""
+        """Return the number of waiting jobs in each queue.
+
+        Scheduled jobs are not counted, nor are jobs whose thread or step is already running.
+        """
         rows = await self._run(
             "SELECT queue_name, count(*) FROM procrastinate_jobs job WHERE status = 'todo'"
             " AND task_name <> %s AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs other"
@@ -132,9 +135,9 @@ class PostgresEngine:
         draining: asyncio.Event,
         ready: asyncio.Event,
     ) -> None:
-        """Run jobs until ``draining`` is set and running jobs have ended.
+        """Run jobs until ``draining`` is set and all running jobs have ended.
 
-        If the database becomes unavailable, the engine keeps reconnecting.
+        If the database becomes unavailable, the engine keeps trying to reconnect.
         """
         runner = _JobRunner(self, handler, draining)
         app = procrastinate.App(connector=self._app.connector)
@@ -197,7 +200,7 @@ class PostgresEngine:
     async def _maintain(
         self, worker: Any, runner: _JobRunner, on_ready: Callable[[], None]
     ) -> None:
-        """Send heartbeats and requeue the jobs of dead workers."""
+        """Send heartbeats for this worker and requeue the jobs of dead workers, repeatedly."""
         suspects: set[int] = set()
         while True:
             if is_registered := worker.worker_id is not None:
@@ -239,7 +242,7 @@ class PostgresEngine:
             )
 
     async def requeue(self, job: Job, *, immediately: bool) -> None:
-        """Return a running job to the queue."""
+        """Return a running job to its queue, either immediately or after a short delay."""
         at = None if immediately else time.time() + min(_RETRY_SECONDS, self._lease_seconds / 10)
         lock = str(job.lock).partition("/")[2]
         await self._defer(job.task_name, job.queue, lock, dict(job.task_kwargs), at)
@@ -247,15 +250,15 @@ class PostgresEngine:
     # --- schedules ------------------------------------------------------------------------
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Enqueue the schedule's next run unless it is already enqueued.
+        """Enqueue the next run of a schedule unless it is already enqueued.
 
-        Each run enqueues its successor.
+        Each run enqueues the following run.
         """
         at = croniter(cron, max(time.time(), after)).get_next(float)
         await self._defer(_SCHEDULED, TURN_QUEUE, name, {"schedule": name, "moment": at}, at)
 
     async def unschedule(self, name: str) -> None:
-        """Delete the waiting runs of a schedule."""
+        """Delete the waiting jobs of a schedule so that it starts no further turns."""
         await self._run(
             "DELETE FROM procrastinate_jobs WHERE status = 'todo' AND queueing_lock = %s",
             f"{_SCHEDULED}/{name}",

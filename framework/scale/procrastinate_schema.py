@@ -29,16 +29,17 @@ _FIND_LIVE_WORKER = (
 
 
 async def migrate_tables(conn: Any, *, lease_seconds: float) -> None:
-    """Create the tables or apply missing migrations. Concurrent callers wait for each other.
+    """Create procrastinate's tables, or apply missing migrations.
 
-    Migrations that break workers of the previous version wait until no worker is alive.
+    Concurrent callers wait for each other. Migrations that are incompatible with workers of the
+    previous version are delayed until no worker is alive.
 
     Args:
-        conn: Connection to the database.
-        lease_seconds: Time without a heartbeat after which a worker is considered dead.
+        conn: Connection to the job database.
+        lease_seconds: Seconds without a heartbeat after which a worker is considered dead.
 
     Raises:
-        PersistenceError: The version of the tables cannot be detected.
+        PersistenceError: The schema version of the tables cannot be detected.
     """
     async with conn.transaction():
         await conn.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
@@ -78,7 +79,10 @@ async def _record_version(conn: Any, last: str) -> None:
 
 
 def _detect_version(files: Mapping[str, str], functions: set[str]) -> str:
-    """Return the first migration after which the database has exactly these functions."""
+    """Detect the schema version from the functions that exist in the database.
+
+    The version is the first migration after which exactly these functions exist.
+    """
     created: set[str] = set()
     for name, text in files.items():
         created = (created - set(_DROPPED_FUNCTION.findall(text))) | set(

@@ -43,15 +43,17 @@ _TELL_SECONDS, _CANCEL_EVERY = 0.2, 4
 
 
 class RemoteSteps:
-    """Dispatcher and runner of remote steps.
+    """Dispatcher and executor of steps that run on remote workers.
 
-    Creating one makes the graph dispatch steps whose queue this process does not serve.
+    Creating an instance makes the graph dispatch all steps whose queue this process does not
+    serve.
 
     Args:
-        graph: Graph made by ``build_graph``, on a saver whose database the workers share.
-        engine: Engine that hands jobs to workers.
+        graph: Graph created by ``build_graph``, with a saver on a database that the workers
+            share.
+        engine: Engine that delivers jobs to workers.
         queues: Queues that this process serves.
-        draining: Event that prevents further steps from starting in this process.
+        draining: Event after which no further steps start in this process.
     """
 
     def __init__(
@@ -70,13 +72,13 @@ class RemoteSteps:
         graph.services.runner_config.dispatcher = self
 
     def serves(self, queue: str) -> bool:
-        """Return True if this process serves a queue."""
+        """Return True if this process runs steps from a queue."""
         return queue in self._queues
 
     # --- in the process of the turn -------------------------------------------------------
 
     async def is_dispatched(self, name: str) -> bool:
-        """Return True if the step has already been dispatched, possibly by another process."""
+        """Return True if a step was already dispatched, possibly by a different process."""
         return await self._results.exists(name)
 
     async def dispatch(
@@ -91,7 +93,10 @@ class RemoteSteps:
         should_detach: Callable[[], bool],
         should_cancel: Callable[[], bool],
     ) -> Mapping[str, Any] | None:
-        """Run a step on a worker; see :class:`capgraph.base.ports.StepDispatcher`."""
+        """Run a step on a remote worker and return its result.
+
+        See :class:`capgraph.base.ports.StepDispatcher`.
+        """
         thread = request["thread"]
         lease = self._leases.find_held(thread)
         token = lease.owner.owner_id if lease is not None else ""
@@ -135,10 +140,10 @@ class RemoteSteps:
     async def _has_ended(
         self, pending: _PendingStep, status: StepStatus, *, should_cancel: bool
     ) -> bool:
-        """Return True if the step must not start anymore.
+        """Return True if a timed-out or canceled step was withdrawn and can no longer start.
 
         Raises:
-            TimeoutError: The step timed out and no worker is alive to report it.
+            TimeoutError: The step timed out and no live worker can report the timeout.
         """
         is_late, order = pending.is_late(), pending.order
         if not (is_late or should_cancel):
@@ -165,7 +170,7 @@ class RemoteSteps:
                 pending.mark_event(number)
 
     async def _enqueue_if_needed(self, pending: _PendingStep, status: StepStatus) -> None:
-        """Enqueue the step, and enqueue it again if the job or its worker is lost."""
+        """Enqueue a remote step, or enqueue it again if its job or its worker is lost."""
         if self._has_live_worker(status):
             return
         is_lost = status.attempts > pending.attempts
@@ -182,7 +187,10 @@ class RemoteSteps:
 
     @asynccontextmanager
     async def slot(self, name: str, limit: int) -> AsyncIterator[None]:
-        """Context manager: hold one of a capability's slots, which all processes share."""
+        """Hold one of a capability's execution slots inside an ``async with`` block.
+
+        All processes share these slots, which limit concurrency.
+        """
         lease = await self._acquire_slot(name, limit)
         try:
             yield
@@ -201,10 +209,10 @@ class RemoteSteps:
     # --- in the process of the step -------------------------------------------------------
 
     async def run(self, order: StepJob) -> None:
-        """Run a step unless its result exists or the step was canceled.
+        """Run a step on this worker unless its result already exists or it was canceled.
 
         Raises:
-            ThreadBusyError: Another worker runs the step.
+            ThreadBusyError: A different worker is running the step.
             PersistenceError: The result cannot be stored, or this worker does not have the
                 capability.
         """
@@ -217,7 +225,7 @@ class RemoteSteps:
                     # A worker of another version may have the capability.
                     await self._results.unclaim(order.id)
                     raise PersistenceError(
-                        f"The worker has no capability {name!r}.",
+                        f"This worker does not have the capability {name!r}.",
                         fix="Start all workers with the same configuration.",
                     )
                 await self._run_with_lease(order.id, claimed, lease)
@@ -265,7 +273,7 @@ class RemoteSteps:
         events: list[Mapping[str, Any]],
         work: asyncio.Task[Any],
     ) -> None:
-        """Store the events of a step, and cancel the step on request."""
+        """Store the progress events of a running step, and cancel the step on request."""
 
         async def store_events() -> None:
             nonlocal event_number
@@ -348,12 +356,12 @@ class RemoteSteps:
 
 
 class _PendingStep:
-    """Remote step that its turn waits for.
+    """Remote step whose result a turn is waiting for.
 
     Attributes:
-        order: Job of the step.
-        last_event: Number of the last event received.
-        attempts: Number of starts when the job was last enqueued.
+        order: Job that runs the step.
+        last_event: Sequence number of the last event received.
+        attempts: Number of times the step had started when its job was last enqueued.
         enqueued_at: Time at which the job was last enqueued.
     """
 
@@ -385,7 +393,7 @@ class _PendingStep:
 
 
 def _is_final(result: Mapping[str, Any]) -> bool:
-    """Return True if the step succeeded, so that it must never run again."""
+    """Return True if a remote step succeeded, so that it must never run again."""
     return bool("record" in result and result["record"]["success"])
 
 

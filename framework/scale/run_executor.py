@@ -61,12 +61,12 @@ QUESTION_HASH_LENGTH = 24
 
 @dataclass(frozen=True, slots=True)
 class AdvanceResult:
-    """Result of a job.
+    """Result of a job that executes the runs of a thread.
 
     Attributes:
         thread: Storage ID of the thread.
-        statuses: Outcome of each run that was executed.
-        has_more: True if another worker must continue the thread immediately.
+        statuses: Outcome of each executed run, by run ID.
+        has_more: Whether a different worker must continue the thread immediately.
     """
 
     thread: str
@@ -75,12 +75,14 @@ class AdvanceResult:
 
 
 async def advance(graph: Any, job: TurnJob, *, log: RunLog | None = None) -> AdvanceResult:
-    """Execute the open runs of a thread; see :meth:`RunExecutor.advance`.
+    """Execute the open runs of a thread.
+
+    See :meth:`RunExecutor.advance`.
 
     Args:
-        graph: Graph made by ``build_graph``, with a checkpointer.
-        job: Job that names the thread.
-        log: Log of the runs. Defaults to the log in the graph's database.
+        graph: Graph created by ``build_graph``, with a checkpointer.
+        job: Job that identifies the thread.
+        log: Run log. Defaults to the run log in the graph's database.
 
     >>> from capgraph import build_graph
     >>> from capgraph.scale.run_executor import advance
@@ -99,19 +101,19 @@ async def advance(graph: Any, job: TurnJob, *, log: RunLog | None = None) -> Adv
 
 
 class RunExecutor:
-    """Executor of logged runs in this process.
+    """Executor that runs logged runs in this process.
 
     Attributes:
-        is_draining: True if no more runs start.
+        is_draining: Whether new runs are prevented from starting.
         shared_keys: Application state keys that clients may send.
-        ended_counts: Number of ended runs, by outcome.
+        ended_counts: Number of runs that have ended, by outcome.
 
     Args:
-        graph: Graph made by ``build_graph``, with a checkpointer.
-        log: Log of the runs.
+        graph: Graph created by ``build_graph``, with a checkpointer.
+        log: Run log.
         max_concurrent: Maximum number of concurrent runs.
-        checks_rules: True to leave runs to other processes if the client that submitted them has
-            more capabilities or stricter rules.
+        checks_rules: Whether to leave a run to other processes if the client that submitted it
+            has more capabilities or stricter rules than this process.
     """
 
     def __init__(
@@ -134,13 +136,14 @@ class RunExecutor:
     async def advance(self, job: TurnJob) -> AdvanceResult:
         """Execute the open runs of a thread, one after the other.
 
-        Abandoned runs come first, then answers and events. A new message waits until the previous
-        turn has ended. Without open runs nothing happens, so jobs may be duplicated or late.
+        Abandoned runs are executed first, followed by answers and events. A new message waits until
+        the previous turn has ended. A job for a thread without open runs has no effect, so jobs may
+        be duplicated or late.
 
         Raises:
-            ThreadBusyError: Another process runs the thread.
-            PersistenceError: The database is unavailable, the lease was lost, or another worker must
-                execute the run. No run was ended.
+            ThreadBusyError: A different process is running the thread.
+            PersistenceError: The database is unavailable, the lease was lost, or a different worker
+                must execute the run. No run was ended.
         """
         ended: dict[str, str] = {}
         while not self.is_draining:
@@ -171,7 +174,7 @@ class RunExecutor:
         return AdvanceResult(job.thread, ended, has_more)
 
     async def _next_run(self, thread: str) -> tuple[LoggedRun | None, bool]:
-        """Return the run to execute next, and True if it is the only one."""
+        """Return the run of a thread to execute next, and whether it is the only open run."""
         runs = await self._log.open_runs(thread)
         is_alone = len(runs) < 2
         for run in runs:
@@ -204,14 +207,15 @@ class RunExecutor:
     def run(
         self, run: LoggedRun, lease: Lease, *, release_first: bool = True
     ) -> Coroutine[Any, Any, str | None]:
-        """Execute a run and return its outcome, or ``None`` if another process must continue it.
+        """Execute a run and return its outcome.
 
-        The run can be stopped as soon as this method has been called.
+        Returns ``None`` if a different process must continue the run. The run can be stopped as
+        soon as this method has been called.
 
         Args:
-            run: The run.
-            lease: Lease of its thread, which is released.
-            release_first: True to release the lease before the last event is delivered, so that
+            run: Run to execute.
+            lease: Lease of the run's thread. The executor releases it.
+            release_first: Whether to release the lease before the last event is delivered, so that
                 clients can send the next message immediately.
 
         Raises:
@@ -229,7 +233,7 @@ class RunExecutor:
         return self._execute(run, lease, turn, release_first)
 
     def stop(self, run_id: str) -> bool:
-        """Cancel a run. Return False if this process does not execute it."""
+        """Cancel a run, or return False if this process is not executing it."""
         turn = self._turns.get(run_id)
         if turn is None:
             return False
@@ -239,11 +243,12 @@ class RunExecutor:
         return True
 
     async def graph_of(self, thread: str, request: Mapping[str, Any]) -> Any:
-        """Return the graph for a request, with the client tools of its turn.
+        """Return the graph for a request, extended with the client tools of its turn.
 
         Args:
             thread: Storage ID of the thread.
-            request: The request. If it resumes a turn, the turn's earlier requests apply, too.
+            request: Request to run. If it resumes a turn, the client tools of the turn's earlier
+                requests also apply.
 
         Raises:
             ValidationError: A client tool is invalid.
@@ -257,7 +262,10 @@ class RunExecutor:
         return await self._tool_graphs.get(tools)
 
     def shared_state(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a state that clients share: the application's ``CallerInput`` keys."""
+        """Return the part of the graph state that is shared with clients.
+
+        This part consists of the keys that the application declares in ``CallerInput``.
+        """
         return {
             name: to_plain(values[name], lenient=True)
             for name in self.shared_keys
@@ -265,13 +273,13 @@ class RunExecutor:
         }
 
     async def apply_stop_requests(self) -> None:
-        """Cancel the runs for which other processes requested a stop."""
+        """Cancel the runs in this process that other processes have requested to stop."""
         if self._turns:
             for run_id in await self._log.stopping_run_ids():
                 self.stop(run_id)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Start no more runs and checkpoint active ones for another process to resume."""
+        """Stop starting runs, and checkpoint active runs for other processes to resume."""
         self.is_draining = True
         for turn in self._turns.values():
             turn.drain(seconds)
@@ -384,7 +392,7 @@ class RunExecutor:
     async def _end_poison_run(
         self, run: LoggedRun, translator: EventTranslator, recorded: list[dict[str, Any]]
     ) -> TurnResult:
-        """End a run as failed because the processes that ran it ended before it did."""
+        """Mark a run as failed because every process that started it ended before finishing it."""
         max_losses = self._graph.services.settings.scale.max_losses
         error = InfrastructureError(
             f"The turn was started {run.starts} times, and each time its process ended first.",
@@ -401,7 +409,7 @@ class RunExecutor:
         return TurnResult(run.thread_id, outcome=outcome, error=error)
 
     async def _next_input(self, run: LoggedRun, *, is_resumed: bool) -> tuple[Any, bool]:
-        """Return the graph's input, and True if the run has nothing left to do."""
+        """Return the graph input for a run, and whether the run has nothing left to do."""
         from langgraph.types import Command
 
         request = run.request
@@ -455,10 +463,12 @@ class RunExecutor:
 
 
 async def mark_stopped(graph: Any, thread: str) -> TurnResult:
-    """End the turn of a thread as stopped and close its questions. The caller must hold the lease.
+    """Mark the current turn of a thread as stopped and close its questions.
+
+    The caller must hold the thread's lease.
 
     Args:
-        graph: Graph made by ``build_graph``, with a checkpointer.
+        graph: Graph created by ``build_graph``, with a checkpointer.
         thread: Storage ID of the thread.
     """
     outcome = {"status": "stopped", "cancelled": True}
@@ -467,7 +477,7 @@ async def mark_stopped(graph: Any, thread: str) -> TurnResult:
 
 
 def _check_rules(run: LoggedRun, rules: AgentRules) -> None:
-    """Raise an error if an agent with these rules may not execute a run."""
+    """Raise an error if an agent with these rules is not allowed to execute a run."""
     submitted = run.request.get("agent")
     if submitted is None or run.status == STOPPING:
         return
@@ -475,7 +485,7 @@ def _check_rules(run: LoggedRun, rules: AgentRules) -> None:
     reason = rules.find_mismatch(submitted, caller, is_decision=is_decision)
     if reason is not None:
         raise PersistenceError(
-            f"This worker does not execute the run {run.run_id!r}: {reason}.",
+            f"This worker cannot execute the run {run.run_id!r}, because {reason}.",
             fix="Start all workers with the configuration of the client that submits turns.",
             facts={"run_id": run.run_id, "reason": reason},
         )
@@ -490,7 +500,7 @@ async def _end_turn(graph: Any, thread: str, outcome: Mapping[str, Any]) -> None
 
 
 def identify_question(thread: str, interrupt_id: str, value: Any) -> dict[str, Any]:
-    """Return a question with an ID that is unique to its content within the interrupted task."""
+    """Return a copy of a question with an ID derived from its interrupt and content."""
     question = dict(value) if isinstance(value, Mapping) else {"value": value}
     content = {
         encoded_thread: question[encoded_thread]
@@ -504,7 +514,7 @@ def identify_question(thread: str, interrupt_id: str, value: Any) -> dict[str, A
 
 
 def graph_input(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the graph's input for a request that starts a turn."""
+    """Convert a request that starts a turn to the input of the graph."""
     values: dict[str, Any] = {}
     if "message" in request:
         values["messages"] = [

@@ -42,21 +42,21 @@ class Schedule:
 
 
 class Schedules:
-    """Schedules in a saver's database, encrypted like checkpoints.
+    """Schedules that are stored in a saver's database, encrypted like checkpoints.
 
     Args:
-        saver: Open saver whose database has the project's tables.
+        saver: Open checkpoint saver whose database contains the project's tables.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._tables, self._serde = Persistence.of(saver).tables, saver.serde
 
     async def add(self, schedule: Schedule, engine: Engine) -> None:
-        """Store a schedule and register it with an engine.
+        """Store a schedule and register it with an engine, which starts its turns.
 
         Args:
-            schedule: The schedule.
-            engine: Engine that triggers the turns.
+            schedule: Schedule to store.
+            engine: Engine that triggers the schedule's turns.
 
         Raises:
             ValidationError: The cron expression is invalid or the message is empty.
@@ -72,7 +72,7 @@ class Schedules:
             matches = False
         if not matches:
             raise ValidationError(
-                f"The cron expression {schedule.cron!r:.80} never matches.",
+                f"The cron expression {schedule.cron!r:.80} is invalid or never matches.",
                 fix="Use five fields, in UTC: '0 7 * * *' is every day at 7:00.",
             )
         request = serialize_to_text(
@@ -94,7 +94,7 @@ class Schedules:
         return await self._find("")
 
     async def get(self, schedule_id: str) -> Schedule | None:
-        """Return a schedule, or ``None`` if it does not exist."""
+        """Return the schedule with an ID, or ``None`` if it does not exist."""
         return next(iter(await self._find(schedule_id)), None)
 
     async def _find(self, schedule_id: str) -> list[Schedule]:
@@ -114,7 +114,7 @@ class Schedules:
         return Schedule(name, cron, message, thread, Caller(**caller), *rules)
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
-        """Delete a schedule. Return False if it did not exist."""
+        """Delete a schedule, and return True if it existed."""
         known = await self._delete(schedule_id)
         await engine.unschedule(schedule_id)
         return known

@@ -92,13 +92,13 @@ _JobFunction: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class TemporalEngine:
-    """Engine on a Temporal server.
+    """Engine that delivers jobs through a Temporal server.
 
     Args:
-        client: Client connected to the server.
+        client: Temporal client connected to the server.
         address: Address of the server.
-        lease_seconds: Time to wait for a worker that sends no heartbeat.
-        database: ID of the threads' database. Several databases can share a server.
+        lease_seconds: Seconds to wait for a worker that sends no heartbeat.
+        database: ID of the database that stores the threads. Databases can share a server.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class TemporalEngine:
     async def open(
         cls, address: str, *, lease_seconds: float, database: str = ""
     ) -> TemporalEngine:
-        """Connect to a server.
+        """Connect to a Temporal server.
 
         Args:
             address: Host and port of the server.
-            lease_seconds: Duration of a lease.
-            database: ID of the threads' database.
+            lease_seconds: Duration of a lease, in seconds.
+            database: ID of the database that stores the threads.
 
         Raises:
             ConfigurationError: The address is invalid.
@@ -134,12 +134,12 @@ class TemporalEngine:
         return cls(await _connect(address, RetryConfig()), address, lease_seconds, database)
 
     async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
-        """Start the workflow of a thread, or signal the job to it if it is running.
+        """Start the workflow of a thread, or signal the job to the workflow if it is running.
 
         Args:
-            job: The thread and its run.
-            is_resubmission: True if the run was submitted before. A running workflow is then not
-                signaled, because it keeps its jobs as long as it lives.
+            job: Job that identifies the thread and its run.
+            is_resubmission: Whether the run was submitted before. In this case, a running workflow
+                is not signaled, because it never loses its jobs.
 
         Raises:
             PersistenceError: The server is unavailable.
@@ -194,10 +194,10 @@ class TemporalEngine:
         )
 
     async def enqueue_step(self, job: StepJob) -> None:
-        """Enqueue a job for a step unless the step is already running.
+        """Enqueue a job that runs a step unless the step is already running.
 
         Args:
-            job: The step.
+            job: Job that identifies the step.
 
         Raises:
             PersistenceError: The server is unavailable.
@@ -217,18 +217,18 @@ class TemporalEngine:
         draining: asyncio.Event,
         ready: asyncio.Event,
     ) -> None:
-        """Run jobs until ``draining`` is set and running jobs have ended.
+        """Run jobs until ``draining`` is set and all running jobs have ended.
 
-        Temporal's worker runs on an event loop in a separate thread, so heartbeats continue while a
+        The Temporal worker uses an event loop in a separate thread, so heartbeats continue while a
         capability blocks the worker's event loop.
 
         Args:
-            handler: Runs the jobs.
-            queues: Queues to serve.
+            handler: Handler that runs the jobs.
+            queues: Names of the queues to take jobs from.
             worker_id: ID of the worker.
             concurrency: Maximum number of concurrent jobs.
-            draining: Event that ends the acceptance of jobs.
-            ready: Event that the engine sets when it accepts jobs.
+            draining: Event after which no new jobs are accepted.
+            ready: Event that the engine sets once it accepts jobs.
         """
         runner = _JobRunner(handler, concurrency, draining, len({*queues} - {TURN_QUEUE}))
         stop = asyncio.Event()
@@ -272,7 +272,7 @@ class TemporalEngine:
         stop: asyncio.Event,
         on_ready: Callable[[], object],
     ) -> None:
-        """Run a Temporal worker for each queue on the engine's event loop."""
+        """Run one Temporal worker for each queue on the engine's event loop."""
         runner.attach(asyncio.get_running_loop())
         # A Temporal client allows one worker per queue.
         client = await _connect(self._address, _WORKER_RETRY)
@@ -293,7 +293,7 @@ class TemporalEngine:
                 await asyncio.gather(*tasks)
 
     async def count_waiting(self) -> Mapping[str, int]:
-        """Return the number of waiting jobs, by queue."""
+        """Return the number of waiting jobs in each queue."""
         with _translate_errors(self._address):
             steps = self._client.list_activities('ExecutionStatus = "Running"')
             task_queues = {one.task_queue async for one in steps}
@@ -326,12 +326,12 @@ class TemporalEngine:
         return count
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
-        """Create a Temporal schedule unless it exists.
+        """Create a Temporal schedule unless it already exists.
 
         Args:
             name: ID of the schedule.
             cron: Cron expression with five fields, in UTC.
-            after: Ignored, because Temporal triggers every due time by itself.
+            after: Ignored, because Temporal triggers every due time itself.
 
         Raises:
             ValidationError: Temporal rejects the cron expression.
@@ -353,7 +353,7 @@ class TemporalEngine:
             )
 
     async def unschedule(self, name: str) -> None:
-        """Delete the Temporal schedule.
+        """Delete a Temporal schedule if it exists.
 
         Args:
             name: ID of the schedule.
@@ -369,11 +369,11 @@ class TemporalEngine:
                     raise
 
     async def close(self) -> None:
-        """Do nothing: the client has no open resources of its own."""
+        """Close the engine without doing anything, because the client holds no open resources."""
 
 
 class _JobRunner:
-    """Activities of a worker, with a limit of concurrent jobs.
+    """Temporal activities of a worker, with a limit on concurrent jobs.
 
     Activities start on the engine's event loop and run their jobs on the worker's event loop.
     """
@@ -390,11 +390,14 @@ class _JobRunner:
         self.changed = asyncio.Event()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set the engine's event loop."""
+        """Set the event loop on which the engine's activities start."""
         self._engine_loop = loop
 
     def is_full(self, steps: bool) -> bool:
-        """Return True if no other step (or turn) can start."""
+        """Return True if all slots of the worker are in use.
+
+        Steps and turns have separate slots.
+        """
         # A turn waits for its steps, so turns and steps must not share slots.
         running = sum(isinstance(order, StepJob) is steps for order in tuple(self._running))
         return running >= self.concurrency
@@ -406,7 +409,10 @@ class _JobRunner:
 
     @activity.defn
     async def at_hand(self, thread: str, run: str) -> str:
-        """Run a job in a local activity. Return a reason if an activity must run it instead."""
+        """Run a turn in a local activity.
+
+        Returns an empty string, or the reason why a regular activity must run the turn instead.
+        """
         order = TurnJob(thread, run)
         if self._draining.is_set():
             return "draining"
@@ -431,8 +437,9 @@ class _JobRunner:
     async def _run_job(self, order: Hashable, work: _JobFunction) -> None:
         """Run a job on the worker's event loop and send heartbeats until it ends.
 
-        A job that the server considers lost continues, because the lease decides which worker runs
-        a thread. If the server assigns the job to this worker again, the running one is awaited.
+        A job that the server considers lost keeps running, because the lease decides which worker
+        runs a thread. If the server assigns the same job to this worker again, the existing job is
+        awaited.
         """
         info = activity.info()
         assert info.heartbeat_timeout is not None
@@ -451,7 +458,10 @@ class _JobRunner:
             raise _retry_error(type(failure).__name__, _IMMEDIATELY if is_immediate else None)
 
     def _start(self, order: Hashable, work: _JobFunction) -> asyncio.Future[None] | None:
-        """Start a job unless it is running. Return ``None`` if all slots are in use."""
+        """Start a job unless it is already running, and return its future.
+
+        Returns ``None`` if all slots are in use.
+        """
         if (future := self._running.get(order)) is None:
             # Several queues are polled at once, so more jobs than slots may arrive.
             if self.is_full(isinstance(order, StepJob)):
@@ -464,7 +474,10 @@ class _JobRunner:
         return future
 
     async def _retry_while_busy(self, work: _JobFunction, seconds: float) -> None:
-        """Retry a job until the thread is free. The server's own retry delays are longer."""
+        """Retry a job for a limited time until its thread is no longer busy.
+
+        The server's own retry delays are longer.
+        """
         until = time.monotonic() + seconds
         while True:
             try:
@@ -486,7 +499,7 @@ class _JobRunner:
             await asyncio.wait(self._running.values())
 
     def notify(self) -> None:
-        """Wake tasks that wait for a slot; thread-safe."""
+        """Wake the tasks that are waiting for a free slot. This method is thread-safe."""
         self._engine_loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -500,7 +513,7 @@ class _JobRunner:
 
 
 class _SharedSlotSupplier(CustomSlotSupplier):
-    """Slot supplier that shares the slots of a worker between several step queues."""
+    """Temporal slot supplier that shares a worker's slots among several step queues."""
 
     def __init__(self, runner: _JobRunner) -> None:
         self._runner = runner
@@ -572,9 +585,9 @@ def _failure(future: asyncio.Future[None]) -> BaseException | None:
 
 
 def _retry_error(error_name: str, delay: timedelta | None) -> ApplicationError:
-    """Return an error that makes the server retry an activity.
+    """Create an error that makes the Temporal server retry an activity.
 
-    It contains no error message, because messages may contain thread content.
+    The original error message is omitted, because it may contain data from the thread.
     """
     return ApplicationError(
         error_name, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay
@@ -620,7 +633,7 @@ async def _connect(address: str, retry: RetryConfig) -> Client:
 
 @contextmanager
 def _translate_errors(address: str) -> Iterator[None]:
-    """Context manager: convert Temporal errors to capgraph errors."""
+    """Convert Temporal errors inside a ``with`` block to capgraph errors."""
     try:
         yield
     except (RPCError, RuntimeError, ValueError) as exc:

@@ -24,14 +24,14 @@ _MOMENT = SearchAttributeKey.for_datetime("TemporalScheduledStartTime")
 
 @dataclass(frozen=True)
 class ThreadJob:
-    """Job for a thread, as Temporal carries it.
+    """Job for a thread, as serialized for Temporal.
 
     Attributes:
         thread: Storage ID of the thread.
-        run: ID of the run in the log.
-        lease_seconds: Time to wait for a worker that sends no heartbeat.
-        queue: Task queue of the thread's database; empty if the server has one database.
-        at_hand: True if the worker of the workflow may run the job in a local activity.
+        run: ID of the run in the run log.
+        lease_seconds: Seconds to wait for a worker that sends no heartbeat.
+        queue: Task queue of the thread's database. Empty if the server is used by one database.
+        at_hand: Whether the workflow's worker may run the job in a local activity.
     """
 
     thread: str
@@ -43,11 +43,11 @@ class ThreadJob:
 
 @dataclass(frozen=True)
 class ScheduledStart:
-    """Schedule whose turn must start.
+    """Request to start a turn of a schedule, as serialized for Temporal.
 
     Attributes:
         schedule: ID of the schedule.
-        lease_seconds: Time to wait for a worker that sends no heartbeat.
+        lease_seconds: Seconds to wait for a worker that sends no heartbeat.
     """
 
     schedule: str
@@ -55,13 +55,13 @@ class ScheduledStart:
 
 
 def activity_options(lease_seconds: float) -> dict[str, Any]:
-    """Return the options of an activity that is retried until it succeeds.
+    """Return options for a Temporal activity that is retried until it succeeds.
 
-    The heartbeat timeout is shorter than the lease, so the next worker starts before the lease of a
-    silent one expires and waits for that.
+    The heartbeat timeout is shorter than the lease. The next worker therefore starts before the
+    lease of an unresponsive worker expires, and waits for the lease.
 
     Args:
-        lease_seconds: Duration of a lease.
+        lease_seconds: Duration of a lease, in seconds.
 
     >>> activity_options(30)["heartbeat_timeout"]
     datetime.timedelta(seconds=20)
@@ -78,9 +78,10 @@ def activity_options(lease_seconds: float) -> dict[str, Any]:
 
 @workflow.defn(name="capgraph-thread")
 class ThreadWorkflow:
-    """Queue of a thread's jobs.
+    """Temporal workflow that queues the jobs of a thread.
 
-    Ends when it is empty, so a thread that waits for a person has none.
+    The workflow ends when its queue is empty, so a thread that waits for a person has no
+    workflow.
     """
 
     @workflow.init
@@ -89,7 +90,7 @@ class ThreadWorkflow:
 
     @workflow.run
     async def run(self, orders: list[ThreadJob]) -> None:
-        """Run the jobs one after the other."""
+        """Run the queued jobs of a thread, one after the other."""
         while self._orders:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(self._orders)
@@ -113,10 +114,10 @@ class ThreadWorkflow:
 
     @workflow.signal
     def order(self, order: ThreadJob) -> None:
-        """Append a job unless it is already queued.
+        """Append a job to the thread's queue unless it is already queued.
 
-        Jobs of a thread with the same ID in another database are left to the workers of that
-        database.
+        A job for a thread with the same ID in a different database is left to that database's
+        workers.
         """
         if order.queue not in {"", workflow.info().task_queue}:
             return
@@ -130,7 +131,7 @@ class ScheduleWorkflow:
 
     @workflow.run
     async def run(self, begin: ScheduledStart) -> None:
-        """Start the turn on a worker."""
+        """Start a turn of a schedule on a worker."""
         info = workflow.info()
         moment = info.typed_search_attributes.get(_MOMENT) or info.start_time
         await workflow.execute_activity(

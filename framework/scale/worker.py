@@ -35,12 +35,12 @@ _PRUNE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Description of a live worker.
+    """Information about a live worker.
 
     Attributes:
         id: ID of the worker.
-        queues: Queues that it serves.
-        running: Number of jobs that it is running.
+        queues: Names of the queues that the worker takes jobs from.
+        running: Number of jobs that the worker is currently running.
     """
 
     id: str
@@ -49,10 +49,12 @@ class WorkerInfo:
 
 
 async def list_workers(tables: SqlTables) -> list[WorkerInfo]:
-    """Return the live workers, by ID. A dead worker disappears after twice its lease.
+    """Return the live workers, sorted by ID.
+
+    A dead worker disappears from the list after twice its lease duration.
 
     Args:
-        tables: SQL access to the database of the threads.
+        tables: SQL access to the database that stores the threads.
     """
     _, rows = await tables.run(
         "SELECT id, queues, running FROM capgraph_workers WHERE gone > {now} ORDER BY id"
@@ -61,21 +63,22 @@ async def list_workers(tables: SqlTables) -> list[WorkerInfo]:
 
 
 def new_worker_id() -> str:
-    """Return an ID that contains the host name and the process ID."""
+    """Create a unique worker ID that contains the host name and the process ID."""
     machine = os.environ.get("CAPGRAPH_MACHINE") or platform.node()
     return f"{machine}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
 class Worker:
-    """Worker that runs the jobs of an engine.
+    """Worker that runs the jobs delivered by an engine.
 
     Attributes:
         id: ID of the worker.
-        ready: Set when the worker accepts jobs.
+        ready: Event that is set when the worker accepts jobs.
 
     Args:
         client: Client with the graph, the run log, and the engine.
-        queues: Queues to serve. Without ``turns``, the worker runs only steps.
+        queues: Names of the queues to take jobs from. Without ``turns``, the worker runs only
+            steps.
         concurrency: Maximum number of concurrent jobs.
     """
 
@@ -95,7 +98,7 @@ class Worker:
         self._announced = (-1, 0.0)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Accept no more jobs and checkpoint active ones for another worker to resume."""
+        """Stop accepting jobs, and checkpoint active jobs for other workers to resume."""
         self._draining.set()
         self._executor.drain(seconds)
         asyncio.get_running_loop().call_later(seconds, self._cancel_steps)
@@ -122,17 +125,17 @@ class Worker:
             maintenance.cancel()
             await asyncio.wait([maintenance])
             await self._client.log.flush()
-            await self._announce(0.0)
+            await self._record_liveness(0.0)
 
     # --- jobs -----------------------------------------------------------------------------
 
     async def run_turn(self, job: TurnJob) -> None:
-        """Run everything that a thread has to do.
+        """Run all pending work of a thread.
 
         Raises:
-            ThreadBusyError: Another process runs the thread.
+            ThreadBusyError: A different process is running the thread.
             PersistenceError: The database is unavailable, or this worker is shutting down and
-                another one must continue.
+                a different worker must continue the thread.
         """
         with self._track_task():
             report = await self._executor.advance(job)
@@ -142,10 +145,10 @@ class Worker:
             )
 
     async def run_step(self, job: StepJob) -> None:
-        """Run a step unless its result already exists.
+        """Run a step on this worker unless its result already exists.
 
         Raises:
-            ThreadBusyError: Another worker runs the step.
+            ThreadBusyError: A different worker is running the step.
             PersistenceError: The result cannot be stored.
         """
         with self._track_task():
@@ -161,9 +164,9 @@ class Worker:
             self._running.discard(task)
 
     async def start_scheduled(self, schedule: str, moment: float) -> None:
-        """Start the turn of a schedule if the schedule still exists.
+        """Start the turn for one due time of a schedule, if the schedule still exists.
 
-        Each due time starts one turn.
+        Repeated calls for the same due time start only one turn.
         """
         record = await Schedules(self._client.graph.checkpointer).get(schedule)
         if record is None:
@@ -189,7 +192,7 @@ class Worker:
         while True:
             try:
                 await self._executor.apply_stop_requests()
-                await self._announce(2 * self._scale.lease_seconds)
+                await self._record_liveness(2 * self._scale.lease_seconds)
                 if TURN_QUEUE in self._queues and not self._draining.is_set():
                     await self._wake_due_threads()
             except CapgraphError as exc:
@@ -198,8 +201,11 @@ class Worker:
                 get_logger("scale", "worker").exception("Maintenance failed.")
             await asyncio.sleep(pause)
 
-    async def _announce(self, seconds: float) -> None:
-        """Record for how many seconds this worker counts as alive; 0 removes the record."""
+    async def _record_liveness(self, seconds: float) -> None:
+        """Record that this worker counts as alive for a number of seconds.
+
+        A value of 0 removes the record.
+        """
         assert self._tables is not None
         if seconds:
             running, now = len(self._running), time.monotonic()
@@ -213,7 +219,7 @@ class Worker:
             await self._tables.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
 
     async def _wake_due_threads(self) -> None:
-        """Wake threads whose wait is over, and resubmit jobs that the engine has lost."""
+        """Resume threads whose wait is over, and resubmit jobs that the engine has lost."""
         client, now = self._client, time.monotonic()
         for wait in await list_suspended_threads(client.graph.checkpointer, now=time.time()):
             await client.wake(wait, keeps_rules=True)

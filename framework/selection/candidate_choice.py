@@ -26,9 +26,10 @@ _MAX_FIRST_SHARE = 0.65  # of a clause's evidence, for the first candidate
 
 
 def max_evidence(evidence: Array) -> Array:
-    """Return each candidate's highest evidence (similarity score) over the whole task and its clauses.
+    """Return each candidate's highest similarity score for a task and its clauses.
 
-    The best candidate for the whole task ranks first, because a clause lacks the rest of the request.
+    The best candidate for the whole task always ranks first, because a clause lacks the context
+    of the rest of the request.
     """
     found: Array = evidence.max(axis=0)
     found[evidence[0].argmax()] = 1.001 * found.max()  # avoids a tie
@@ -43,22 +44,26 @@ def choose_candidates(
     min_evidence: float,
     is_exclusive: bool = False,
 ) -> Array:
-    """Choose the candidates that a task needs, provided that the best candidate fits the task.
+    """Choose the capabilities that a task needs, based on similarity scores.
+
+    The best candidate must itself fit the task.
 
     Args:
-        evidence: Evidence (similarity scores) with one row for the task and one for each clause, and one
-            column for each candidate. It is 0 for excluded candidates.
-        has_examples: True for each candidate with examples.
-        unexplained_evidence: Function that returns the evidence in those words of the task that the
-            chosen candidates do not explain. ``None`` treats all candidates as if they had examples.
-        margin: Minimum evidence of a further candidate with examples, as a fraction of the highest
-            evidence. A candidate that nearly fits by itself is chosen as well.
-        min_evidence: Minimum evidence with which a candidate fits by itself.
-        is_exclusive: True if the evidence of a text is divided among the candidates, as by logistic
-            regression.
+        evidence: Evidence (similarity scores) with one row for the task and one for each
+            clause, and one column for each candidate. Excluded candidates have
+            an evidence of 0.
+        has_examples: Whether each candidate has examples.
+        unexplained_evidence: Function that returns the evidence in the words of the task that
+            the chosen candidates do not explain. ``None`` treats all candidates as if they had
+            examples.
+        margin: Minimum evidence for an additional candidate with examples, as a fraction of the
+            highest evidence. A candidate that nearly fits on its own is also chosen.
+        min_evidence: Minimum evidence with which a candidate fits on its own.
+        is_exclusive: Whether the evidence for a text is divided among the candidates, as in
+            logistic regression.
 
     Returns:
-        A Boolean mask of the candidates.
+        A Boolean mask with one entry for each candidate.
     """
     values = max_evidence(evidence)
     if is_exclusive:
@@ -89,7 +94,7 @@ def choose_candidates(
 
 
 def _choose_exclusive(evidence: Array, margin: float, min_evidence: float) -> Array:
-    """Choose the best candidates for the task, and each clause's best candidate if it fits by itself."""
+    """Choose the best candidates for a task, and the best fitting candidate for each clause."""
     chosen: Array = evidence[0] >= margin * evidence[0].max()
     chosen[max_evidence(evidence).argmax()] = True
     for row in evidence[1:]:
@@ -98,7 +103,7 @@ def _choose_exclusive(evidence: Array, margin: float, min_evidence: float) -> Ar
 
 
 def _choose_by_clause(evidence: Array, first: int, min_evidence: float) -> list[int]:
-    """Choose the best candidate of each clause that the first candidate clearly does not cover."""
+    """Choose the best candidate for each clause that the first candidate does not cover."""
     best = [int(column) for column in evidence[1:].argmax(axis=1)]
     if first not in best:
         return []

@@ -41,7 +41,7 @@ class Selection:
 
 @runtime_checkable
 class Selector(Protocol):
-    """Strategy that selects capabilities, such as by words, embeddings, rules, or a model."""
+    """Strategy that selects capabilities for a task, for example by embeddings or rules."""
 
     async def select(
         self,
@@ -50,12 +50,12 @@ class Selector(Protocol):
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Select the capabilities that a task needs.
+        """Select the capabilities that a task needs from a list of candidates.
 
         Args:
-            task: The user's request, unchanged.
+            task: Original text of the user's request.
             candidates: Capabilities to select from.
-            excluded: Capabilities that failed for this task and must not be selected, each with the
-                reason.
+            excluded: Capabilities that failed for this task and must not be selected, mapped to the
+                reason for each failure.
         """
         ...

@@ -43,13 +43,13 @@ if TYPE_CHECKING:  # importing chat models is slower than importing this package
 @validate_arguments
 @dataclass
 class RoutingRequest:
-    """Request that a router assigns to one of several agents.
+    """Request that a router assigns to one of the available agents.
 
     Attributes:
         input: Text of the request.
         available_agents: Names of the available agents.
-        context: Further data for custom rules.
-        metadata: Data of the caller. Routers do not read it.
+        context: Additional data for custom rules.
+        metadata: Data for use by the caller. Routers ignore it.
     """
 
     input: str
@@ -60,13 +60,13 @@ class RoutingRequest:
 
 @dataclass
 class RoutingDecision:
-    """Result of a router: the agent that handles a request.
+    """Decision of a router about which agent handles a request.
 
     Attributes:
         target: Name of an available agent. Empty if no agent is available.
-        confidence: From 0 to 1; 0 for a fallback.
-        reasoning: The reason, in one sentence.
-        metadata: Further data of the router, such as scores.
+        confidence: Confidence from 0 to 1. A fallback has a confidence of 0.
+        reasoning: Reason for the decision, in one sentence.
+        metadata: Additional data from the router, such as scores.
     """
 
     target: str
@@ -76,11 +76,11 @@ class RoutingDecision:
 
 
 class BaseRouter(ABC):
-    """Base class of routers.
+    """Base class for routers, which assign each request to an agent.
 
     Args:
-        fallback_target: Name of the agent that handles requests without a match. If it is not available,
-            the first available agent handles them.
+        fallback_target: Name of the agent that handles requests without a match. If this agent
+            is not available, the first available agent handles such requests.
 
     >>> import asyncio
     >>> class First(BaseRouter):
@@ -102,15 +102,15 @@ class BaseRouter(ABC):
     @abstractmethod
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Choose one of ``request.available_agents`` for the request."""
+        """Choose one of the agents in ``request.available_agents`` to handle the request."""
 
     def fallback(self, request: RoutingRequest, reason: str, **metadata: Any) -> RoutingDecision:
-        """Choose the fallback agent for a request without a match.
+        """Return a decision for the fallback agent, for a request without a match.
 
         Args:
             request: Request to route.
-            reason: Explanation why no agent matches.
-            **metadata: Values for the decision's ``metadata``.
+            reason: Explanation of why no agent matches.
+            **metadata: Values to store in the decision's ``metadata``.
         """
         available = request.available_agents
         if not available:
@@ -131,10 +131,11 @@ Condition = Callable[[RoutingRequest], bool | Awaitable[bool]]
 
 
 class RuleBasedRouter(BaseRouter):
-    """Router that uses the first rule that matches and whose target is available.
+    """Router that applies the first matching rule whose target agent is available.
 
     Args:
-        rules: Pairs of a condition and a target. A condition may be a coroutine function.
+        rules: Pairs of a condition and the name of an agent. A condition may be a coroutine
+            function.
         fallback_target: See :class:`BaseRouter`.
 
     >>> import asyncio
@@ -154,17 +155,20 @@ class RuleBasedRouter(BaseRouter):
 
     @validate_arguments
     def add_rule(self, condition: Condition, target: str) -> None:
-        """Append a rule.
+        """Append a rule to the router. Earlier rules take precedence.
 
         Args:
-            condition: Predicate on the request. It may be a coroutine function.
+            condition: Predicate that receives the request. May be a coroutine function.
             target: Name of the agent that handles matching requests.
         """
         self._rules.append((condition, target))
 
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Return the target of the first matching rule. Exceptions of conditions propagate."""
+        """Choose the target of the first matching rule whose target agent is available.
+
+        Exceptions raised by conditions propagate to the caller.
+        """
         for number, (condition, target) in enumerate(self._rules):
             if target in request.available_agents and await maybe_await(condition(request)):
                 return RoutingDecision(target, 1.0, f"Rule {number} matches.")
@@ -175,9 +179,10 @@ class SemanticRouter(BaseRouter):
     """Router that chooses the agent whose description is most similar to the request.
 
     Args:
-        embed_fn: LangChain ``Embeddings``, or a function from a text to its vector.
+        embed_fn: LangChain ``Embeddings``, or a function that returns the embedding vector of a
+            text.
         fallback_target: See :class:`BaseRouter`.
-        similarity_threshold: Minimum cosine similarity, from -1 to 1.
+        similarity_threshold: Minimum cosine similarity, from -1 to 1, for a match.
 
     >>> import asyncio
     >>> async def embed(text):
@@ -210,11 +215,11 @@ class SemanticRouter(BaseRouter):
 
     @validate_arguments
     async def add_route(self, name: str, description: str) -> None:
-        """Add or replace the description of an agent.
+        """Add an agent to the router, or replace its description.
 
         Args:
             name: Name of the agent.
-            description: Text to compare with requests.
+            description: Description of the agent, which is compared with requests.
         """
         embed_documents = getattr(self._embed, "aembed_documents", None)
         vectors = (
@@ -312,7 +317,7 @@ class LoadBalancingRouter(BaseRouter):
 
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Choose an available agent by its load and weight."""
+        """Choose an available agent according to its load and weight."""
         names = [name for name in request.available_agents if self._weights.get(name, 1)]
         if not names:
             return RoutingDecision("", 0.0, "No available agent has a weight above 0.")
@@ -336,7 +341,7 @@ class LoadBalancingRouter(BaseRouter):
         return RoutingDecision(target, 1.0, reasoning, {"loads": loads} if loads else {})
 
     def _next_by_weight(self, names: Sequence[str]) -> str:
-        """Choose the next agent by smooth weighted round-robin."""
+        """Choose the next agent by smooth weighted round-robin scheduling."""
         with self._lock:
             for name in names:
                 self._credit[name] = self._credit.get(name, 0.0) + self._weights.get(name, 1)
@@ -354,13 +359,14 @@ class _Choice(BaseModel):
 
 
 class LLMRouter(BaseRouter):
-    """Router that lets a chat model choose the agent.
+    """Router that uses a chat model to choose the agent.
 
     Args:
-        model: Chat model, or a :class:`~capgraph.base.ports.ModelCaller`. The usage of a chat model is
-            recorded if a graph or ``Services`` run the router.
+        model: Chat model, or a :class:`~capgraph.base.ports.ModelCaller`. The usage of a chat
+            model is recorded if the router is run by a graph or ``Services``.
         agent_descriptions: Description of each agent, by name.
-        fallback_target: See :class:`BaseRouter`. It is used if the model names no available agent.
+        fallback_target: See :class:`BaseRouter`. Used if the model does not name an available
+            agent.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
@@ -387,9 +393,10 @@ class LLMRouter(BaseRouter):
 
     @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
-        """Return the agent that the model chooses, or the fallback if the model's reply is invalid.
+        """Choose an agent by calling the chat model.
 
-        Exceptions of the model propagate.
+        An invalid reply selects the fallback agent. Exceptions raised by the model propagate to the
+        caller.
         """
         from langchain_core.messages import HumanMessage, SystemMessage
 

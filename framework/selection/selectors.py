@@ -72,11 +72,14 @@ class LexicalSelector:
         )
 
     async def prepare(self, candidates: Sequence[Candidate]) -> None:
-        """Fit the classifier in advance, so that the first request does not wait for it."""
+        """Fit the classifier for a set of candidates before the first request arrives."""
         await self._get_fit(tuple(candidates))
 
     async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
-        """Score candidates from 0 to 1, best first. A candidate with at least 0.5 fits the task."""
+        """Score candidates for a task from 0 to 1, in descending order.
+
+        A candidate with a score of at least 0.5 fits the task.
+        """
         if not candidates or not task.strip():
             return {}
         _, _, rows = await self._compute_evidence(task, tuple(candidates))
@@ -89,15 +92,15 @@ class LexicalSelector:
         limit: int,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> tuple[Candidate, ...]:
-        """Return the candidates with the highest scores, in the order of ``candidates``.
+        """Return the highest-scoring candidates for a task, in the order of ``candidates``.
 
-        Prompts list the candidates. A stable order lets model providers cache the prompts.
+        Prompts list these candidates, and a stable order lets model providers cache the prompts.
 
         Args:
             task: The user's request.
             candidates: Capabilities to compare with the task.
             limit: Maximum number of candidates to return.
-            excluded: Names of candidates to omit, each with the reason.
+            excluded: Names of candidates to omit, mapped to the reasons.
         """
         allowed = [candidate for candidate in candidates if candidate.name not in excluded]
         if len(allowed) > limit:
@@ -115,7 +118,10 @@ class LexicalSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Select the capabilities that a task needs. See :meth:`Selector.select`."""
+        """Select the capabilities that a task needs, based on text similarity.
+
+        See :meth:`Selector.select`.
+        """
         if not task.strip():
             return Selection((), reason="The task is empty.")
         if not candidates:
@@ -153,7 +159,10 @@ class LexicalSelector:
     async def _compute_evidence(
         self, task: str, candidates: tuple[Candidate, ...]
     ) -> tuple[TextClassifier, list[str], Any]:
-        """Return the classifier, the task with its clauses, and their evidence (similarity scores)."""
+        """Compute similarity evidence for a task and its clauses.
+
+        Returns the fitted classifier, the texts of the task and its clauses, and their evidence.
+        """
         fitted = await self._get_fit(candidates)
         task = task.strip()[:MAX_CHARACTERS]
         texts = [task, *split_clauses(task)]
@@ -185,19 +194,19 @@ class LexicalSelector:
 
 
 class EmbeddingSelector(LexicalSelector):
-    """Selector that compares embeddings as well as words.
+    """Selector that compares both words and embeddings to find matching capabilities.
 
-    The first request with new candidates embeds all their texts in one call. Each further request
-    embeds only the task and, if it is compound, its clauses.
+    The first request with new candidates embeds all candidate texts in one call. Each
+    subsequent request embeds only the task and, if it is compound, its clauses.
 
     Args:
-        embeddings: LangChain ``Embeddings``. Their asynchronous methods are used.
+        embeddings: LangChain ``Embeddings``. Only the asynchronous methods are called.
         margin: See :class:`LexicalSelector`.
         threshold: See :class:`LexicalSelector`.
 
     Raises:
         MissingExtraError: numpy is not installed. Raised at first use.
-        ModelError: The embeddings are not one vector for each text.
+        ModelError: The model does not return exactly one vector for each text.
     """
 
     def __init__(
@@ -221,7 +230,10 @@ def _fit_classifier(rows: Any, vectors: list[list[float]] | None) -> TextClassif
 
 
 def _compute_scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Convert evidence to scores from 0 to 1, best first. Evidence at the threshold becomes 0.5."""
+    """Convert similarity evidence to scores from 0 to 1, sorted in descending order.
+
+    Evidence exactly at the threshold becomes a score of 0.5.
+    """
     from capgraph.selection.candidate_choice import max_evidence
 
     pairs = zip(candidates, map(float, max_evidence(rows)), strict=True)

@@ -46,15 +46,18 @@ _RIDGE_SHARE = 0.25  # of the evidence when logistic regression gives the rest
 
 @dataclass(frozen=True)
 class Calibration:
-    """Parameters of the evidence thresholds, which rise with a candidate's number of examples.
+    """Parameters for the thresholds above which a candidate matches a task.
+
+    The thresholds rise with a candidate's number of examples.
 
     Attributes:
-        base_threshold: Threshold of a candidate without examples.
+        base_threshold: Threshold for a candidate without examples.
         max_threshold: Value that the threshold approaches as examples are added.
-        logistic_threshold: Threshold of a candidate without examples if logistic regression is used.
+        logistic_threshold: Threshold for a candidate without examples if logistic regression is
+            used.
         logistic_slope: Increase of ``logistic_threshold`` for each example.
-        max_unrelated_similarity: Maximum similarity of a general text to a candidate's text. More
-            similar general texts are ignored.
+        max_unrelated_similarity: Maximum similarity between a general text and a candidate's
+            text. General texts with a higher similarity are ignored.
     """
 
     base_threshold: float
@@ -64,11 +67,11 @@ class Calibration:
     max_unrelated_similarity: float
 
     def thresholds(self, examples: Array, logistic: bool) -> Array:
-        """Compute each candidate's evidence threshold.
+        """Compute the evidence threshold above which each candidate matches.
 
         Args:
-            examples: Number of examples of each candidate.
-            logistic: True if logistic regression computes the evidence.
+            examples: Number of examples for each candidate.
+            logistic: Whether the evidence is computed by logistic regression.
         """
         if logistic:
             rising: Array = self.logistic_threshold + self.logistic_slope * np.minimum(examples, 15)
@@ -81,13 +84,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training texts of a set of candidates, and the evidence that they should produce.
+    """Training texts for a set of candidates, with the target evidence for each text.
 
     Attributes:
         texts: The candidates' texts, followed by the general texts.
-        targets: One row for each text, one column for each candidate.
+        targets: Target evidence, with one row for each text and one column for each candidate.
         candidate_text_count: Number of texts that belong to the candidates.
-        example_counts: Number of positive examples of each candidate. Parameters count as a fraction.
+        example_counts: Number of positive examples for each candidate. Each parameter counts as
+            a fraction of an example.
     """
 
     texts: list[str]
@@ -107,7 +111,9 @@ class TrainingData:
 
 
 def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
-    """Collect the training texts of candidates. A text that several candidates share becomes one row.
+    """Collect the training texts of a set of candidates.
+
+    A text that several candidates share becomes a single row.
 
     Raises:
         ValidationError: Two candidates have the same name.
@@ -116,7 +122,7 @@ def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
     if len(set(names)) < len(names):
         duplicates = sorted({name for name in names if names.count(name) > 1})
         raise ValidationError(
-            f"The candidate names {', '.join(map(repr, duplicates))} are not unique.",
+            f"Candidate names must be unique, but these names are repeated: {', '.join(map(repr, duplicates))}.",
             fix="Use a different name for each capability.",
         )
     max_texts = max(1, MAX_ROWS // max(1, len(candidates)) - 1)
@@ -152,22 +158,22 @@ def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
 
 
 def _pool_texts(texts: tuple[str, ...], max_texts: int) -> list[str]:
-    """Join texts so that at most ``max_texts`` texts remain."""
+    """Join texts with newlines so that at most ``max_texts`` strings remain."""
     if len(texts) <= max_texts:
         return list(texts)
     return ["\n".join(texts[start::max_texts]) for start in range(max_texts)]
 
 
 class SimilarityClassifier:
-    """Classifier that is fitted to the similarities between training texts."""
+    """Text classifier that is fitted to the pairwise similarities of its training texts."""
 
     def __init__(self, rows: TrainingData, gram: Array, calibration: Calibration) -> None:
-        """Fit the classifier.
+        """Fit the classifier to the training texts.
 
         Args:
-            rows: Training texts and their target evidence.
-            gram: Similarity matrix of the training texts.
-            calibration: Thresholds for this kind of similarity.
+            rows: Training texts with their target evidence.
+            gram: Matrix of pairwise similarities between the training texts.
+            calibration: Threshold parameters for this kind of similarity.
         """
         near = gram[rows.candidate_text_count :, : rows.candidate_text_count].max(
             axis=1, initial=0.0
@@ -191,13 +197,14 @@ class SimilarityClassifier:
             self._thresholds *= min(1.0, max(_MIN_AGREEMENT, agreement)) ** _AGREEMENT_POWER
 
     def evidence(self, similarities: Array) -> Array:
-        """Return each candidate's evidence as a multiple of its threshold.
+        """Compute each candidate's evidence as a multiple of its threshold.
 
         Args:
-            similarities: One row for each text, one column for each training text.
+            similarities: Similarity matrix with a row for each text and a column for each training
+                text.
 
         Returns:
-            One row for each text, one column for each candidate.
+            Evidence matrix with a row for each text and a column for each candidate.
         """
         similarities = np.asarray(similarities, np.float32)[:, self._row_indices]
         found = multiply_in_thread(similarities, self._ridge)
@@ -209,10 +216,11 @@ class SimilarityClassifier:
 
 
 def _mean_left_out_evidence(inverse: Array, ridge: Array, targets: Array) -> float:
-    """Compute the mean evidence of the examples for their candidates by leave-one-out cross-validation.
+    """Compute the mean leave-one-out evidence of the examples for their own candidates.
 
-    If examples resemble each other little, requests resemble them little, too, so the threshold must be
-    lower. Ridge regression provides the leave-one-out evidence in closed form.
+    If the examples are not similar to each other, requests are not similar to them either, so
+    the threshold must be lower. Ridge regression provides the leave-one-out evidence in closed
+    form.
     """
     left_out = targets - ridge / np.diag(inverse)[:, None]
     own = np.where(targets > 0, left_out, -np.inf).max(axis=1)
@@ -221,10 +229,10 @@ def _mean_left_out_evidence(inverse: Array, ridge: Array, targets: Array) -> flo
 
 
 def multiply_in_thread(first: Array, second: Array) -> Array:
-    """Multiply a matrix with few rows by another one in the calling thread.
+    """Multiply a matrix with few rows by a second matrix in the calling thread.
 
-    BLAS would distribute the work over threads that spin while they wait, which is a hundred times
-    slower on a busy machine.
+    BLAS would distribute the work across threads that spin while they wait, which is a hundred
+    times slower on a busy machine.
     """
     result: Array = np.einsum("ij,jk->ik", first, second)
     return result
@@ -238,12 +246,12 @@ def _softmax(logits: Array) -> Array:
 
 
 def _fit_logistic(gram: Array, targets: Array) -> Array:
-    """Fit multinomial logistic regression whose last class is "none of the candidates".
+    """Fit multinomial logistic regression with an extra "none of the candidates" class.
 
-    The weights are a linear combination of the texts, so one weight is fitted for each text and class.
-    A quadratic function bounds the curvature of the loss for all classes and steps (Böhning 1992), so
-    one inverse serves every step. Momentum reduces the number of steps. Adding 1 to every similarity
-    represents the intercept.
+    The weights are a linear combination of the training texts, so one weight is fitted for each
+    text and class. A quadratic function bounds the curvature of the loss for all classes and
+    steps (Böhning 1992), so one matrix inverse suffices for every step. Momentum reduces the
+    number of steps. Adding 1 to every similarity represents the intercept.
     """
     expected = np.hstack([targets > 0, ~(targets > 0).any(axis=1, keepdims=True)])
     expected = (expected / expected.sum(axis=1, keepdims=True)).astype(np.float32)

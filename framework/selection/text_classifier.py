@@ -37,7 +37,7 @@ _VECTOR_SHARE = np.float32(0.8)  # of the similarity; TF-IDF gives the rest
 
 
 class TextClassifier:
-    """Classifier of texts: a similarity classifier with an index of its training texts.
+    """Text classifier that compares a text with an index of its training texts.
 
     Args:
         rows: Training texts and their target evidence.
@@ -66,7 +66,7 @@ class TextClassifier:
 
     @property
     def is_exclusive(self) -> bool:
-        """True if the evidence of a text is divided among the candidates, as by logistic regression."""
+        """True if the candidates share a text's evidence, as in logistic regression."""
         return self._rows.uses_logistic
 
     def evidence(self, texts: Sequence[str], vectors: Sequence[Sequence[float]] | None) -> Array:
@@ -74,10 +74,11 @@ class TextClassifier:
 
         Args:
             texts: The task, followed by its clauses.
-            vectors: Embeddings of the texts. ``None`` if the classifier was fitted without embeddings.
+            vectors: Embeddings of the texts. ``None`` if the classifier was fitted without
+                embeddings.
 
         Raises:
-            ModelError: The vectors have other dimensions than those of the candidates.
+            ModelError: The vectors and the candidates' vectors differ in dimension.
         """
         similarities = self._index.similarities(texts)
         if vectors is not None:
@@ -88,7 +89,11 @@ class TextClassifier:
         return self._head.evidence(similarities)
 
     def unexplained_evidence(self, task: str) -> Callable[[Sequence[int]], Array]:
-        """Create a function that scores the words of a task that chosen candidates do not contain."""
+        """Return a function that scores the part of a task that chosen candidates do not explain.
+
+        The function takes the columns of the chosen candidates. It ignores words that the texts of
+        these candidates contain.
+        """
 
         def evidence_beyond(columns: Sequence[int]) -> Array:
             explained_rows = np.flatnonzero((self._rows.targets[:, list(columns)] > 0).any(axis=1))

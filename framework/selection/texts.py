@@ -28,7 +28,7 @@ _CLAUSE = re.compile(
 
 
 def identifier_words(name: str) -> str:
-    """Split an identifier into words.
+    """Split an identifier into lowercase words, separated by spaces.
 
     >>> identifier_words("time_range_parsing"), identifier_words("NewsTool")
     ('time range parsing', 'news tool')
@@ -46,7 +46,7 @@ def normalize(text: str) -> str:
 
 
 def candidate_text(candidate: Candidate) -> str:
-    """Join a candidate's name, description, and instructions.
+    """Join a candidate's name, description, and instructions into one text for matching.
 
     >>> candidate_text(Candidate("sum_up", "Adds numbers.", "Choose it for totals."))
     'sum up. Adds numbers. Choose it for totals.'
@@ -56,7 +56,9 @@ def candidate_text(candidate: Candidate) -> str:
 
 
 def description_parts(candidate: Candidate) -> list[str]:
-    """Split a candidate's description and instructions at punctuation.
+    """Split a candidate's description and instructions into parts at punctuation marks.
+
+    The list is empty if there are fewer than two parts.
 
     >>> description_parts(Candidate("statistics", "Computes figures: mean, median, trend."))
     ['Computes figures', 'mean', 'median', 'trend']
@@ -68,7 +70,9 @@ def description_parts(candidate: Candidate) -> list[str]:
 
 
 def split_clauses(task: str) -> list[str]:
-    """Split a compound request into clauses. A simple request returns an empty list.
+    """Split a compound request into its clauses.
+
+    The list is empty for a request with a single clause.
 
     >>> split_clauses("Find the hottest day and plot the daily highs")
     ['Find the hottest day', 'plot the daily highs']
@@ -93,9 +97,10 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def unexplained_values(candidate: Candidate, task: str) -> list[str]:
-    """Return the values that a request names and that the candidate's own texts do not contain.
+    """Return the values in a request that do not appear in the candidate's own texts.
 
-    A value is a word that follows a preposition, is capitalized within a sentence, or contains a digit.
+    A value is a word that follows a preposition, is capitalized within a sentence, or contains
+    a digit.
 
     >>> rain = Candidate("rain", "Forecast the rain.", positives=("will it rain tomorrow?",))
     >>> unexplained_values(rain, "Will it rain in Paris tomorrow?")

@@ -24,7 +24,10 @@ Vector = tuple[Array, Array]  # columns, and their weights
 
 
 class _Features:
-    """TF-IDF features of one kind, such as words. The kind's weight scales the unit vectors."""
+    """TF-IDF features of one kind, such as word or character n-grams.
+
+    Each unit vector is scaled by the share of this kind in the total similarity.
+    """
 
     def __init__(
         self, split: Callable[[str], Iterator[str]], texts: Sequence[str], first: int, share: float
@@ -49,11 +52,12 @@ class _Features:
 
 
 class TextIndex:
-    """Index that computes similarities to a fixed set of texts.
+    """Text index that computes similarities to a fixed set of texts.
 
     Args:
         texts: Texts to index.
-        damp: True to reduce the weight of function words. Few texts share such words mostly by chance,
+        damp: True to reduce the weight of function words. Few texts share such words mostly by
+            chance,
             but with many texts they help to distinguish requests.
 
     >>> index = TextIndex(["the price of tea", "a long walk"], damp=True)
@@ -81,7 +85,7 @@ class TextIndex:
         self._starts = np.concatenate([[0], np.cumsum(counts)])
 
     def gram(self) -> Array:
-        """Return the similarity matrix of the indexed texts."""
+        """Compute the matrix of similarities between all pairs of indexed texts."""
         out = np.zeros((len(self._vectors),) * 2, np.float32)
         reached = np.zeros(len(self._starts) - 1, np.int64)
         for row, vector in enumerate(self._vectors):
@@ -96,7 +100,9 @@ class TextIndex:
         return np.stack([self._compare(self._vector(_strip_punctuation(text))) for text in texts])
 
     def unexplained_similarities(self, text: str, rows: Array) -> Array:
-        """Compute similarities of a text without the features that certain indexed texts contain.
+        """Compute a text's similarities to the indexed texts, ignoring explained features.
+
+        A feature is explained if one of the indexed texts at ``rows`` contains it.
 
         Args:
             text: Text to compare.
@@ -139,7 +145,7 @@ def _word_sequences(text: str) -> Iterator[str]:
 
 
 def _character_sequences(text: str) -> Iterator[str]:
-    """Yield the character n-grams of each word, with spaces at its ends."""
+    """Yield the character n-grams of each word, padded with a space at both ends."""
     for word in text.split():
         padded = f" {word} "
         for length in _LENGTHS:

@@ -87,7 +87,7 @@ TaskEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Context manager: convert capgraph errors to A2A errors."""
+    """Convert capgraph errors raised in the ``with`` block to A2A protocol errors."""
     try:
         yield
     except NotFoundError as exc:
@@ -101,15 +101,17 @@ def _translate_errors() -> Iterator[None]:
 
 
 class TaskHandler(RequestHandler):
-    """Handler of A2A tasks. A task has the ID of the run that started its turn.
+    """Handler for A2A requests, which processes each task as a turn of a thread.
+
+    A task has the ID of the run that started its turn.
 
     Attributes:
-        push: Push notifications; ``None`` if they are not offered.
+        push: Push notification service, or ``None`` if it is disabled.
 
     Args:
-        runs: The runs.
-        threads: The threads.
-        uploads: The users' uploads; ``None`` refuses files.
+        runs: Runs of the served graph.
+        threads: The users' threads.
+        uploads: The users' uploads, or ``None`` to reject files.
         artifacts: Files that steps produced.
     """
 
@@ -130,7 +132,10 @@ class TaskHandler(RequestHandler):
     async def on_message_send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Task | Message:
-        """Start a task or answer its question. Wait for the end if the client requests it."""
+        """Start a task, or answer the open question of an existing task.
+
+        The call waits until the run ends, unless the client requests an immediate return.
+        """
         validate_history_length(params.configuration)
         with _translate_errors():
             task_id, run = await self._start_or_answer(params, _caller(context))
@@ -145,7 +150,7 @@ class TaskHandler(RequestHandler):
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[TaskEvent]:
-        """Start a task or answer its question, and stream its updates."""
+        """Start a task or answer the open question of one, and stream the task's updates."""
         with _translate_errors():
             task_id, run = await self._start_or_answer(params, _caller(context))
             if isinstance(run, Task):
@@ -217,7 +222,7 @@ class TaskHandler(RequestHandler):
     # --- read -----------------------------------------------------------------------------
 
     async def _last_event(self, caller: Caller, run_id: str) -> dict[str, Any]:
-        """Wait for the end of a run and return its last event."""
+        """Wait for a run to end and return its last event."""
         last_event: dict[str, Any] = {}
         async with aclosing(self._runs.events(caller, run_id)) as events:  # type: ignore[type-var]
             async for _, event in events:
@@ -225,7 +230,7 @@ class TaskHandler(RequestHandler):
         return last_event
 
     async def _get_task(self, context: ServerCallContext, task_id: str) -> Task:
-        """Return a task with its artifacts and history."""
+        """Return one of the caller's tasks with its status, artifacts, and message history."""
         caller = _caller(context)
         turn = await self._runs.get_turn(caller, task_id)
         task = await self._current_task(caller, turn)
@@ -243,7 +248,7 @@ class TaskHandler(RequestHandler):
         return task
 
     async def _current_task(self, caller: Caller, turn: Turn) -> Task:
-        """Return a task without the history and with the artifact of the answer only."""
+        """Return a turn's task without history and with the answer as its only artifact."""
         if turn.is_active:
             return build_task(turn, RUNNING_STATES[turn.run.status])
         if (question := await self._open_question(caller, turn.run)) is not None:
@@ -251,7 +256,7 @@ class TaskHandler(RequestHandler):
         return ended_task(turn, await self._last_event(caller, turn.run.run_id))
 
     async def _add_artifacts(self, task: Task, caller: Caller, turn: Turn, base_url: str) -> None:
-        """Add the structured data and files of a thread's last turn."""
+        """Add the files and structured data from a thread's last turn to a task's artifacts."""
         thread_id = turn.run.thread_id
         artifacts = []
         if self._artifacts is not None:
@@ -267,7 +272,7 @@ class TaskHandler(RequestHandler):
         task.artifacts.extend(artifacts)
 
     async def _updates(self, context: ServerCallContext, turn: Turn) -> AsyncGenerator[TaskEvent]:
-        """Yield the updates of a task's latest run, up to its final status."""
+        """Yield updates from a task's latest run until the run reaches its final status."""
         task_id, thread_id = turn.turn_id, turn.run.thread_id
         appends = False
         events = self._runs.events(_caller(context), turn.run.run_id)
@@ -293,7 +298,7 @@ class TaskHandler(RequestHandler):
     async def _subscribe(
         self, context: ServerCallContext, task_id: str
     ) -> AsyncGenerator[TaskEvent]:
-        """Yield a task and its updates until it is over, across its questions."""
+        """Yield a task and then its updates until the task ends, even across user questions."""
         caller = _caller(context)
         seen, state = None, None
         while True:
@@ -320,7 +325,7 @@ class TaskHandler(RequestHandler):
             seen = turn.run.run_id
 
     async def follow_task(self, caller: Caller, task_id: str) -> AsyncGenerator[TaskEvent]:
-        """Yield a task and its updates until it is over, for push notifications."""
+        """Yield a task and its updates until the task ends, for delivery as push notifications."""
         context = ServerCallContext(state={"caller": caller, "base_url": ""})
         async with aclosing(self._subscribe(context, task_id)) as events:
             async for event in events:
@@ -328,7 +333,7 @@ class TaskHandler(RequestHandler):
 
     @validate_request_params
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
-        """Return a task of the caller."""
+        """Return one of the caller's tasks with at most the requested length of history."""
         validate_history_length(params)
         with _translate_errors():
             return apply_history_length(await self._get_task(context, params.id), params)
@@ -337,7 +342,7 @@ class TaskHandler(RequestHandler):
     async def on_list_tasks(
         self, params: ListTasksRequest, context: ServerCallContext
     ) -> ListTasksResponse:
-        """Return the caller's tasks, latest change first."""
+        """Return a page of the caller's tasks, most recently updated first."""
         validate_history_length(params)
         size = params.page_size or _DEFAULT_PAGE_SIZE
         validate_page_size(size)
@@ -367,7 +372,7 @@ class TaskHandler(RequestHandler):
         )
 
     async def _matching_turns(self, params: ListTasksRequest, caller: Caller) -> list[Turn]:
-        """Return the turns that a request selects, latest change first."""
+        """Return the caller's turns that match a request's filters, most recently updated first."""
         after = params.status_timestamp_after
         earliest = after.ToMilliseconds() if params.HasField("status_timestamp_after") else 0
         turns = [
@@ -385,7 +390,7 @@ class TaskHandler(RequestHandler):
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[TaskEvent]:
-        """Stream the updates of a task that is not over."""
+        """Stream the updates of a task that has not ended."""
         with _translate_errors():
             run = (await self._runs.get_turn(_caller(context), params.id)).run
             if run.status not in (*RUNNING_STATES, "waiting"):
@@ -398,7 +403,7 @@ class TaskHandler(RequestHandler):
     async def on_cancel_task(
         self, params: CancelTaskRequest, context: ServerCallContext
     ) -> Task | None:
-        """Stop a task. A task that waits for an answer ends, too."""
+        """Cancel a task that is running or waiting for an answer, and return the task."""
         caller = _caller(context)
         with _translate_errors():
             run = (await self._runs.get_turn(caller, params.id)).run
@@ -426,7 +431,7 @@ class TaskHandler(RequestHandler):
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        """Store where to send the updates of a task."""
+        """Store a push notification configuration, which receives the updates of a task."""
         push = self._get_push()
         with _translate_errors():
             await self._runs.get_turn(_caller(context), params.task_id)
@@ -435,7 +440,7 @@ class TaskHandler(RequestHandler):
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        """Return a configuration of a task."""
+        """Return one of a task's push notification configurations by its ID."""
         for config in await self._list_push(params.task_id, context):
             if config.id == params.id:
                 return config
@@ -444,14 +449,14 @@ class TaskHandler(RequestHandler):
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
-        """Return the configurations of a task."""
+        """Return all push notification configurations of a task."""
         configs = await self._list_push(params.task_id, context)
         return ListTaskPushNotificationConfigsResponse(configs=configs)
 
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        """Delete a configuration of a task."""
+        """Delete a push notification configuration of a task."""
         await self._list_push(params.task_id, context)
         await self._get_push().remove(params.task_id, params.id)
 
@@ -464,7 +469,7 @@ class TaskHandler(RequestHandler):
             return await push.get_info_for_dispatch(task_id)
 
     async def on_get_extended_agent_card(self, params: Any, context: Any) -> Any:
-        """Refuse the request, because all clients receive the same card."""
+        """Reject requests for an extended agent card, because all clients receive the same card."""
         raise ExtendedAgentCardNotConfiguredError
 
 

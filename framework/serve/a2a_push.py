@@ -37,10 +37,10 @@ FollowTask = Callable[[Caller, str], AsyncGenerator[PushNotificationEvent]]
 
 
 class PushNotifications:
-    """Stored configurations of push notifications, and their delivery.
+    """Storage and delivery of push notifications for A2A tasks.
 
-    One server process delivers the updates of a task. If the process dies, another one takes over
-    and begins with the current task.
+    Each task's updates are delivered by one server process. If that process dies, a different
+    process takes over and starts with the current state of the task.
 
     Args:
         services: Services of the graph.
@@ -59,7 +59,7 @@ class PushNotifications:
     # --- configurations -------------------------------------------------------------------
 
     def check(self, config: TaskPushNotificationConfig) -> None:
-        """Raise an error if notifications must not be sent to a configuration's URL.
+        """Reject a push notification URL whose scheme or host is not allowed.
 
         Raises:
             InvalidParamsError: The host is not in ``serve.a2a.push_hosts``.
@@ -72,7 +72,7 @@ class PushNotifications:
     async def add(
         self, config: TaskPushNotificationConfig, caller: Caller
     ) -> TaskPushNotificationConfig:
-        """Store a configuration and return it.
+        """Store a task's push notification configuration and return the stored copy.
 
         Raises:
             InvalidParamsError: The URL is not allowed, or the task has too many configurations.
@@ -96,13 +96,16 @@ class PushNotifications:
         return stored
 
     async def get_info_for_dispatch(self, task_id: str) -> list[TaskPushNotificationConfig]:
-        """Return the configurations of a task. The SDK's sender requires this name."""
+        """Return a task's push notification configurations.
+
+        The notification sender of the A2A SDK requires this method name.
+        """
         values, _ = await self._values.aread(_CONFIGS + task_id, self._clock)
         configs = (values.get(_CONFIGS + task_id) or {}).get("configs") or {}
         return [ParseDict(one, TaskPushNotificationConfig()) for one in configs.values()]
 
     async def remove(self, task_id: str, config_id: str) -> None:
-        """Delete a configuration of a task."""
+        """Delete one of a task's push notification configurations."""
 
         def change(value: Any, _: float) -> tuple[Any, float, None]:
             kept = {
@@ -130,7 +133,7 @@ class PushNotifications:
             yield
 
     async def _deliver_all(self) -> None:
-        """Start a delivery for each task that no process delivers."""
+        """Start delivering the updates of each task that no server process delivers yet."""
         values, _ = await self._values.aread(_CONFIGS, self._clock)
         for name, value in values.items():
             task_id = name.removeprefix(_CONFIGS)
@@ -144,7 +147,7 @@ class PushNotifications:
         task.add_done_callback(lambda _: self._tasks.pop(task_id, None))
 
     async def _deliver(self, caller: Caller, task_id: str) -> None:
-        """Send the updates of a task until it is over."""
+        """Send a task's updates to its push notification URLs until the task ends."""
         heartbeat = asyncio.create_task(self._keep_lease(task_id))
         try:
             async with (

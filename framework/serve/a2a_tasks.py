@@ -51,7 +51,9 @@ COMPLETED_STATUSES = frozenset({"completed", "partial"})
 async def read_files(
     message: Message, caller: Caller, uploads: Uploads | None
 ) -> Mapping[str, Any] | None:
-    """Store a message's files and return their context data, or ``None`` without files.
+    """Store the files of a message and return the context data that refers to them.
+
+    Return ``None`` if the message contains no files.
 
     Raises:
         ContentTypeNotSupportedError: The server does not accept a part of the message.
@@ -80,7 +82,7 @@ async def _chunks(content: bytes) -> AsyncIterator[bytes]:
 
 
 def read_parts(message: Message) -> tuple[list[str], list[Any]]:
-    """Return the texts and the data of a message."""
+    """Return the text parts and the decoded data parts of an A2A message."""
     texts = [part.text for part in message.parts if part.HasField("text")]
     return texts, [MessageToDict(part.data) for part in message.parts if part.HasField("data")]
 
@@ -88,11 +90,11 @@ def read_parts(message: Message) -> tuple[list[str], list[Any]]:
 def build_history(
     turn: Turn, questions: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Iterable[Message]:
-    """Yield the messages of a turn, in order.
+    """Yield the requests, questions, and answers of a turn as A2A messages, in order.
 
     Args:
-        turn: The turn.
-        questions: Questions by the ID of the run that asked them.
+        turn: Turn whose messages are built.
+        questions: Questions that each run asked, by run ID.
     """
     for run_id, request in turn.requests:
         if (text := request.get("message")) is not None:
@@ -134,7 +136,7 @@ def _agent_message(turn: Turn, parts: Sequence[Part], message_id: str = "") -> M
 def _question_parts(
     question: Mapping[str, Any], problems: Sequence[Mapping[str, str]] = ()
 ) -> list[Part]:
-    """Return a question as a text, and as data for each of its steps."""
+    """Return a question as message parts, with its text and data for each affected step."""
     metadata = {"question_id": question["question_id"]}
     if problems:
         metadata["problems"] = [dict(problem) for problem in problems]
@@ -154,13 +156,13 @@ def _data_part(value: Any) -> Part:
 
 
 def build_task(turn: Turn, state: TaskState, parts: Sequence[Part] = ()) -> Task:
-    """Return a task with a status and no artifacts."""
+    """Return a turn's A2A task with a given state and no artifacts."""
     status = build_status(turn, state, parts)
     return Task(id=turn.turn_id, context_id=turn.run.thread_id, status=status)
 
 
 def build_status(turn: Turn, state: TaskState, parts: Sequence[Part] = ()) -> TaskStatus:
-    """Return a status with the time of the turn's last change."""
+    """Return an A2A task status with the time of the turn's last change."""
     status = TaskStatus(state=state)
     status.timestamp.FromMilliseconds(int(turn.updated_at * 1000))
     if parts:
@@ -173,13 +175,13 @@ def build_status(turn: Turn, state: TaskState, parts: Sequence[Part] = ()) -> Ta
 def input_required_task(
     turn: Turn, question: Mapping[str, Any], problems: Sequence[Mapping[str, str]] = ()
 ) -> Task:
-    """Return a task that requires input."""
+    """Return an A2A task that is waiting for the user to answer a question."""
     parts = _question_parts(question, problems)
     return build_task(turn, TaskState.TASK_STATE_INPUT_REQUIRED, parts)
 
 
 def ended_task(turn: Turn, last_event: Mapping[str, Any]) -> Task:
-    """Return a task whose last run has ended without a question."""
+    """Return the A2A task for a turn whose last run ended without asking a question."""
     result = last_event.get("result") or {}
     answer = str(result.get("answer") or "")
     if turn.run.status == "waiting":  # for a time or an event, not for a person
@@ -203,7 +205,7 @@ def _answer_artifact(text: str) -> Artifact:
 
 
 def answer_chunk(turn: Turn, text: str, *, append: bool) -> TaskArtifactUpdateEvent:
-    """Return the event for a part of the answer."""
+    """Return an A2A artifact update that contains a part of the answer text."""
     return TaskArtifactUpdateEvent(
         task_id=turn.turn_id,
         context_id=turn.run.thread_id,
@@ -213,7 +215,7 @@ def answer_chunk(turn: Turn, text: str, *, append: bool) -> TaskArtifactUpdateEv
 
 
 def data_artifacts(state: Mapping[str, Any]) -> Iterable[Artifact]:
-    """Yield the structured answer, and the results of steps that no other step uses.
+    """Yield artifacts for the structured answer and for step results that no other step uses.
 
     Args:
         state: State of the thread, as plain data.
@@ -247,7 +249,10 @@ def _value_part(value: Any) -> Part:
 
 
 async def file_artifact(stored: StoredArtifact, thread_id: str, base_url: str) -> Artifact:
-    """Return an artifact with a file: its bytes, or a link that requires a login if it is large."""
+    """Return an artifact with the bytes of a stored file, or with a link to a large file.
+
+    Downloading the linked file requires a login.
+    """
     part = Part(filename=stored.name, media_type=stored.media_type.partition(";")[0])
     if stored.size <= _MAX_INLINE_BYTES:
         part.raw = await asyncio.to_thread(_read_file, stored)

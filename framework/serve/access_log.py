@@ -17,9 +17,10 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class AccessLogMiddleware:
-    """Outermost ASGI middleware, which records request metrics and an access log.
+    """ASGI middleware that records request metrics and writes an access log.
 
-    Metrics and log lines contain no user, thread, or other client-supplied value.
+    As the outermost middleware, it observes every response. Metrics and log lines contain no
+    user, thread, or other client-supplied value.
 
     Args:
         app: The wrapped application.
@@ -39,7 +40,7 @@ class AccessLogMiddleware:
         self._streams = Gauge("capgraph_streams_open", "Number of open streams.", registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, and record its status and duration."""
+        """Handle an HTTP request and record its status code and duration."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,7 +75,7 @@ class AccessLogMiddleware:
 
 
 def _route_path(scope: Scope) -> str:
-    """Return the matched route's declared path, or ``other`` if no route matched."""
+    """Return the path template of the matched route, or ``other`` if no route matched."""
     endpoint = scope.get("endpoint", scope)
     return next(
         (

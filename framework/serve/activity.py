@@ -29,7 +29,9 @@ Page = tuple[list[dict[str, Any]], str | None]
 
 
 class ActivityReader:
-    """Reader of recorded activity. Users may read their own records, admins their tenant's.
+    """Reader for recorded effects, model usage, and audit records.
+
+    Users may read their own records. Admins may read all records of their tenant.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -50,7 +52,7 @@ class ActivityReader:
         self._verification: asyncio.Task[Verification] | None = None
 
     def _visible_prefix(self, caller: Caller) -> str:
-        """Return the prefix of the storage IDs that the caller may read."""
+        """Return the storage ID prefix of the threads whose records the caller may read."""
         return "" if caller.role in self._admin_roles else self._threads.owner_prefix(caller)
 
     def _can_see(self, caller: Caller, storage_id: str) -> bool:
@@ -61,7 +63,7 @@ class ActivityReader:
     async def list_effects(
         self, caller: Caller, *, thread_id: str | None, limit: int, after: str | None
     ) -> Page:
-        """Return one page of effects with their approvers, latest thread first.
+        """Return a page of recorded side effects with their approvers, latest thread first.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -132,7 +134,7 @@ class ActivityReader:
         return effects
 
     async def list_usage(self, caller: Caller, by: str, thread_id: str | None = None) -> Page:
-        """Return the usage of model calls, grouped by ``model``, ``day``, or ``user``.
+        """Return the recorded model usage, grouped by ``model``, ``day``, ``user``, or ``step``.
 
         Args:
             caller: The caller.
@@ -165,7 +167,7 @@ class ActivityReader:
         return [{by: total.model, **asdict(total)} for total in totals], None
 
     async def list_audit_records(self, caller: Caller, *, limit: int, after: int) -> Page:
-        """Return one page of audit records, the earliest first."""
+        """Return a page of audit records, oldest first."""
         limit = min(max(limit, 1), _MAX_PAGE_SIZE)
         records: list[dict[str, Any]] = []
         last = after
@@ -186,9 +188,10 @@ class ActivityReader:
         return records, None
 
     async def verify_audit(self, caller: Caller) -> dict[str, Any]:
-        """Verify the audit log. Concurrent requests share one verification.
+        """Verify the integrity of the audit log and return the result.
 
-        The result contains the number of records only for an admin without a tenant.
+        Concurrent requests share one verification. The result contains the number of records only
+        for an admin without a tenant.
 
         Raises:
             PolicyError: The caller has none of the admin roles.

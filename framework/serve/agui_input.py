@@ -23,14 +23,14 @@ _OPTIONS = ("plan", "context")
 
 @dataclass(frozen=True, slots=True)
 class AguiRequest:
-    """Request of an AG-UI client.
+    """Parsed request from an AG-UI client.
 
     Attributes:
         message: Text of the new user message.
         message_id: The client's ID of this message.
-        history: Messages before it that the thread does not have.
+        history: Earlier messages that the thread does not contain.
         answers: Answers by question ID. Results of client tools are answers, too.
-        plan: Plan of the client.
+        plan: Plan that the client supplied.
         context_data: Context data, by type and key.
         state: Changed application state.
         tools: Arguments of :func:`~capgraph.scale.client_tools.client_tool` for each tool.
@@ -53,23 +53,23 @@ def read_request(
     *,
     has_chat_model: bool,
 ) -> AguiRequest:
-    """Read the input of a run.
+    """Parse and validate the input of an AG-UI run.
 
     Args:
-        run_input: The input.
+        run_input: Input from the AG-UI client.
         thread_state: State of the thread as plain data; empty for a new thread.
         shared_keys: State keys that clients may send.
-        has_chat_model: True if a model reads instructions.
+        has_chat_model: True if a chat model can read instructions.
 
     Raises:
         ValidationError: The input contains something that the agent cannot use.
     """
     options = _read_options(run_input.forwarded_props)
     messages = [one for one in run_input.messages if one.role != "activity"]
-    tool_results = _trailing(messages, "tool")
+    tool_results = _trailing_messages(messages, "tool")
     answers = {entry.interrupt_id: _resume_answer(entry) for entry in run_input.resume or ()}
     answers |= {one.tool_call_id: _tool_result(one) for one in tool_results}
-    user_messages = [] if answers else _trailing(messages, "user")[-1:]
+    user_messages = [] if answers else _trailing_messages(messages, "user")[-1:]
     message = user_messages[0] if user_messages else None
     known = thread_state.get("messages") or ()
     history = _unknown_messages(messages[: -1 if message is not None else None], known)
@@ -101,7 +101,10 @@ def read_request(
 
 
 def _read_options(forwarded_props: Any) -> Mapping[str, Any]:
-    """Return ``forwardedProps.capgraph``. Other forwarded properties belong to other software."""
+    """Return the ``capgraph`` options from a request's forwarded properties.
+
+    Other forwarded properties are ignored, because they are meant for other software.
+    """
     options = forwarded_props.get("capgraph") if isinstance(forwarded_props, Mapping) else None
     if options is None:
         return {}
@@ -119,8 +122,8 @@ def _read_options(forwarded_props: Any) -> Mapping[str, Any]:
     return options
 
 
-def _trailing(messages: Sequence[Any], role: str) -> list[Any]:
-    """Return the messages at the end of a list that have a role."""
+def _trailing_messages(messages: Sequence[Any], role: str) -> list[Any]:
+    """Return the consecutive messages at the end of a list that have a given role."""
     count = 0
     while count < len(messages) and messages[-1 - count].role == role:
         count += 1
@@ -138,9 +141,9 @@ def _tool_result(message: Any) -> Any:
 def _unknown_messages(
     messages: Sequence[Any], thread_messages: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the messages after the last one that the thread has.
+    """Return the client's messages that follow the last message stored in the thread.
 
-    Tool calls without a result are left out, because chat models refuse them.
+    Tool calls without a result are dropped, because chat models reject them.
     """
     known = {(one["role"], one["content"]) for one in thread_messages}
     called: set[str] = set()
@@ -162,7 +165,10 @@ def _unknown_messages(
 def _context_messages(
     context: Sequence[Any], thread_messages: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the system message with the client's context, or the removal of an earlier one."""
+    """Return a system message with the client's context, or a removal of the earlier message.
+
+    The list is empty if there is neither a current nor an earlier context.
+    """
     if context:
         content = "\n".join(f"{one.description}: {one.value}" for one in context)
         return [{"role": "system", "content": content, "id": CONTEXT_ID}]
@@ -172,7 +178,7 @@ def _context_messages(
 
 
 def _message_data(message: Any) -> dict[str, Any]:
-    """Return a message in the format of chat models.
+    """Convert an AG-UI message to the message format of chat models.
 
     Raises:
         ValidationError: The agent cannot use the message.
@@ -192,17 +198,17 @@ def _message_data(message: Any) -> dict[str, Any]:
 
 
 def _text(message: Any) -> str:
-    """Return the text of a message.
+    """Return the text content of an AG-UI message.
 
     Raises:
-        ValidationError: The message has parts that are not text.
+        ValidationError: The message contains parts other than text.
     """
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     unsupported = sorted({part.type for part in message.content if part.type != "text"})
     if unsupported:
         raise ValidationError(
-            f"The message contains unsupported parts: {', '.join(unsupported)}.",
+            f"Only text parts are supported, but the message contains: {', '.join(unsupported)}.",
             fix="Send text parts only.",
         )
     return "\n".join(part.text for part in message.content)
@@ -211,7 +217,7 @@ def _text(message: Any) -> str:
 def _changed_state(
     state: Any, thread_state: Mapping[str, Any], shared_keys: Collection[str], *, is_answer: bool
 ) -> dict[str, Any]:
-    """Return the keys that the client changed.
+    """Return the entries of the application state that the client changed.
 
     Raises:
         ValidationError: The state has a key that clients may not change.

@@ -65,11 +65,11 @@ def create_app(
     host: str | None = None,
     engine: Engine | None = None,
 ) -> Starlette:
-    """Return an ASGI application that serves a graph.
+    """Create an ASGI application that serves a graph over HTTP.
 
-    If you mount the application in another one, enter its lifespan there
-    (``app.router.lifespan_context(app)``). Otherwise runs are neither resumed at startup nor handed
-    over at shutdown.
+    If the application is mounted inside another application, enter its lifespan there
+    (``app.router.lifespan_context(app)``). Otherwise, runs are neither resumed at startup nor
+    handed over at shutdown.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -189,7 +189,7 @@ def create_app(
 
 
 def _uploads(serve: ServeSettings, services: Any, *, has_login: bool) -> Uploads | None:
-    """Return the users' uploads, or ``None`` if uploads are disabled."""
+    """Create the service for file uploads, or return ``None`` if uploads are disabled."""
     if serve.uploads is None:
         return None
     uploads = Uploads(serve.uploads, services.registry)
@@ -199,10 +199,10 @@ def _uploads(serve: ServeSettings, services: Any, *, has_login: bool) -> Uploads
 
 
 def _cors_middleware(settings: ServeSettings) -> list[Middleware]:
-    """Return the middleware that lets pages of the allowed origins read responses.
+    """Return the CORS middleware, which lets pages from the allowed origins read responses.
 
-    It is outside the security middleware, because preflights carry no token and pages must be able
-    to read refusals. It adds no headers for other origins.
+    It wraps the security middleware, because preflight requests carry no token and pages must
+    be able to read rejections. Responses to other origins get no CORS headers.
     """
     if not settings.allowed_origins:
         return []
@@ -225,7 +225,7 @@ def protocol_routes(
     uploads: Uploads | None,
     artifacts: Artifacts,
 ) -> tuple[list[BaseRoute], list[Callable[[], AbstractAsyncContextManager[None]]]]:
-    """Return the routes and the lifespan contexts of the protocols whose extras are installed."""
+    """Return the routes and lifespan contexts of the protocols whose extras are installed."""
     routes: list[BaseRoute] = []
     contexts = []
     for extra, module in (("mcp", "mcp.server"), ("a2a", "a2a.server.routes")):

@@ -19,10 +19,10 @@ _Phase = Literal["headers", "body", ""]
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP/1.1 connection that closes if the client is too slow.
+    """HTTP/1.1 connection that is closed if the client is too slow.
 
-    uvicorn itself limits only the time between two requests. If uvicorn's ``limit_concurrency`` is reached, a new connection closes the one that
-    has been idle longest.
+    uvicorn itself limits only the time between two requests. If ``limit_concurrency`` is
+    reached, a new connection closes the connection that has been idle longest.
     """
 
     _phase: _Phase = ""
@@ -36,7 +36,7 @@ class BoundedConnection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit of the first request."""
+        """Start the timeout for the first request of a new connection."""
         super().connection_made(transport)
         # Writing pauses while any byte is unsent, so a client that does not read is noticed.
         transport.set_write_buffer_limits(high=0)
@@ -58,7 +58,7 @@ class BoundedConnection(H11Protocol):
             min(idle, key=lambda connection: connection._idle_since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all time limits."""
+        """Cancel the read and write timeouts of a closed connection."""
         super().connection_lost(exc)
         for timer in (self._read_timer, self._write_timer):
             if timer is not None:
@@ -67,12 +67,12 @@ class BoundedConnection(H11Protocol):
     # --- reading --------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes, and set the time limit of the next ones."""
+        """Process received data and reset the read timeout."""
         super().data_received(data)
         self._watch_reading()
 
     def on_response_complete(self) -> None:
-        """Set the time limit of the next request."""
+        """Start the timeout for the next request after a response is complete."""
         super().on_response_complete()
         self._idle_since = self.loop.time()
         self._watch_reading()

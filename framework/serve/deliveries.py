@@ -17,11 +17,12 @@ _MAX_MEMORY_VALUES = 10_000
 
 
 class DeliveryStore:
-    """Store of deliveries, with claims that prevent two processes from making the same one.
+    """Store for background deliveries, with claims that prevent duplicates across processes.
 
     Args:
-        persistence: Persistence of the graph. Without tables, the values belong to this process.
-        clock: Clock of the claims.
+        persistence: Persistence of the graph. Without database tables, values are kept in this
+            process.
+        clock: Clock that determines when claims expire.
     """
 
     def __init__(self, persistence: Persistence | None, clock: Clock) -> None:
@@ -33,12 +34,12 @@ class DeliveryStore:
         )
 
     async def claim(self, name: str, seconds: float, *, renew: bool = False) -> bool:
-        """Claim a delivery for some seconds. Return False if another process has claimed it.
+        """Claim a delivery for a limited time. Return False if another process holds the claim.
 
         Args:
             name: Name of the claim.
-            seconds: Lifetime of the claim.
-            renew: True to extend a claim of this process.
+            seconds: Lifetime of the claim, in seconds.
+            renew: True to extend a claim that this process holds.
         """
 
         def change(value: Any, now: float) -> tuple[Any, float, bool]:
@@ -52,13 +53,13 @@ class DeliveryStore:
 async def repeat(
     poll: Callable[[], Awaitable[None]], seconds: float, logger_name: str, warning: str
 ) -> None:
-    """Call a function repeatedly until canceled. Errors are logged.
+    """Call an asynchronous function periodically until canceled, and log its errors.
 
     Args:
-        poll: The function.
-        seconds: Pause between two calls.
+        poll: Asynchronous function to call.
+        seconds: Pause between calls, in seconds.
         logger_name: Name of the server's logger.
-        warning: Message for an error, with ``%s`` for the error.
+        warning: Log message for an error, with ``%s`` for the error.
     """
     while True:
         try:
@@ -72,10 +73,12 @@ async def repeat(
 async def deliver_in_background(
     polling: Awaitable[None], deliveries: Mapping[str, asyncio.Task[None]]
 ) -> AsyncIterator[None]:
-    """Context manager: poll in the background. At the end, cancel the polling and all deliveries.
+    """Poll for deliveries in the background while the context is open.
+
+    On exit, the polling and all deliveries in progress are canceled.
 
     Args:
-        polling: Call of :func:`repeat`.
+        polling: Awaitable from a call of :func:`repeat`.
         deliveries: Tasks of the deliveries in progress.
     """
     poll_task = asyncio.ensure_future(polling)

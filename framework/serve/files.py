@@ -55,7 +55,7 @@ _MEDIA_TYPES = {
 
 
 def media_type(name: str) -> str:
-    """Return the media type of a file name.
+    """Return the media type for a file name. Unlisted file types are treated as binary data.
 
     >>> media_type("page.HTML"), media_type("plot.png")
     ('application/octet-stream', 'image/png')
@@ -68,7 +68,9 @@ def _not_found() -> NotFoundError:
 
 
 def _open_regular_file(path: Path) -> tuple[BinaryIO, int]:
-    """Open a regular file and return it with its size. Symbolic links are not followed.
+    """Open a regular file for reading and return it with its size in bytes.
+
+    Symbolic links are not followed.
 
     Raises:
         NotFoundError: The file does not exist or is not a regular file.
@@ -87,7 +89,7 @@ def _open_regular_file(path: Path) -> tuple[BinaryIO, int]:
 
 
 class Uploads:
-    """Files that users uploaded, stored as ``folder/user/id/name``.
+    """Files uploaded by users, stored as ``folder/user/id/name``.
 
     Args:
         settings: Storage folder and limits.
@@ -105,11 +107,11 @@ class Uploads:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def create_folder(self) -> None:
-        """Create the storage folder, which only its owner may read."""
+        """Create the upload folder with permissions that let only its owner read it."""
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def check_isolation(self, data_folders: Sequence[str]) -> None:
-        """Raise an error if users could read each other's uploads.
+        """Check that users cannot read each other's uploads.
 
         Raises:
             ConfigurationError: The uploads are in a data folder that all users may read.
@@ -135,7 +137,7 @@ class Uploads:
         raise _not_found()
 
     async def list_files(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return a user's files, latest first."""
+        """Return the files that a user uploaded, most recent first."""
         return await asyncio.to_thread(self._list_files, caller)
 
     def _list_files(self, caller: Caller) -> list[dict[str, Any]]:
@@ -147,7 +149,7 @@ class Uploads:
         return [_describe(path, modified_at) for modified_at, path in sorted(files, reverse=True)]
 
     async def remaining_bytes(self, caller: Caller) -> int:
-        """Return the number of bytes that a user may still upload."""
+        """Return the number of bytes that a user may still upload within the quota."""
         used = sum(one["bytes"] for one in await self.list_files(caller))
         return max(self.settings.max_user_bytes - int(used), 0)
 
@@ -158,7 +160,7 @@ class Uploads:
         chunks: AsyncIterator[bytes],
         content_length: int | None = None,
     ) -> dict[str, Any]:
-        """Store a file and return its description.
+        """Store an uploaded file and return its description for clients.
 
         Args:
             caller: Owner of the file.
@@ -210,7 +212,7 @@ class Uploads:
         return suffix
 
     async def open(self, caller: Caller, file_id: str) -> tuple[str, BinaryIO, int]:
-        """Return the name, content, and size of a file.
+        """Open an uploaded file and return its name, content, and size.
 
         Raises:
             NotFoundError: The file does not exist or belongs to another user.
@@ -219,7 +221,7 @@ class Uploads:
         return path.name, *await asyncio.to_thread(_open_regular_file, path)
 
     async def remove(self, caller: Caller, file_id: str) -> None:
-        """Delete a file.
+        """Delete a file that the caller uploaded.
 
         Raises:
             NotFoundError: The file does not exist or belongs to another user.
@@ -228,7 +230,7 @@ class Uploads:
         await asyncio.to_thread(shutil.rmtree, path.parent)
 
     async def to_context(self, caller: Caller, file_ids: Sequence[str]) -> dict[str, Any]:
-        """Return the context data that gives a turn access to files.
+        """Return context data that gives a turn access to uploaded files.
 
         Raises:
             NotFoundError: A file does not exist or belongs to another user.
@@ -267,7 +269,7 @@ def _prepare_folder(folder: Path) -> None:
 async def _write_chunks(
     path: Path, chunks: AsyncIterator[bytes], max_bytes: int, settings: UploadSettings
 ) -> bytes:
-    """Write chunks to a file and return its first 4096 bytes."""
+    """Write an upload to a new file and return the first 4096 bytes."""
     size, head = 0, b""
     descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -321,8 +323,8 @@ class Artifact:
         file_id: ID of the artifact, unique in its thread.
         name: File name for downloads.
         kind: ``image``, ``table``, or ``file``.
-        type: Context type that holds it.
-        key: Key of its context data.
+        type: Context type of the data that contains the artifact.
+        key: Key of the context data that contains the artifact.
         step: Step of the last plan that produced it, if any.
         size: Number of bytes of a file or rows of a table.
         path: Path of a file.
@@ -345,13 +347,15 @@ class Artifact:
         return media_type(self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the description for clients, without the path."""
+        """Return the artifact's description for clients, without the server path."""
         fields = {name: getattr(self, name) for name in ("file_id", "name", "kind", "type", "step")}
         size = {"rows" if self.path is None else "bytes": self.size}
         return {**fields, "media_type": self.media_type, **size}
 
     def open(self) -> tuple[BinaryIO, int]:
-        """Return the content and its size in bytes; a table is converted to CSV.
+        """Open the artifact for reading and return its content with the size in bytes.
+
+        A table is converted to CSV.
 
         Raises:
             NotFoundError: The file no longer exists.
@@ -363,7 +367,7 @@ class Artifact:
 
 
 class Artifacts:
-    """Artifacts that steps produced, by thread.
+    """Files and tables that the steps of the users' threads produced.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -376,7 +380,7 @@ class Artifacts:
         self._folders = [Path(one).expanduser().resolve() for one in folders]
 
     async def list_artifacts(self, caller: Caller, thread_id: str) -> list[Artifact]:
-        """Return the artifacts of a thread.
+        """Return the files and tables that the steps of a thread produced.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -386,7 +390,7 @@ class Artifacts:
         return await asyncio.to_thread(lambda: list(self._iter_artifacts(values)))
 
     async def get(self, caller: Caller, thread_id: str, file_id: str) -> Artifact:
-        """Return an artifact of a thread.
+        """Return one artifact of a thread by its file ID.
 
         Raises:
             NotFoundError: The thread or the artifact does not exist.

@@ -16,11 +16,12 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
 class ForwardedMiddleware:
-    """ASGI middleware that gives each request its public scheme, host, and path prefix.
+    """ASGI middleware that restores the public scheme, host, and path prefix of each request.
 
-    ``X-Forwarded-Proto``, ``X-Forwarded-Host``, and ``X-Forwarded-Prefix`` count only if they come
-    from a trusted proxy. The path of ``serve.base_url`` is the prefix of every request. The prefix
-    becomes ``root_path``, as if the server were mounted there.
+    ``X-Forwarded-Proto``, ``X-Forwarded-Host``, and ``X-Forwarded-Prefix`` are honored only if
+    they come from a trusted proxy. The path of ``serve.base_url`` is the prefix of every
+    request. The prefix becomes the ``root_path`` of the request, as if the server were mounted
+    there.
 
     Args:
         app: The wrapped application.
@@ -32,7 +33,7 @@ class ForwardedMiddleware:
         self._prefix = urlsplit(settings.base_url or "").path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject an invalid prefix."""
+        """Pass on a request with its public URL, or reject an invalid path prefix."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -62,7 +63,7 @@ class ForwardedMiddleware:
 
 
 def _mount(scope: dict[str, Any], prefix: str, *, is_stripped: bool) -> None:
-    """Mount a request below a prefix.
+    """Adjust a request's ``root_path`` and path as if the server were mounted at a prefix.
 
     Args:
         scope: ASGI scope of the request, which is changed.
@@ -80,7 +81,7 @@ def _mount(scope: dict[str, Any], prefix: str, *, is_stripped: bool) -> None:
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path of a request below the prefix at which the server is mounted.
+    """Return a request's path relative to the prefix at which the server is mounted.
 
     >>> route_path({"root_path": "/agent", "path": "/agent/login"})
     '/login'

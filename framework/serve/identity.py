@@ -28,7 +28,7 @@ _MAX_CACHED_SESSIONS = 10_000
 
 
 class Identity(Protocol):
-    """Protocol for authentication; pass your own to ``create_app(auth=…)``."""
+    """Interface for custom authentication. Pass an implementation to ``create_app(auth=…)``."""
 
     async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
         """Return the caller of an ASGI request, or ``None`` if the request is not authenticated."""
@@ -42,9 +42,9 @@ class _Session:
 
 
 class Sessions:
-    """Login sessions of browsers, stored under a hash of the cookie value.
+    """Browser login sessions, stored under a hash of the session cookie.
 
-    Server processes on the same database share sessions, which survive a restart.
+    Sessions in a database survive a restart and are shared by all server processes that use it.
 
     Args:
         seconds: Lifetime of a session.
@@ -58,14 +58,14 @@ class Sessions:
         self._cache: dict[str, tuple[_Session | None, float]] = {}
 
     async def open(self, caller: Caller, token: str | None = None) -> str:
-        """Create a session with a new random ID and return the cookie value."""
+        """Create a login session and return the value of its cookie."""
         session = secrets.token_urlsafe(32)
         stored = {"caller": asdict(caller), "ends": time.time() + self.seconds, "token": token}
         await self._store(session, stored)
         return session
 
     async def find(self, session: str) -> _Session | None:
-        """Return an active session, or ``None`` if it does not exist or has ended."""
+        """Return an active login session, or ``None`` if it does not exist or has ended."""
         name = _session_key(session)
         session_found, checked_at = self._cache.get(name, (None, 0.0))
         if not checked_at or time.monotonic() - checked_at > _SESSION_CACHE_SECONDS:
@@ -84,7 +84,7 @@ class Sessions:
         )
 
     async def close(self, session: str) -> None:
-        """End a session."""
+        """End a login session, which invalidates its cookie."""
         await self._store(session, None)
 
     async def _store(self, session: str, value: dict[str, Any] | None) -> None:
@@ -98,7 +98,7 @@ def _session_key(session: str) -> str:
 
 
 class Authenticator:
-    """Default :class:`Identity`: tokens, sessions, the one-time link, and a trusted proxy.
+    """Default :class:`Identity`, which accepts tokens, sessions, a one-time link, or a proxy.
 
     Args:
         settings: Settings of the server.
@@ -125,7 +125,7 @@ class Authenticator:
         self._proxy = settings.proxy
 
     async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
-        """Return the caller of an ASGI request; see :class:`Identity`."""
+        """Return the caller of an ASGI request, or ``None`` if the request is not authenticated."""
         headers = Headers(scope=scope)  # type: ignore[arg-type]
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme:
@@ -148,17 +148,17 @@ class Authenticator:
         return None if is_revoked else active_session.caller
 
     async def current(self, caller: Caller) -> Caller:
-        """Return a user with the current role, or without a role if the token was revoked."""
+        """Return a user with their current role, or without a role if their token was revoked."""
         if self.tokens is None or caller.user_id is None:
             return caller
         return await self.tokens.current(caller)
 
     async def authenticate_token(self, token: str) -> tuple[Caller, str] | None:
-        """Return the owner of a token and the token's hash, or ``None`` if the token is invalid."""
+        """Return the owner and the hash of an access token, or ``None`` for an invalid token."""
         return await self.tokens.caller(token) if self.tokens is not None and token else None
 
     def redeem_link(self, link: str) -> Caller | None:
-        """Return the local user if the one-time link is valid, and invalidate the link."""
+        """Return the local user for a valid one-time login link, and invalidate the link."""
         if self.link is None or not secrets.compare_digest(self.link.encode(), link.encode()):
             return None
         self.link = None
@@ -166,7 +166,7 @@ class Authenticator:
 
 
 def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
-    """Return the user that a trusted proxy names, or ``None`` for requests from elsewhere."""
+    """Return the user named in a trusted proxy's headers, or ``None`` for other requests."""
     client = scope.get("client")
     if client is None or not proxy.trusts(client[0]):
         return None
@@ -180,11 +180,11 @@ def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySetting
 
 
 def stored_user_id(name: str, *, fold_case: bool) -> str | None:
-    """Return the ID under which a user of a proxy or provider is stored; ``None`` if it is invalid.
+    """Return the storage ID for a user of a proxy or provider, or ``None`` if it is invalid.
 
     Args:
         name: User ID that the proxy or provider sent.
-        fold_case: True if spellings of an ID are one user.
+        fold_case: True if IDs that differ only in case belong to the same user.
 
     >>> stored_user_id(" USER1 ", fold_case=True), stored_user_id(" USER1 ", fold_case=False)
     ('user1', 'USER1')
@@ -196,8 +196,8 @@ def stored_user_id(name: str, *, fold_case: bool) -> str | None:
 def client_address(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings | None) -> str:
     """Return the client's IP address as reported by a trusted proxy, or the connection's peer.
 
-    In ``X-Forwarded-For``, the last address that is not a trusted proxy counts. Clients can forge
-    the ones before it.
+    The client's address is the last one in ``X-Forwarded-For`` that is not a trusted proxy,
+    because clients can forge all earlier addresses.
     """
     client = scope.get("client")
     if client is None:

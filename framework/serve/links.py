@@ -10,17 +10,17 @@ from capgraph.configs.settings import ServeSettings
 
 
 def server_url(settings: ServeSettings, request: Request) -> str:
-    """Return the base URL of the server, without a trailing slash."""
+    """Return the public base URL of the server without a trailing slash."""
     return (settings.base_url or str(request.base_url)).rstrip("/")
 
 
 def thread_link(settings: ServeSettings, request: Request, thread_id: str) -> str:
-    """Return the URL that opens a thread in the console."""
+    """Return the URL that opens a thread in the web console."""
     return f"{server_url(settings, request)}/{thread_query(thread_id)}"
 
 
 def thread_query(thread_id: str) -> str:
-    """Return the query string that opens a thread in the console.
+    """Return the URL query string that opens a thread in the web console.
 
     >>> thread_query("a b")
     '?thread=a%20b'

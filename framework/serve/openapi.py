@@ -12,12 +12,12 @@ Schema = dict[str, Any]
 
 
 def object_schema(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """Return the JSON schema of an object with required and optional properties."""
+    """Build the JSON schema of an object from its required and optional properties."""
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
 def page_schema(item: Schema) -> Schema:
-    """Return the JSON schema of a paginated response, from the schema of its items."""
+    """Return the JSON schema of a page of items with a cursor for the next page."""
     return object_schema({"items": {"type": "array", "items": item}, "next": TEXT_OR_NULL})
 
 
@@ -101,7 +101,7 @@ PAGE_QUERY: Mapping[str, Schema] = {"limit": COUNT, "after": NAME}
 
 
 class Operation(Route):
-    """HTTP route with its OpenAPI description.
+    """HTTP route that carries its own OpenAPI description.
 
     Args:
         method: HTTP method.
@@ -157,11 +157,11 @@ class Operation(Route):
 
 
 def openapi_document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
-    """Return the OpenAPI document.
+    """Build the OpenAPI document that describes the server's routes.
 
     Args:
         title: Name of the agent.
-        routes: Routes of the server. Those that are not an :class:`Operation` are left out.
+        routes: Routes of the server. Routes that are not an :class:`Operation` are omitted.
 
     >>> stop = Operation("POST", "/api/runs/{id}/stop", print, "Stop a run", TEXT, 202)
     >>> openapi_document("Tank", [stop])["paths"]["/api/runs/{id}/stop"]["post"]["responses"]["202"]

@@ -25,7 +25,7 @@ _DATABASE_URL = re.compile(r" '\w+://[^']*'")
 
 
 class BadRequestError(ValidationError):
-    """Raised if a request is malformed.
+    """Raised if an HTTP request is malformed.
 
     Attributes:
         param: Name of the invalid parameter, for clients of OpenAI's API.
@@ -38,7 +38,7 @@ class BadRequestError(ValidationError):
 
 
 class TooLargeError(ValidationError):
-    """Raised if a request exceeds a size limit."""
+    """Raised if an HTTP request exceeds a size limit."""
 
     code = "CG-TOO-LARGE"
 
@@ -56,13 +56,13 @@ class NotFoundError(CapgraphError):
 
 
 class ConflictError(CapgraphError):
-    """Raised if a request conflicts with the state, such as an answered question."""
+    """Raised if a request conflicts with the current state, such as a repeated answer."""
 
     code = "CG-CONFLICT"
 
 
 class AnswerRefusedError(ValidationError):
-    """Raised if an answer does not match its question, which stays open.
+    """Raised if an answer does not fit its question. The question stays open.
 
     Args:
         problems: Problems found, each with a dotted ``path`` and a ``message``.
@@ -97,7 +97,7 @@ _STATUS_CODES: tuple[tuple[type[CapgraphError], int], ...] = (
 
 
 def openai_error(message: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """Return an error object of OpenAI's API."""
+    """Return an error object in the format of the OpenAI API."""
     kind = "capgraph_error" if param is None else "invalid_request_error"
     return {"message": message, "type": kind, "param": param, "code": code}
 
@@ -111,12 +111,12 @@ def problem_response(
     param: str | None = None,
     **extra: Any,
 ) -> JSONResponse:
-    """Return a response with problem details.
+    """Return an HTTP error response whose JSON body contains problem details.
 
     Args:
         status: HTTP status.
         code: Error code, which the documentation describes.
-        detail: Value and cause of the problem.
+        detail: Message that names the cause and the invalid value.
         fix: Action that resolves the problem.
         headers: Additional response headers.
         param: Name of the invalid parameter.
@@ -138,7 +138,7 @@ def problem_response(
 
 
 def public_message(exc: CapgraphError) -> tuple[str, str | None]:
-    """Return the message and the fix of an error, without database and process details.
+    """Return the message and fix of an error for clients, without internal details.
 
     >>> public_message(PersistenceError("The database 'sqlite:////srv/t.db' is unavailable."))
     ('The database is unavailable.', None)
@@ -150,13 +150,15 @@ def public_message(exc: CapgraphError) -> tuple[str, str | None]:
 
 
 def public_message_line(exc: CapgraphError) -> str:
-    """Return :func:`public_message` as one line, for protocols whose errors are plain text."""
+    """Return an error's public message and fix on one line, for plain-text protocols."""
     message, fix = public_message(exc)
     return f"{message} Fix: {fix}" if fix else message
 
 
 def error_response(exc: Exception) -> JSONResponse:
-    """Return the response for an exception. Unexpected exceptions are logged and not described.
+    """Convert an exception to an HTTP error response.
+
+    Unexpected exceptions are logged, but their details are not sent to the client.
 
     >>> import json
     >>> response = error_response(PersistenceError("The database 'sqlite:////t.db' is unavailable."))

@@ -33,7 +33,7 @@ _HIDDEN_NAME = "[user]"
 
 
 class RecordedRuns:
-    """Access to the recorded runs of the users' threads.
+    """Access to the recorded runs of the users' threads, to compare, replay, and share them.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -48,7 +48,7 @@ class RecordedRuns:
         self._replay_slot = asyncio.Semaphore(1)
 
     async def list_runs(self, caller: Caller, thread_id: str) -> list[dict[str, Any]]:
-        """Return the last recorded runs of a thread, the last one first.
+        """Return the most recently recorded runs of a thread, latest first.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -69,12 +69,12 @@ class RecordedRuns:
     async def compare(
         self, caller: Caller, first: tuple[str, int | None], second: tuple[str, int | None]
     ) -> dict[str, Any]:
-        """Return two runs of the caller's threads and the differences between them.
+        """Return two recorded runs and the differences between them.
 
         Args:
             caller: Owner of both threads.
-            first: Thread ID and number of the run; the last run without a number.
-            second: The same for the other run.
+            first: Thread ID and run number of the first run. ``None`` selects the last run.
+            second: Thread ID and run number of the second run.
 
         Raises:
             NotFoundError: A thread or a run does not exist.
@@ -84,12 +84,12 @@ class RecordedRuns:
         recordings = [await self._read(caller, *one) for one in (first, second)]
         ends = recordings[0].end, recordings[1].end
         differences = tuple(compare_outcomes(*ends, compare_costs=True))
-        return self._present(ReplayResult(*ends, differences, (), ()).as_data(), *recordings)
+        return self._hide_internals(ReplayResult(*ends, differences, (), ()).as_data(), *recordings)
 
     async def replay(self, caller: Caller, thread_id: str, turn: int | None) -> dict[str, Any]:
-        """Replay a run with the code of this process, and return the differences.
+        """Replay a recorded run with the current code and return the differences.
 
-        Recorded steps and model calls are not repeated, and nothing is stored.
+        Recorded steps and model calls are not executed again, and nothing is stored.
 
         Raises:
             NotFoundError: The thread or the run does not exist.
@@ -101,16 +101,17 @@ class RecordedRuns:
             result = await replay(
                 recording, self._services.registry, settings=self._services.settings
             )
-        return self._present(result.as_data(), recording)
+        return self._hide_internals(result.as_data(), recording)
 
     async def create_link(
         self, caller: Caller, thread_id: str, turn: int | None, days: float | None
     ) -> dict[str, Any]:
-        """Create a read-only link to a run, and return it with its secret token.
+        """Create a read-only link to a run and return it with its secret token.
 
         Raises:
             NotFoundError: The thread or the run does not exist.
-            ValidationError: Links are disabled, the lifetime is invalid, or the thread has too many.
+            ValidationError: Links are disabled, the lifetime is invalid, or the thread has too many
+                links.
         """
         max_days = self._settings.max_link_days
         days = min(_DEFAULT_DAYS, max_days) if days is None else days
@@ -146,7 +147,7 @@ class RecordedRuns:
         return {**_link_fields(link_id, link), "token": f"{place}.{link_id}.{secret}"}
 
     async def list_links(self, caller: Caller, thread_id: str) -> list[dict[str, Any]]:
-        """Return the active links to runs of a thread, without their tokens.
+        """Return the active links to a thread's runs, without their secret tokens.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -156,10 +157,10 @@ class RecordedRuns:
         return [_link_fields(name.removeprefix(prefix), link) for name, link in links.items()]
 
     async def revoke_link(self, caller: Caller, thread_id: str, link_id: str) -> None:
-        """Revoke a link.
+        """Revoke a link to a run, so that its token no longer opens the run.
 
         Raises:
-            NotFoundError: The thread does not exist, or has no such link.
+            NotFoundError: The thread or the link does not exist.
         """
         storage_id = await self._threads.resolve(caller, thread_id)
         if link_id not in {one["link_id"] for one in await self.list_links(caller, thread_id)}:
@@ -167,7 +168,7 @@ class RecordedRuns:
         await self._store(f"run_link/{_thread_digest(storage_id)}/{link_id}", None, 1)
 
     async def open_link(self, token: str) -> dict[str, Any]:
-        """Return the run of a link, without identities, secrets, and file paths.
+        """Return the run that a shared link opens, without identities, secrets, or file paths.
 
         Raises:
             NotFoundError: The link is forged, expired, or revoked, or its run was deleted.
@@ -195,7 +196,7 @@ class RecordedRuns:
         return self._shared_fields(recording, maker)
 
     def _shared_fields(self, recording: Recording, maker: Caller) -> dict[str, Any]:
-        """Return the part of a recording that a link shows."""
+        """Return the fields of a recorded run that a shared link shows."""
         end = recording.end
         steps = [
             {
@@ -212,7 +213,7 @@ class RecordedRuns:
             for step in end.plan
             if step["capability"] not in TERMINAL_STEPS
         ]
-        shown = self._present(
+        shown = self._hide_internals(
             {
                 "agent": self._services.settings.name,
                 "request": recording.request,
@@ -236,11 +237,12 @@ class RecordedRuns:
             return await record(self._graph.checkpointer, storage_id, turn)
         except PersistenceError as exc:
             raise NotFoundError(
-                "The run has no complete history.", fix="List the thread's recorded runs."
+                "The recorded history of the run is incomplete.",
+                fix="List the thread's recorded runs.",
             ) from exc
 
-    def _present(self, data: Any, *recordings: Recording) -> dict[str, Any]:
-        """Return data with secrets masked and server paths replaced by file names."""
+    def _hide_internals(self, data: Any, *recordings: Recording) -> dict[str, Any]:
+        """Return data for clients, with secrets masked and server paths reduced to file names."""
         contexts: list[tuple[str, str, Any]] = []
         for one in recordings:
             for state in (one.before, one.given):
@@ -279,7 +281,7 @@ def _hash(text: str) -> str:
 
 
 def _identities(recording: Recording, maker: Caller) -> re.Pattern[str] | None:
-    """Return a pattern of the users and tenants who took part in a run."""
+    """Return a regular expression that matches the users and tenants involved in a run."""
     answers = chain.from_iterable(visit.answers for visit in recording.visits)
     people = [recording.caller, *(answer.by for answer in answers)]
     names = {one.get(field) for one in people for field in ("user_id", "tenant")}

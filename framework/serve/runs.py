@@ -76,7 +76,7 @@ _MAX_UNLOGGED_THREADS = 50
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as its caller sees it.
+    """Run of the graph, as visible to its caller.
 
     Attributes:
         run_id: ID of the run.
@@ -91,11 +91,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn with the runs that started and resumed it.
+    """Turn of a thread, with the run that started it and the runs that resumed it.
 
     Attributes:
-        run: Its latest run.
-        requests: ID and request of each run, in order. The first one started the turn.
+        run: Latest run of the turn.
+        requests: ID and request of each run, in order. The first run started the turn.
         created_at: Time of the first request.
         updated_at: Time at which the latest run ended, or was requested if it is active.
         is_active: True if the latest run has not ended.
@@ -114,7 +114,7 @@ class Turn:
 
     @property
     def message(self) -> str | None:
-        """Text of the message; ``None`` if a plan started the turn."""
+        """Text of the user's message that started the turn, or ``None`` if a plan started it."""
         return self.requests[0][1].get("message")
 
     @property
@@ -124,7 +124,7 @@ class Turn:
 
 
 class Runs:
-    """The runs of a graph, on behalf of users.
+    """Service that starts, resumes, follows, and stops runs of a graph for users.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -132,7 +132,8 @@ class Runs:
         log: Storage of runs and their events.
         settings: Limits of the server.
         engine: Engine that hands runs to workers. Without it, runs execute in this process.
-        current: Returns a user with the current role; by default, with the role of the last request.
+        current: Function that returns a user with the current role. By default, the role of the
+            last request applies.
     """
 
     def __init__(
@@ -158,12 +159,12 @@ class Runs:
 
     @property
     def is_draining(self) -> bool:
-        """True if no new run starts in this process."""
+        """True if this process is shutting down and starts no new runs."""
         return self._executor.is_draining
 
     @property
     def ended_counts(self) -> Mapping[str, int]:
-        """Number of runs that ended in this process, by outcome."""
+        """Number of runs that have ended in this process, by outcome."""
         return self._executor.ended_counts
 
     @property
@@ -173,13 +174,13 @@ class Runs:
 
     @property
     def has_chat_model(self) -> bool:
-        """True if a chat model plans or answers."""
+        """True if a chat model is configured for planning or answering."""
         chat_model = self._graph.services.chat_model
         return bool(chat_model("planning") or chat_model("answer"))
 
     @property
     def active_count(self) -> int:
-        """Number of runs that execute in this process."""
+        """Number of runs that this process is executing."""
         return len(self._tasks)
 
     # --- start ----------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Runs:
         client_tools: Sequence[Mapping[str, Any]] | None = None,
         answer_schema: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Start a run in the background and return it.
+        """Start a run in the background, for a message, a plan, or answers, and return it.
 
         Args:
             caller: The authenticated caller.
@@ -208,7 +209,7 @@ class Runs:
             plan: Plan to run instead of generating one.
             answers: Answers by interrupt ID.
             context: Context data, by type and key.
-            history: Messages before it that the thread does not have, each with ``role`` and
+            history: Earlier messages that the thread does not contain, each with ``role`` and
                 ``content``.
             message_id: The client's ID of the message.
             state: Values of application state keys.
@@ -299,9 +300,10 @@ class Runs:
     async def _with_labels(
         self, caller: Caller, history: Sequence[Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:
-        """Return a client's history with the labels that its messages had on this server.
+        """Return a client's message history with the data labels that this server recorded.
 
-        Answers that the server did not send to this user, and results of tools, are untrusted.
+        Tool results, and answers that the server did not send to this user, are labeled as
+        untrusted.
         """
         if self._graph.services.flow is None:
             return list(history)
@@ -323,7 +325,7 @@ class Runs:
         return labeled
 
     async def _record_current_roles(self, storage_id: str) -> None:
-        """Record the current roles of the people for whom a turn continues."""
+        """Record the current roles of the users on whose behalf a turn continues."""
         if self._current is None:
             return
         state = await self._graph.aget_state(thread_config(storage_id))
@@ -357,7 +359,7 @@ class Runs:
     # --- read -----------------------------------------------------------------------------
 
     async def get(self, caller: Caller, run_id: str) -> Run:
-        """Return a run.
+        """Return one of the caller's runs by its ID.
 
         Raises:
             NotFoundError: The run does not exist or belongs to another user.
@@ -371,7 +373,7 @@ class Runs:
         return run
 
     async def get_turn(self, caller: Caller, run_id: str) -> Turn:
-        """Return a turn by the ID of its first run.
+        """Return one of the caller's turns by the ID of the turn's first run.
 
         Raises:
             NotFoundError: The run does not exist or is not the first of a turn.
@@ -386,22 +388,22 @@ class Runs:
         )
 
     async def latest_turn(self, caller: Caller, thread_id: str) -> Turn | None:
-        """Return the last turn of a thread; ``None`` if the thread has no run."""
+        """Return the last turn of a thread, or ``None`` if the thread has no runs."""
         runs = await self._log.thread_runs(self._threads.storage_id(caller, thread_id))
         turns = self._group_turns(caller, runs)
         return turns[-1] if turns else None
 
     async def list_turns(self, caller: Caller) -> list[Turn]:
-        """Return the caller's turns, by the time at which they began."""
+        """Return the caller's turns, ordered by start time."""
         prefix = self._threads.owner_prefix(caller)
         return self._group_turns(caller, await self._log.owner_runs(prefix, _MAX_LISTED_RUNS))
 
     def _group_turns(self, caller: Caller, runs: Sequence[LoggedRun]) -> list[Turn]:
-        """Group runs by turn.
+        """Group runs into turns, in the order in which the turns began.
 
         Args:
             caller: The caller.
-            runs: Runs, the latest one first.
+            runs: Runs to group, latest first.
         """
         turns: list[list[LoggedRun]] = []
         last_turns: dict[str, list[LoggedRun]] = {}
@@ -428,14 +430,14 @@ class Runs:
     async def follow(
         self, caller: Caller, run_id: str, after: int = 0
     ) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yield pages of a run's events as JSON text; see :meth:`events`."""
+        """Return an iterator of pages of a run's events as JSON text; see :meth:`events`."""
         await self._get_own(caller, run_id)
         return self._log.follow(run_id, after)
 
     async def events(
         self, caller: Caller, run_id: str, after: int = 0
     ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Yield the numbered events of a run until its last one.
+        """Yield the numbered events of a run until the run ends.
 
         Args:
             caller: The caller.
@@ -460,13 +462,13 @@ class Runs:
         return True
 
     async def stop(self, caller: Caller, run_id: str) -> Run:
-        """Cancel a run in whichever process executes it. A run that has ended is unchanged.
+        """Cancel a run, even if it executes in a different process. An ended run is unchanged.
 
-        If the run waits for a person or an event, its turn ends as stopped.
+        If the run is waiting for a person or an event, its turn ends with the status stopped.
 
         Raises:
             NotFoundError: The run does not exist.
-            ThreadBusyError: Another run is resuming the turn at this moment.
+            ThreadBusyError: A different run is currently resuming the turn.
         """
         run = await self._get_own(caller, run_id)
         latest = run.status == "waiting" and await self._log.thread_runs(run.thread_id, 1)
@@ -488,7 +490,7 @@ class Runs:
     async def list_questions(
         self, caller: Caller, thread_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """Return the open questions of the caller's threads, or of one thread.
+        """Return the open questions in all threads of the caller, or in one thread.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -508,7 +510,7 @@ class Runs:
         ]
 
     def _is_approver(self, caller: Caller) -> bool:
-        """Return True if the caller may approve steps in other users' threads."""
+        """Return True if the caller may be able to approve steps in other users' threads."""
         services = self._graph.services
         if services.permissions is not None:
             return caller.role is not None
@@ -519,10 +521,10 @@ class Runs:
         )
 
     def _can_decide(self, caller: Caller, storage_id: str, question: Mapping[str, Any]) -> bool:
-        """Return True if the caller may decide on a question in another user's thread.
+        """Return True if the caller may decide on an approval in a different user's thread.
 
-        The approval must require a named person. With permissions, the caller's role must permit
-        the capability.
+        The approval must require a named person. If permissions are configured, the caller's role
+        must permit the capability.
         """
         permissions = self._graph.services.permissions
         steps = question.get("steps")
@@ -537,10 +539,10 @@ class Runs:
     def _approver_fields(
         self, caller: Caller, storage_id: str, question: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the fields of a question that depend on the caller.
+        """Return the fields of an approval question that depend on the caller.
 
-        ``can_decide`` and ``has_approved`` concern the caller. ``requester`` is another user whose
-        thread has the question. ``approver_roles`` lists the roles that may approve.
+        ``can_decide`` and ``has_approved`` describe the caller. ``requester`` is the owner of the
+        thread, if that is a different user. ``approver_roles`` lists the roles that may approve.
         """
         permissions = self._graph.services.permissions
         restricted = [one for one in question.get("steps") or () if restricts_approvers(one)]
@@ -562,14 +564,14 @@ class Runs:
         return fields if is_own else {**fields, "requester": self._threads.owner_name(storage_id)}
 
     async def _open_questions(self, storage_id: str) -> dict[str, dict[str, Any]]:
-        """Return the open questions of a thread, by question ID."""
+        """Return the questions of a thread that are waiting for an answer, by question ID."""
         checkpoint = await self._saver.aget_tuple(thread_config(storage_id))
         interrupts = open_questions(checkpoint) if checkpoint is not None else {}
         questions = [identify_question(storage_id, key, value) for key, value in interrupts.items()]
         return {question["question_id"]: question for question in questions}
 
     async def get_question(self, caller: Caller, question_id: str) -> tuple[str, dict[str, Any]]:
-        """Return the storage ID of a question's thread, and the question.
+        """Return an open question and the storage ID of its thread.
 
         Raises:
             NotFoundError: The question does not exist.
@@ -591,7 +593,8 @@ class Runs:
             await self._threads.resolve(caller, self._threads.public_id(caller, storage_id))
             if question is None:
                 raise ConflictError(
-                    "The question is no longer open.", fix="List the open questions."
+                    "The question is closed and no longer accepts answers.",
+                    fix="List the open questions.",
                 )
             return storage_id, question
         raise missing
@@ -599,7 +602,7 @@ class Runs:
     async def answer(
         self, caller: Caller, question_id: str, answer: Any, *, message_id: str | None = None
     ) -> Run:
-        """Answer a question and return the run that continues; see :meth:`answer_all`."""
+        """Answer a question and return the run that resumes the turn; see :meth:`answer_all`."""
         return await self.answer_all(caller, {question_id: answer}, message_id=message_id)
 
     async def answer_all(
@@ -612,15 +615,15 @@ class Runs:
         answer_schema: Mapping[str, Any] | None = None,
         message_id: str | None = None,
     ) -> Run:
-        """Answer questions of one thread together and return the run that continues.
+        """Answer several questions of one thread and return the run that resumes the turn.
 
         Args:
             caller: The person who answers.
-            answers: Answer for each question: one decision for all its steps, or a decision per
-                step by context key. Questions of a capability's own accept any value.
+            answers: Answers by question ID. An approval accepts one decision for all its steps, or
+                one decision per step by context key. A capability's own questions accept any value.
             thread_id: ID of the thread, to check that the questions belong to it.
             client_tools: As for :meth:`start`. Defaults to the tools of the turn.
-            answer_schema: JSON schema of the answer, which must be that of the turn.
+            answer_schema: JSON schema of the answer, which must equal the turn's.
             message_id: The client's ID of the message with the answer.
 
         Raises:
@@ -628,7 +631,7 @@ class Runs:
             ConflictError: A question has already been answered.
             AnswerRefusedError: An answer is invalid. All questions stay open.
             ThreadBusyError: The thread has an active run.
-            ValidationError: The turn has another type of answer.
+            ValidationError: The turn requires a different type of answer.
         """
         questions = {name: await self.get_question(caller, name) for name in answers}
         threads = {storage_id for storage_id, _ in questions.values()}
@@ -668,7 +671,9 @@ class Runs:
             raise
 
     async def signal(self, caller: Caller, thread_id: str, key: str, value: Any) -> Run | None:
-        """Send an event to a thread. Return the resumed run, or ``None`` if no step waits.
+        """Send an event to the steps of a thread that are waiting for it.
+
+        Return the resumed run, or ``None`` if no step is waiting for the event.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -691,7 +696,7 @@ class Runs:
                 self._start_task(run, self._executor.advance(order))
 
     async def maintain(self) -> None:
-        """Wake due threads and resume abandoned runs, until canceled."""
+        """Wake threads whose wait is over and resume abandoned runs, until canceled."""
         await repeat(self._maintain_once, _POLL_SECONDS, "runs", "Maintenance failed: %s")
 
     async def _maintain_once(self) -> None:
@@ -710,11 +715,11 @@ class Runs:
             await self._log.prune(self._settings.keep_runs_days * 86_400)
 
     async def wait_closed(self) -> None:
-        """Wait until all runs have been handed over and no more events are delivered."""
+        """Wait until this process has handed over all its runs and delivers no more events."""
         await self._log.closing.wait()
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Start no more runs and checkpoint active ones for another process to resume."""
+        """Stop starting runs and checkpoint the active ones for a different process to resume."""
         self._executor.drain(seconds)
         if self._tasks:
             await asyncio.wait(self._tasks.values())

@@ -70,12 +70,12 @@ _CLOSE = {"connection": "close"}
 
 
 class SecurityMiddleware:
-    """ASGI middleware that protects the whole server.
+    """ASGI middleware that authenticates callers and protects all routes of the server.
 
     Args:
         app: The wrapped application.
         settings: Settings of the server.
-        identity: Authenticates callers.
+        identity: Identity that authenticates callers.
         host: Address that the server listens on; ``None`` behind another server.
         style_hashes: Hashes of inline styles for the content security policy.
         upload_paths: Paths whose endpoints limit the body size themselves.
@@ -129,15 +129,15 @@ class SecurityMiddleware:
                 self._release_stream(sent.caller)
 
     def _acquire_stream(self, caller: Caller | None) -> bool:
-        """Count an event stream of a user. Return False if the user has too many."""
-        key = _rate_key(caller, "")
+        """Reserve an event stream for a user. Return False if the user has too many."""
+        key = _rate_limit_key(caller, "")
         if self._streams[key] >= self._settings.max_streams_per_user:
             return False
         self._streams[key] += 1
         return True
 
     def _release_stream(self, caller: Caller | None) -> None:
-        key = _rate_key(caller, "")
+        key = _rate_limit_key(caller, "")
         self._streams[key] -= 1
         if not self._streams[key]:
             del self._streams[key]
@@ -166,7 +166,7 @@ class SecurityMiddleware:
         await self._app(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> ASGIApp | None:
-        """Reject requests for another host or from a page of another site."""
+        """Reject requests with an unknown host name or from a page of a different origin."""
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._hosts.is_known_host(host):
             detail = f"The host {host[:100]!r} is not a name of this server."
@@ -191,9 +191,9 @@ class SecurityMiddleware:
     async def _check_caller(
         self, scope: Scope, headers: Headers, caller: Caller | None
     ) -> ASGIApp | None:
-        """Reject requests above the rate limit and unauthenticated requests."""
+        """Reject requests that exceed the rate limit and requests without authentication."""
         address = client_address(scope, headers, self._settings.proxy)
-        allowed = await self._rate.try_acquire(_rate_key(caller, address))
+        allowed = await self._rate.try_acquire(_rate_limit_key(caller, address))
         if allowed and _is_login(scope):
             allowed = await self._login_rate.try_acquire(f"address:{address}")
         if not allowed:
@@ -210,7 +210,7 @@ class SecurityMiddleware:
         return None
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes | ASGIApp:
-        """Return the complete body, or a response if it is too large or too slow."""
+        """Read the complete request body, or return an error response for a large or slow body."""
         limit = self._settings.max_body_bytes
 
         def too_long() -> ASGIApp:
@@ -236,7 +236,9 @@ class SecurityMiddleware:
 
 
 class _ResponseSender:
-    """Sender that adds security headers, limits streams, and ends those whose caller loses access.
+    """Response sender that adds security headers and limits the event streams of each caller.
+
+    An event stream ends if its caller loses access.
 
     Attributes:
         has_started: True if the response has started.
@@ -279,7 +281,7 @@ class _ResponseSender:
         await self._send(message)
 
     async def _refuse_stream(self) -> None:
-        """Replace a response that has not been sent yet."""
+        """Send an error response instead of an event stream that exceeds the caller's limit."""
         self._is_closed, self._is_stream = True, False
         detail, fix = "You have too many open event streams.", "Close another stream."
         refusal = problem_response(429, LimitError.code, detail, fix, dict(self._headers))
@@ -291,7 +293,7 @@ class _ResponseSender:
 
 
 class HostPolicy:
-    """Host names and origins that the server accepts.
+    """Policy that determines which host names and origins the server accepts.
 
     Args:
         settings: Settings of the server.
@@ -316,7 +318,7 @@ class HostPolicy:
             self._origins.add(f"{base.scheme}://{base.netloc}")
 
     def is_known_host(self, header: str) -> bool:
-        """Return True if a ``Host`` header names this server."""
+        """Return True if a ``Host`` header contains an accepted name of this server."""
         name = _host_name(header)
         if name in self._names:
             return True
@@ -324,7 +326,7 @@ class HostPolicy:
         return not self._loopback and _is_address(name)
 
     def is_allowed_origin(self, origin: str, host: str) -> bool:
-        """Return True if pages of an origin may send requests."""
+        """Return True if web pages of an origin may send requests to this server."""
         if origin in self._origins:
             return True
         parts = urlsplit(origin)
@@ -333,7 +335,7 @@ class HostPolicy:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address is reachable from this machine only."""
+    """Return True if a host name or IP address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -368,13 +370,13 @@ class _AuthenticatedUser:
         self.display_name = self.identity = self.username = caller.user_id or ""
 
 
-def _rate_key(caller: Caller | None, address: str) -> str:
-    """Return the key under which the requests and streams of a user, or of an address, are counted."""
+def _rate_limit_key(caller: Caller | None, address: str) -> str:
+    """Return the rate-limiting key for a user, or for an IP address without a user."""
     return f"address:{address}" if caller is None else f"user:{caller.tenant}/{caller.user_id}"
 
 
 def _is_login(scope: Scope) -> bool:
-    """Return True if a request attempts to log in instead of only showing the login page."""
+    """Return True if a request attempts to log in, rather than only showing the login page."""
     path = route_path(scope)
     if path == "/login":
         return scope["method"] not in _SAFE_METHODS or bool(scope.get("query_string"))
@@ -382,7 +384,7 @@ def _is_login(scope: Scope) -> bool:
 
 
 def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
-    """Reject requests that no endpoint can handle."""
+    """Return an error response for a request that no endpoint can handle, or ``None``."""
     if headers.get("upgrade", "").lower() == "websocket":
         return problem_response(403, "CG-METHOD", "WebSockets are not supported.", "Use HTTP.")
     # PostgreSQL cannot store NUL characters.
@@ -402,7 +404,7 @@ async def _reject_scope(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _iter_body(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the chunks of a request body.
+    """Yield the chunks of an ASGI request body.
 
     Raises:
         ClientDisconnect: The client disconnected before the end of the body.
@@ -417,7 +419,10 @@ async def _iter_body(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def _reject(response: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send a response and close it after the rest of the request body has been read."""
+    """Send an error response, and complete it after the rest of the request body was read.
+
+    Reading the rest of the body is limited by a timeout.
+    """
 
     async def send_open(message: MutableMapping[str, Any]) -> None:
         last = message["type"] == "http.response.body"
@@ -445,6 +450,6 @@ def _replay_body(body: bytes, receive: Receive) -> Callable[[], Awaitable[Messag
 
 
 def serve_settings(settings: Any) -> ServeSettings:
-    """Return the server settings of any settings object; the defaults for ``None``."""
+    """Return the server settings of a settings object, or the defaults for ``None``."""
     found = settings.serve if settings is not None else ServeSettings()
     return ServeSettings(**found) if isinstance(found, Mapping) else found

@@ -26,15 +26,15 @@ _BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """Uvicorn server for an application of ``create_app``.
+    """Uvicorn server for an application made by ``create_app``.
 
-    On SIGTERM or the first Ctrl-C, no new run starts, and running ones stop at a checkpoint that
-    the next process can resume from. A second signal ends the process immediately.
+    On SIGTERM or the first Ctrl-C, no new run starts, and active runs stop at a checkpoint from
+    which the next process can resume them. A second signal ends the process immediately.
 
     Args:
-        app: The application.
-        listening_socket: An open socket.
-        ready: Called when the server accepts requests.
+        app: Application to serve.
+        listening_socket: Open socket to accept connections on.
+        ready: Callback for the time at which the server accepts requests.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Server(uvicorn.Server):
         self._drain_task: asyncio.Task[None] | None = None
 
     async def listen(self) -> bool:
-        """Serve requests until shutdown. Return False if the server could not start."""
+        """Serve requests until shutdown. Return False if the server failed to start."""
         await self.serve([self._socket])
         return self.started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the server and call ``ready``."""
+        """Start the server, then call the ``ready`` callback."""
         await super().startup(sockets)
         if self.started:
             # Objects made at startup live forever. Without freezing them, each full garbage
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Shut down gracefully on a signal and exit with code 0."""
+        """Install signal handlers that shut the server down gracefully with exit code 0."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
 
 
 def open_listening_socket(host: str, port: int | None) -> socket.socket:
-    """Open the server's listening socket.
+    """Open the socket on which the server listens for connections.
 
     Args:
         host: Address or host name.
@@ -128,6 +128,6 @@ def open_listening_socket(host: str, port: int | None) -> socket.socket:
 
 
 def socket_url(listening_socket: socket.socket) -> str:
-    """Return the URL at which a browser reaches a listening socket."""
+    """Return the URL at which a browser can reach a listening socket."""
     host, port = listening_socket.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

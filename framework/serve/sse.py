@@ -17,7 +17,7 @@ _KEEP_ALIVE = b": \n\n"
 
 
 def parse_last_event_id(value: str | None) -> int:
-    """Parse a ``Last-Event-ID`` header; 0 if it is missing.
+    """Parse a ``Last-Event-ID`` header. A missing header is parsed as 0.
 
     Raises:
         BadRequestError: The header is not a number.
@@ -36,7 +36,7 @@ def parse_last_event_id(value: str | None) -> int:
 
 
 def event_stream(pages: EventPages) -> StreamingResponse:
-    """Return a response that streams events.
+    """Return a streaming response that sends pages of events as server-sent events.
 
     Args:
         pages: Lists of sequence numbers and JSON texts. An empty list sends a keep-alive comment.
@@ -45,11 +45,11 @@ def event_stream(pages: EventPages) -> StreamingResponse:
 
 
 def encode_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
-    r"""Return one server-sent event with JSON data.
+    r"""Encode JSON data as one server-sent event.
 
     Args:
-        data: The data.
-        name: Type of the event.
+        data: JSON data of the event.
+        name: Event type; ``None`` for the default type.
 
     >>> encode_event({"n": 1}, "count")
     b'event: count\ndata: {"n": 1}\n\n'

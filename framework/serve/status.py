@@ -24,7 +24,9 @@ _MAX_FILE_BYTES = 5_000_000
 
 
 class StatusReader:
-    """Reader of the agent's status. Only admins see data that is not a user's own.
+    """Reader for the agent's status, such as budgets, limits, and workers.
+
+    Data that does not belong to the caller is visible only to admins.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -41,9 +43,9 @@ class StatusReader:
         return caller.role in self._settings.admin_roles or self._threads.owner_prefix(caller) == ""
 
     async def list_budgets(self, caller: Caller, thread_id: str | None) -> list[dict[str, Any]]:
-        """Return the caller's budgets with the remaining amounts.
+        """Return the caller's budgets with their remaining amounts.
 
-        A budget per turn or step has no remaining amount between turns.
+        Budgets per turn or per step have no remaining amount between turns.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -71,7 +73,7 @@ class StatusReader:
         return rows
 
     async def list_limits(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the concurrency slots of this process and the open circuit breakers."""
+        """Return the usage of this process's concurrency limits, and the open circuit breakers."""
         capacity = self._services.runner_config.capacity
         running, most = capacity.held_by_capability, self._services.limits.max_parallel
         visible = {one["name"] for one in self.list_capabilities(caller)}
@@ -91,7 +93,7 @@ class StatusReader:
         ]
 
     def list_capabilities(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the capabilities that the caller may use."""
+        """Return descriptions of the capabilities that the caller may use."""
         permissions = self._services.permissions
         known = self._services.registry
         if permissions is not None:
@@ -113,7 +115,8 @@ class StatusReader:
     def describe_agent(self, caller: Caller) -> dict[str, Any]:
         """Return the agent's name, description, and example requests.
 
-        The examples are those of the capabilities that the caller may use, the first of each first.
+        The examples come from the capabilities that the caller may use, beginning with the first
+        example of each capability.
         """
         visible = self.list_capabilities(caller)
         declared = [self._services.registry.capabilities[one["name"]].cls for one in visible]
@@ -127,7 +130,7 @@ class StatusReader:
         }
 
     def describe_graph(self) -> dict[str, Any]:
-        """Return the nodes and edges of the graph."""
+        """Return the nodes and edges of the graph as plain data."""
         drawn = self._graph.get_graph()
         edges = [
             {"from": edge.source, "to": edge.target, "conditional": edge.conditional}
@@ -136,7 +139,7 @@ class StatusReader:
         return {"nodes": list(drawn.nodes), "edges": edges}
 
     async def list_findings(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the findings of ``capgraph check``; empty for non-admins."""
+        """Return the findings of ``capgraph check``, or an empty list for non-admin callers."""
         if not self._is_admin(caller):
             return []
         if self._findings is None:
@@ -160,7 +163,7 @@ class StatusReader:
         return [asdict(one) for one in found]
 
     async def list_workers(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the live workers of a shared database; empty for non-admins."""
+        """Return the live workers of the database, or an empty list for non-admin callers."""
         rows = self._persistence.tables
         if rows is None or not self._is_admin(caller):
             return []
@@ -169,7 +172,7 @@ class StatusReader:
         return [asdict(one) for one in await list_workers(rows)]
 
     async def list_evaluations(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return the stored runs of ``capgraph eval``, the latest first; empty for non-admins."""
+        """Return the stored results of ``capgraph eval``, latest first, or none for non-admins."""
         folder = self._settings.evaluations
         if folder is None or not self._is_admin(caller):
             return []

@@ -41,10 +41,10 @@ _NEW_STATUS = "new"
 
 
 class Threads:
-    """Access to a saver's threads on behalf of users.
+    """Access to the checkpointed threads of a graph on behalf of users.
 
-    A *thread ID* is what a user sees. A *storage ID* is the same ID with the user's prefix, as the
-    saver stores it.
+    A *thread ID* is what a user sees. A *storage ID* is the thread ID with the user's prefix,
+    as stored by the saver (LangGraph checkpointer).
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -60,7 +60,7 @@ class Threads:
         self._is_shared = is_shared
 
     def owner_prefix(self, caller: Caller) -> str:
-        """Return the prefix of the storage IDs of a user's threads.
+        """Return the prefix of all storage IDs that belong to a user's threads.
 
         >>> from langgraph.checkpoint.memory import InMemorySaver
         >>> from types import SimpleNamespace
@@ -76,7 +76,7 @@ class Threads:
         return "".join(f"@{quote(part, safe='')}" for part in parts) + "/"
 
     def prefix_of(self, storage_id: str) -> str:
-        """Return the owner prefix of a storage ID; empty if the thread has no owner."""
+        """Return the owner prefix of a storage ID, or an empty string for an unowned thread."""
         return (
             ""
             if self._is_shared or not storage_id.startswith("@")
@@ -84,16 +84,16 @@ class Threads:
         )
 
     def owner_name(self, storage_id: str) -> str:
-        """Return the user who owns a thread; empty if the thread has no owner."""
+        """Return the ID of the user who owns a thread, or an empty string without an owner."""
         return unquote(self.prefix_of(storage_id).strip("/").removeprefix("@").partition("@")[0])
 
     def is_in_tenant(self, caller: Caller, storage_id: str) -> bool:
-        """Return True if a thread belongs to the caller's tenant."""
+        """Return True if the owner of a thread belongs to the caller's tenant."""
         _, _, tenant = self.prefix_of(storage_id).strip("/").removeprefix("@").partition("@")
         return tenant == quote(caller.tenant or "", safe="")
 
     def storage_id(self, caller: Caller, thread_id: str) -> str:
-        """Return the storage ID of a user's thread.
+        """Return the storage ID for a thread ID of the caller, whether or not the thread exists.
 
         Raises:
             ValidationError: The thread ID is empty, too long, or not printable.
@@ -106,11 +106,11 @@ class Threads:
         return self.owner_prefix(caller) + thread_id
 
     def public_id(self, caller: Caller, storage_id: str) -> str:
-        """Return the thread ID that a user sees for a storage ID."""
+        """Return the thread ID that the caller sees for a storage ID."""
         return storage_id.removeprefix(self.owner_prefix(caller))
 
     async def resolve(self, caller: Caller, thread_id: str) -> str:
-        """Return the storage ID of an existing thread.
+        """Return the storage ID of one of the caller's existing threads.
 
         Raises:
             NotFoundError: The thread does not exist or belongs to another user.
@@ -125,7 +125,7 @@ class Threads:
         return storage_id
 
     async def list_recent(self, caller: Caller, limit: int) -> list[str]:
-        """Return the storage IDs of the user's most recently saved threads."""
+        """Return the storage IDs of the caller's most recently saved threads."""
         named = iter_thread_ids(self._saver, limit=limit, prefix=self.owner_prefix(caller))
         return [storage_id async for storage_id in named]
 
@@ -137,13 +137,14 @@ class Threads:
         thread_id: str | None = None,
         contexts: Mapping[str, Any] | None = None,
     ) -> str:
-        """Create an empty thread and return its ID.
+        """Create an empty conversation thread for a user and return its thread ID.
 
         Args:
             caller: Owner of the thread.
             title: Title of the thread.
             thread_id: ID of the thread; generated if omitted.
-            contexts: Context data that a tool requires, by type and key. It passes the same check as
+            contexts: Context data that a tool requires, by type and key. It passes the same check
+                as
                 the input of a turn.
 
         Raises:
@@ -173,7 +174,7 @@ class Threads:
         limit: int = 50,
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Return one page of a user's threads, the most recently saved first.
+        """Return a page of a user's threads, most recently saved first.
 
         Args:
             caller: Owner of the threads.
@@ -212,7 +213,7 @@ class Threads:
         return all(word in searched for word in words)
 
     async def _thread_costs(self, caller: Caller) -> dict[str, float | None]:
-        """Return the cost of the caller's threads in US dollars, by storage ID."""
+        """Return the cost of each of the caller's threads in US dollars, by storage ID."""
         tables = self._persistence.tables
         if tables is None:
             return {}
@@ -223,7 +224,7 @@ class Threads:
         return {total.model: total.cost_usd for total in totals}
 
     async def get(self, caller: Caller, thread_id: str) -> dict[str, Any]:
-        """Return a thread with its messages, plan, results, and runs.
+        """Return one of the caller's threads with its messages, plan, results, and runs.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -247,7 +248,7 @@ class Threads:
         }
 
     async def rename(self, caller: Caller, thread_id: str, title: str) -> dict[str, Any]:
-        """Set the title of a thread.
+        """Set the title of a thread and return the thread's description.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -269,7 +270,7 @@ class Threads:
         return await self._describe(caller, storage_id) or {}
 
     async def delete(self, caller: Caller, thread_id: str) -> None:
-        """Delete a thread and its runs.
+        """Delete one of the caller's threads and all its runs.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -287,7 +288,7 @@ class Threads:
             await leases.release(lease)
 
     async def fork(self, caller: Caller, thread_id: str, checkpoint_id: str | None = None) -> str:
-        """Create a thread from the history of another one and return its ID.
+        """Create a new thread from the history of an existing thread and return its ID.
 
         Raises:
             NotFoundError: The thread or the checkpoint does not exist.
@@ -308,7 +309,7 @@ class Threads:
     async def history(
         self, caller: Caller, thread_id: str, *, limit: int = 50, after: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Return one page of a thread's checkpoints, the latest first.
+        """Return a page of a thread's checkpoints, latest first.
 
         Raises:
             NotFoundError: The thread does not exist.
@@ -337,7 +338,7 @@ class Threads:
     async def state(
         self, caller: Caller, thread_id: str, checkpoint_id: str | None = None
     ) -> dict[str, Any]:
-        """Return the state of a thread as plain data, now or at a checkpoint.
+        """Return a thread's state as plain data, either the current state or that of a checkpoint.
 
         File paths are replaced by file names, because clients must not see paths on the server.
 
@@ -361,7 +362,7 @@ class Threads:
         return state
 
     def hide_paths(self, contexts: Iterable[tuple[str, str, Any]], data: Any) -> Any:
-        """Return plain data in which the paths of context data are replaced by file names.
+        """Return plain data in which server paths from context data are replaced by file names.
 
         Args:
             contexts: Type, key, and entry of the context data.
@@ -381,7 +382,7 @@ class Threads:
     async def _checkpoint_config(
         self, storage_id: str, checkpoint_id: str | None
     ) -> RunnableConfig:
-        """Return the config of a thread at a checkpoint; its latest one by default."""
+        """Return the LangGraph config for a thread's checkpoint, by default the latest one."""
         config = thread_config(storage_id, checkpoint_id=checkpoint_id)
         if checkpoint_id is not None and await self._saver.aget_tuple(config) is None:
             raise NotFoundError("The checkpoint does not exist.", fix="List the thread's history.")
@@ -423,7 +424,7 @@ def _replace_text(value: Any, replacements: Mapping[str, str]) -> Any:
 
 
 def to_json_safe(value: Any) -> Any:
-    """Return plain data that every JSON parser can read: NaN and infinities become strings.
+    """Convert a value to plain data that is valid JSON. NaN and infinities become strings.
 
     >>> to_json_safe([1.5, float("nan")])
     [1.5, 'NaN']

@@ -24,7 +24,7 @@ _REVOKE = "revoke"
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """Entry of a token file.
+    """Entry of a token file, which describes one user's access token.
 
     Attributes:
         hash: SHA-256 hash of the token, which has 256 random bits.
@@ -41,16 +41,16 @@ class TokenEntry:
     expires: str | None = None
 
     def is_valid(self) -> bool:
-        """Return True if the token has not expired."""
+        """Return True if the access token has not expired."""
         return self.expires is None or datetime.fromisoformat(self.expires) > datetime.now(UTC)
 
     def caller(self, name: str) -> Caller:
-        """Return the caller that the token authenticates."""
+        """Return the caller whom the access token authenticates."""
         return Caller(name, self.role, self.tenant, authenticated=True)
 
 
 def hash_token(token: str) -> str:
-    """Return the hash under which a token is stored."""
+    """Return the SHA-256 hash under which an access token is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -62,7 +62,7 @@ def issue_token(
     tenant: str | None = None,
     days: float | None = None,
 ) -> str:
-    """Create a token for a user, store its hash, and replace the user's previous token.
+    """Create an access token for a user, store its hash, and replace the user's previous token.
 
     Args:
         path: Token file, readable only by its owner; created if it does not exist.
@@ -104,7 +104,9 @@ def issue_token(
 
 
 def revoke_token(path: str | os.PathLike[str], name: str) -> None:
-    """Revoke a user's token. A running server notices within seconds and ends the user's sessions.
+    """Delete a user's access token from a token file.
+
+    A running server notices the change within seconds and ends the user's sessions.
 
     Raises:
         ConfigurationError: The file has no token for this user.
@@ -112,14 +114,14 @@ def revoke_token(path: str | os.PathLike[str], name: str) -> None:
     entries = dict(read_tokens(path))
     if entries.pop(name, None) is None:
         raise ConfigurationError(
-            f"The token file {os.fspath(path)!r} has no user {name!r}.",
+            f"The token file {os.fspath(path)!r} contains no token for user {name!r}.",
             fix=f"Use one of: {', '.join(sorted(entries)) or '(the file is empty)'}.",
         )
     _write_tokens(path, entries)
 
 
 def read_tokens(path: str | os.PathLike[str]) -> Mapping[str, TokenEntry]:
-    """Read a token file.
+    """Read the users and their token hashes from a token file.
 
     Raises:
         ConfigurationError: The file cannot be read, is invalid, or is readable by other users.
@@ -159,13 +161,14 @@ def _write_tokens(path: str | os.PathLike[str], tokens: Mapping[str, TokenEntry]
 
 
 class TokenFile:
-    """The valid tokens of a file, reloaded when the file changes.
+    """Valid access tokens of a token file, which is reloaded when it changes.
 
     Args:
-        path: The token file.
+        path: Path of the token file.
 
     Raises:
-        ConfigurationError: The file cannot be used.
+        ConfigurationError: The token file cannot be read, is invalid, or is readable by other
+            users.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -175,7 +178,7 @@ class TokenFile:
         self._refreshed_at = time.monotonic()
 
     async def caller(self, token: str) -> tuple[Caller, str] | None:
-        """Return the owner of a token and the token's hash, or ``None`` if the token is invalid."""
+        """Return the owner and the hash of an access token, or ``None`` for an invalid token."""
         await self._refresh()
         wanted_hash = hash_token(token)
         owner = None
@@ -186,14 +189,14 @@ class TokenFile:
         return owner
 
     async def current(self, caller: Caller) -> Caller:
-        """Return a user with the role in the file; without a role if no valid token exists."""
+        """Return a user with the role from the token file, or no role without a valid token."""
         await self._refresh()
         entry = self._tokens.get(caller.user_id or "")
         is_known = entry is not None and entry.is_valid() and entry.tenant == caller.tenant
         return replace(caller, role=entry.role if entry is not None and is_known else None)
 
     async def is_active(self, token_hash: str) -> bool:
-        """Return True if a token with this hash is still valid."""
+        """Return True if the token file contains a valid token with this hash."""
         await self._refresh()
         return any(e.hash == token_hash and e.is_valid() for e in self._tokens.values())
 

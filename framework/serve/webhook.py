@@ -41,7 +41,7 @@ _GONE = 410
 
 
 class Webhook:
-    """Sender of webhook messages: each question is posted once, with retries on failure.
+    """Webhook that posts each open question once and retries failed requests.
 
     Args:
         graph: Graph made by ``build_graph``, with a checkpointer.
@@ -67,7 +67,8 @@ class Webhook:
             )
         if not self._base_url:
             raise ConfigurationError(
-                "serve.webhook requires serve.base_url: messages contain links to the console.",
+                "serve.webhook requires serve.base_url, because messages contain links to the "
+                "console.",
                 fix="Set serve.base_url.",
             )
         self._deliveries = DeliveryStore(graph.persistence, graph.services.clock)
@@ -86,7 +87,7 @@ class Webhook:
             yield
 
     async def poll(self) -> None:
-        """Start delivering the questions that have not been delivered yet."""
+        """Start delivering each open question that has not been delivered yet."""
         waiting = {run.run_id: run for run in await self._log.waiting_runs()}
         self._delivered &= waiting.keys()
         for run_id in waiting.keys() - self._delivered - self._tasks.keys():
@@ -114,7 +115,7 @@ class Webhook:
                     await self._deliveries.claim(claim, self._retention_seconds, renew=True)
 
     def build_message(self, run: LoggedRun, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the message for a question; thread content only if enabled."""
+        """Build the webhook message for a question, with thread content only if that is enabled."""
         thread_id = run.thread_id.removeprefix(self._threads.prefix_of(run.thread_id))
         message = {
             "type": "question",
@@ -147,7 +148,9 @@ class Webhook:
         )
 
     async def _post(self, body: bytes, message_id: str) -> int:
-        """Post a message and return the HTTP status. Redirects are not followed.
+        """Post a signed message to the webhook URL and return the HTTP status.
+
+        Redirects are not followed.
 
         Raises:
             OSError: The request failed.
@@ -175,7 +178,10 @@ class Webhook:
 
 
 def _decode_secret(secret: str) -> bytes:
-    """Return the signing key: decoded Base64 after ``whsec_``, or any other text as bytes."""
+    """Decode the signing key of the webhook.
+
+    Text after the prefix ``whsec_`` is decoded as Base64. Any other secret is used as bytes.
+    """
     if not secret.startswith("whsec_"):
         return secret.encode()
     try:

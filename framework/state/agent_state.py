@@ -28,11 +28,11 @@ SNAPSHOT_FREQUENCY = 200
 
 
 class AgentState(TypedDict, total=False):
-    """State of the graph: all keys that nodes read and write, with their writer and lifetime.
+    """State of the graph, which contains all keys that nodes read and write.
 
-    Thread-scoped keys that grow are stored as deltas (``DeltaChannel``), so the cost of a turn does not
-    depend on the length of its thread. All other keys are reset when a turn begins. Keys that parallel
-    steps write have reducers.
+    Thread-scoped keys that grow are stored as deltas (``DeltaChannel``), so the cost of a turn
+    does not depend on the length of its thread. All other keys are reset when a turn begins.
+    Keys that parallel steps write have reducers.
     """
 
     messages: Annotated[
@@ -249,8 +249,8 @@ def check_state_value(name: str, value: Any, writer: str) -> Any:
         error = exc.errors(include_url=False, include_input=False)[0]
         path = ".".join([name, *(str(part) for part in error["loc"])])
         raise ValidationError(
-            f"{writer!r} wrote an invalid value to the state key {name!r}: {value!r:.80}. {path}:"
-            f" {error['msg']}.",
+            f"The node {writer!r} wrote the invalid value {value!r:.80} to the state key "
+            f"{name!r}. {path}: {error['msg']}.",
             fix="See the table of state keys in the documentation (reference/state).",
             facts={"key": name, "writer": writer},
         ) from None

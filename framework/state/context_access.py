@@ -22,7 +22,7 @@ _MASKED = str(SecretStr("x")).encode()
 
 
 def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
-    """Validate stored context data and return it as an instance of its context class.
+    """Validate stored context data and convert it to an instance of its context class.
 
     Args:
         kind: Name of the context type.
@@ -31,7 +31,8 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
         types: Registered context classes by name. Data of other types is returned as plain data.
 
     Raises:
-        ValidationError: The data does not match its class, for example because an older version of the
+        ValidationError: The data does not match its class, for example because an older version of
+            the
             class wrote it.
     """
     cls = types.get(kind)
@@ -53,7 +54,7 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
 
 
 def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
-    """Validate a step's output and return it as plain data.
+    """Validate a step's output and convert it to plain data that can be stored.
 
     Args:
         kind: Name of the context type.
@@ -73,7 +74,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
         data = _dump(context, where)
         # Read the data back now. Otherwise the next step would discover that it cannot.
         restored = _validate(type(context), data)
-        _check_lost_keys(context, restored, where)
+        _reject_lossy_keys(context, restored, where)
     except PydanticValidationError as exc:
         expected_cls = cls or type(value)
         name = expected_cls.__name__
@@ -97,7 +98,7 @@ def _validate(cls: type[CapabilityContext], value: Any) -> CapabilityContext:
 
 
 def _dump(context: CapabilityContext, where: str, **only: Any) -> dict[str, Any]:
-    """Return a context as plain data by field name, without computed fields."""
+    """Serialize a context object to plain data by field name, without computed fields."""
     try:
         return context.model_dump(
             mode="json",
@@ -133,8 +134,11 @@ def _dump(context: CapabilityContext, where: str, **only: Any) -> dict[str, Any]
         ) from exc
 
 
-def _check_lost_keys(context: CapabilityContext, restored: CapabilityContext, where: str) -> None:
-    """Raise an error for dictionary keys that JSON converts to text, unless a serializer handles them."""
+def _reject_lossy_keys(context: CapabilityContext, restored: CapabilityContext, where: str) -> None:
+    """Reject dictionary keys that JSON would convert to strings.
+
+    Keys in fields with a custom serializer are accepted.
+    """
     cls = type(context)
     serialized = {
         name
@@ -155,7 +159,7 @@ def _check_lost_keys(context: CapabilityContext, restored: CapabilityContext, wh
 
 
 def _find_ambiguous_keys(value: Any) -> list[Any]:
-    """Return dictionary keys that are no text, and that differ or collide when converted to text."""
+    """Return non-string dictionary keys that would change or collide when converted to strings."""
     keys: list[Any] = []
     level = [value]
     for _ in range(8):
@@ -178,7 +182,7 @@ def _is_ambiguous(key: Any, mapping: Mapping[Any, Any]) -> bool:
 
 
 def _to_mapping(value: Any) -> Any:
-    """Return the fields of a model or dataclass by name, or any other value unchanged."""
+    """Convert a model or dataclass to a mapping of its fields. Other values are unchanged."""
     if isinstance(value, BaseModel):
         return dict(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -187,7 +191,7 @@ def _to_mapping(value: Any) -> Any:
 
 
 def _check_masked(value: Any, data: Any, where: str) -> None:
-    """Raise an error for a pydantic secret, which would be stored as asterisks."""
+    """Reject a pydantic secret, because it would be stored as asterisks."""
     if isinstance(value, (SecretStr, SecretBytes)) and data == str(value):
         raise ValidationError(
             f"{where} is a secret and would be stored as {data!r}.",
@@ -219,7 +223,10 @@ def _check_serializable(data: Any, where: str, value: Any = None) -> Any:
 
 
 def summarize_context(kind: str, key: str, data: Any, types: ContextTypes) -> str:
-    """Return the summary of stored context data: ``get_summary`` of its class, or the data as short text.
+    """Return a short summary of stored context data.
+
+    The summary comes from ``get_summary`` of the context class, or is a short text form of the
+    data.
 
     Args:
         kind: Name of the context type.

@@ -25,10 +25,10 @@ ContextData = dict[str, dict[str, dict[str, Any]]]
 def merge_context_data(
     current: ContextData | None, updates: Sequence[ContextData | None]
 ) -> ContextData:
-    """Merge updates into the context data. An entry replaces the one with the same type and key.
+    """Merge updates into the context data, replacing entries with the same type and key.
 
-    ``None`` removes an entry. Only the two changed levels are copied, so the cost depends on the
-    number of entries of the changed types and not on the size of the data.
+    ``None`` removes an entry. Only the two changed levels are copied, so the cost depends on
+    the number of entries of the changed types and not on the size of the data.
 
     Args:
         current: Current context data.
@@ -53,11 +53,11 @@ def merge_context_data(
 
 
 def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
-    """Add messages like LangGraph's ``add_messages``, for many updates at once.
+    """Merge updates into a message list, like LangGraph's ``add_messages`` but in one call.
 
-    A message with a known ID replaces the earlier message, and ``RemoveMessage`` removes a message. A
-    message without an ID receives an ID that depends only on its position and content, because each
-    replay of the stored writes must produce the same state.
+    A message with a known ID replaces the earlier message, and ``RemoveMessage`` removes a
+    message. A message without an ID receives an ID that depends only on its position and
+    content, because each replay of the stored writes must produce the same state.
 
     Args:
         current: Current messages.
@@ -84,7 +84,7 @@ def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> 
                     removed.add(message.id)
                 else:
                     raise ValidationError(
-                        f"The message {message.id!r} cannot be removed: no message has this ID.",
+                        f"Cannot remove message {message.id!r}, because no message has this ID.",
                         fix="Use the ID of a message in the state.",
                     )
                 continue
@@ -125,7 +125,7 @@ def _create_id(message: BaseMessage, position: int, positions: Mapping[str, int]
 def merge_by_key(
     current: Mapping[str, Any] | None, update: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Merge the update into the current mapping. Values of the update take precedence.
+    """Merge two mappings. Values of the update take precedence over current values.
 
     >>> merge_by_key({"a": 1, "b": 1}, {"b": 2})
     {'a': 1, 'b': 2}
@@ -134,7 +134,7 @@ def merge_by_key(
 
 
 def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[Any]:
-    """Append the entries of the update to the current list.
+    """Append the entries of an update to the current list, without changing the list.
 
     >>> append_entries([1], [2, 3])
     [1, 2, 3]
@@ -143,7 +143,7 @@ def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[
 
 
 def last_write_wins(current: Any, update: Any) -> Any:
-    """Replace the current value with the update. For keys that parallel nodes may write.
+    """Replace the current value with the update. Use it for keys that parallel nodes may write.
 
     >>> last_write_wins(1, 2)
     2
@@ -154,7 +154,7 @@ def last_write_wins(current: Any, update: Any) -> Any:
 def merge_counters(
     current: Mapping[str, int] | None, update: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Merge counters by name and keep the larger value, because counters never decrease.
+    """Merge two mappings of counters, keeping the larger value of each counter.
 
     >>> merge_counters({"plans": 2}, {"plans": 0, "attempts": 1})
     {'plans': 2, 'attempts': 1}
@@ -166,7 +166,7 @@ def merge_counters(
 
 
 def append_all(current: list[Any] | None, updates: Sequence[Sequence[Any] | None]) -> list[Any]:
-    """Append the entries of several updates in one call, for LangGraph's ``DeltaChannel``.
+    """Append the entries of several updates to a list, as required by ``DeltaChannel``.
 
     >>> append_all(["a"], [["b"], None, ["c"]])
     ['a', 'b', 'c']

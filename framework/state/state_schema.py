@@ -36,13 +36,13 @@ _SCHEMAS: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Metadata of a state key for its annotation: ``Annotated[T, Key(…), reducer]``.
+    """Metadata of a state key, declared as ``Annotated[T, Key(…), reducer]``.
 
     Attributes:
         description: Content of the key.
         writer: Name of the node that writes the key.
         lifetime: ``turn`` (reset when the next turn begins) or ``thread``.
-        from_caller: True if callers may send it.
+        from_caller: True if callers may send a value for the key.
     """
 
     description: str = ""
@@ -58,12 +58,13 @@ TurnScoped: Final = Key(lifetime="turn")
 
 
 class StateKey(NamedTuple):
-    """Key of a state class, as read from its annotation.
+    """State key that was read from an annotation of a state class.
 
     Attributes:
         name: Name of the key.
         type: Type of the value, without ``Annotated`` metadata.
-        reducer: Function or LangGraph channel that merges parallel writes. None if a parallel write is
+        reducer: Function or LangGraph channel that merges parallel writes. None if a parallel write
+            is
             an error.
         metadata: Description, writer, and lifetime.
     """
@@ -75,7 +76,7 @@ class StateKey(NamedTuple):
 
     @property
     def empty_value(self) -> Any:
-        """Value of the key before the first write: ``False``, 0, an empty container, or None."""
+        """Initial value of the state key: ``False``, 0, an empty container, or ``None``."""
         kind = get_origin(self.type) or self.type
         if kind in (Union, UnionType):
             return None
@@ -84,15 +85,16 @@ class StateKey(NamedTuple):
         return None
 
     def reset(self) -> Any:
-        """Return the value to write so that the key is empty again."""
+        """Return the value that resets the state key to its initial value when written."""
         return Overwrite(self.empty_value) if self.reducer is not None else self.empty_value
 
 
 class StateSchema:
-    """Keys of a state class: ``AgentState``, or a subclass with further keys.
+    """Schema of a state class, which is ``AgentState`` or a subclass with additional keys.
 
-    As in LangGraph, the keys of a subclass are thread-scoped, unless they are marked ``TurnScoped``.
-    Callers may send those marked ``CallerInput``. A reducer must be the last annotation.
+    As in LangGraph, the keys of a subclass are thread-scoped, unless they are marked
+    ``TurnScoped``. Callers may send keys that are marked ``CallerInput``. A reducer must be the
+    last annotation.
 
     Args:
         cls: A ``TypedDict`` class.
@@ -103,7 +105,8 @@ class StateSchema:
     >>> from capgraph.state import AgentState
     >>> schema = StateSchema.from_class(AgentState)
     >>> sorted(schema.caller_keys)
-    ['agent_control', 'capability_context_data', 'execution_answer_schema', 'messages', 'planning_execution_plan']
+    ['agent_control', 'capability_context_data', 'execution_answer_schema', 'messages',
+    'planning_execution_plan']
     >>> schema.reset({"messages": ["kept"], "task_current_task": "Sing", "planning_history": [{}]})
     {'task_current_task': None, 'planning_history': Overwrite(value=[], type='__overwrite__')}
     """
@@ -116,7 +119,7 @@ class StateSchema:
 
     @classmethod
     def from_class(cls, state: type[Any]) -> StateSchema:
-        """Return the schema of a state class. The result is cached."""
+        """Return the schema of a state class, which is cached after the first call."""
         schema = _SCHEMAS.get(state)
         if schema is None:
             schema = _SCHEMAS[state] = cls(state)
@@ -129,7 +132,7 @@ class StateSchema:
 
     @cached_property
     def reduced_keys(self) -> frozenset[str]:
-        """Keys with a reducer, which parallel steps may write."""
+        """Names of the state keys with a reducer, which parallel steps may write."""
         return frozenset(name for name, key in self.keys.items() if key.reducer is not None)
 
     @cached_property
@@ -144,7 +147,10 @@ class StateSchema:
 
     @cached_property
     def one_turn_caller_keys(self) -> frozenset[str]:
-        """Turn-scoped keys that callers may send, except the plan. They are reset when input arrives."""
+        """Turn-scoped state keys that callers may send, except the plan.
+
+        These keys are reset when new input arrives.
+        """
         return self.caller_keys - self.thread_keys - {"planning_execution_plan"}
 
     @cached_property
@@ -152,7 +158,7 @@ class StateSchema:
         return tuple(key for name, key in self.keys.items() if name not in self.thread_keys)
 
     def reset(self, state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return the state update that resets all turn-scoped keys when a turn begins.
+        """Return the state update that resets all turn-scoped keys at the start of a turn.
 
         Args:
             state: State at the end of the last turn. Empty keys are not written.

@@ -23,13 +23,13 @@ STATE_KIND = "state/"
 
 
 class TurnView:
-    """Read-only view of the current turn.
+    """Read-only view of the current turn in the state of a graph.
 
     Args:
         state: State of the graph.
         thread_id: ID of the thread. None without persistence.
         caller: User on whose behalf the run executes.
-        sender: User who sent the run's input, if that is another user, such as an approver.
+        sender: User who sent the run's input, if that is a different user, such as an approver.
         opener_id: ID of the message or plan that began the turn, if the state does not contain it.
         default_owner: Owner of the enclosing turn, if the state does not contain an owner.
 
@@ -66,12 +66,15 @@ class TurnView:
         self.callers: tuple[Caller, ...] = tuple(dict.fromkeys(identities))
 
     def act_for(self, opener: Caller) -> None:
-        """Make the user who started the run the caller, because a custom graph's state has no turns."""
+        """Replace the caller with the user who started the run.
+
+        This applies to custom graphs, whose state does not record turns.
+        """
         if not _is_same_user(opener, self.caller):
             self.caller, self.callers = opener, (opener,)
 
     def _recorded_caller(self) -> Caller | None:
-        """Return the caller who started the turn. Only ``begin_turn`` writes this state field."""
+        """Return the recorded caller who started the turn, or ``None`` if none was recorded."""
         record = self.turn.get("caller")
         if not isinstance(record, Mapping):
             return None
@@ -84,13 +87,13 @@ class TurnView:
 
     @property
     def user_ids(self) -> tuple[str, ...]:
-        """IDs of the user who sent the run's input and of the user who owns the turn."""
+        """IDs of the user who sent the run's input and the user who owns the turn."""
         opener = self.owner or _ANONYMOUS
         return tuple(user for user in (self.sender.user_id, opener.user_id) if user)
 
     @property
     def owner(self) -> Caller | None:
-        """Caller whose limits and usage the turn counts toward. None if the graph records no turns."""
+        """Caller to whose limits and usage the turn counts, or ``None`` without recorded turns."""
         if not self.has_turn:
             return self.default_owner
         if (recorded := self._recorded_caller()) is not None:
@@ -99,7 +102,7 @@ class TurnView:
 
     @property
     def turn_id(self) -> str:
-        """ID of the message or plan that began the turn."""
+        """ID of the user message or plan that started the turn."""
         if self.has_turn or self._opened_by:
             return str(self.turn.get("id") or self._opened_by or "")
         messages = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
@@ -107,12 +110,12 @@ class TurnView:
 
     @property
     def has_turn(self) -> bool:
-        """True if the graph records turns. Custom LangGraph graphs do not."""
+        """True if the state records turns. The state of a custom LangGraph graph does not."""
         return bool(self.turn)
 
     @cached_property
     def event_ids(self) -> dict[str, str | None]:
-        """Return the IDs of the turn and the plan, which events contain."""
+        """Return the IDs of the turn and the plan, for inclusion in events."""
         ids: dict[str, str | None] = {
             "turn_id": self.turn_id or None,
             "plan_id": self.plan_id or None,
@@ -123,18 +126,18 @@ class TurnView:
 
     @property
     def turn_number(self) -> int:
-        """Number of the turn in its thread, from 1."""
+        """Number of the turn within its thread, counted from 1."""
         number = self.turn.get("number")
         return number if isinstance(number, int) else 0
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """State entry of the turn: ``id``, ``number``, ``caller``, initial ``plan``, ``asks``, ``trace``."""
+        """State entry of the current turn, such as its ``id``, ``number``, and ``caller``."""
         return _mapping(self.state.get("control_turn"))
 
     @property
     def approval_scope(self) -> str:
-        """ID to which the turn's approvals belong. A replay of the turn has another one."""
+        """ID that scopes the turn's approvals. A replay of the turn has a different ID."""
         return str(self.turn.get("approval_scope") or "")
 
     @property
@@ -149,12 +152,12 @@ class TurnView:
 
     @property
     def request_text(self) -> str:
-        """The task, or the text of the last user message if the turn began with a plan."""
+        """Task of the turn, or the text of the last user message if the turn began with a plan."""
         messages = (m for m in reversed(self.messages) if isinstance(m, HumanMessage))
         return self.task or next((str(m.text) for m in messages), "")
 
     def step_objective(self, step: Mapping[str, Any]) -> str:
-        """Return the step's ``task_objective``, or the task of the turn."""
+        """Return the objective of a step, or the task of the turn if the step has none."""
         return step.get("task_objective") or self.task or f"Execute {step['capability']}"
 
     def create_attempt(
@@ -166,7 +169,7 @@ class TurnView:
         index: int = 0,
         total: int | None = None,
     ) -> Attempt:
-        """Create the attempt (execution request) for a step.
+        """Create the attempt (execution request) for a planned step.
 
         Args:
             capability: Name of the capability.
@@ -189,24 +192,27 @@ class TurnView:
 
     @property
     def selected_capabilities(self) -> tuple[str, ...] | None:
-        """Names of the selected capabilities. None before the selection."""
+        """Names of the capabilities selected for the turn, or ``None`` before the selection."""
         chosen = self.state.get("planning_active_capabilities")
         return None if chosen is None else tuple(chosen)
 
     @property
     def excluded_capabilities(self) -> Mapping[str, str]:
-        """Reason for each capability that is excluded from selection for the rest of this turn, by name."""
+        """Capabilities that are excluded from selection for the rest of this turn.
+
+        Maps the name of each capability to the reason.
+        """
         return _mapping(self.state.get("planning_excluded"))
 
     @cached_property
     def plan(self) -> ExecutionPlan:
-        """The current plan, or a plan without steps if no plan exists."""
+        """Current plan of the turn, or a plan without steps if none exists."""
         plan = self.state.get("planning_execution_plan")
         return plan if isinstance(plan, dict) else ExecutionPlan(steps=[])  # type: ignore[return-value]
 
     @property
     def has_plan(self) -> bool:
-        """True if the state contains a plan, even if it is not accepted yet."""
+        """True if the state contains a plan, even if the plan has not been accepted yet."""
         return self.state.get("planning_execution_plan") is not None
 
     @property
@@ -227,13 +233,16 @@ class TurnView:
         return {str(step["context_key"]): step for step in valid}
 
     def get_step(self, key: str) -> PlannedStep:
-        """Return the planned step for a context key, which may be the key of a ``for_each`` copy."""
+        """Return the planned step for a context key.
+
+        The key may also belong to a ``for_each`` copy of the step.
+        """
         step = self.steps_by_key[plan_key(key)]
         return step if step["context_key"] == key else {**step, "context_key": key}
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
-        """State entries of the finished steps, by context key."""
+        """Recorded results of the finished steps, by context key."""
         return _mapping(self.state.get("execution_step_results"))
 
     @cached_property
@@ -243,50 +252,50 @@ class TurnView:
 
     @cached_property
     def skipped_keys(self) -> set[str]:
-        """Keys of the skipped steps, which will not run."""
+        """Context keys of the skipped steps, which will not run."""
         return {key for key, record in self.results.items() if record.get("skipped")}
 
     @property
     def contexts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Context data, by context type and context key."""
+        """Context data of the thread, by context type and context key."""
         data = _mapping(self.state.get("capability_context_data"))
         return {kind: _mapping(entries) for kind, entries in data.items()}
 
     @property
     def labels(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-        """Labels (data-provenance tags) of context data, by context type and key, each with its source."""
+        """Data-provenance labels of context data, by context type and key, with their sources."""
         return _mapping(self.state.get("capability_context_labels"))
 
     @property
     def thread_labels(self) -> Mapping[str, str]:
-        """Source of each label (provenance tag) on data that any step of the thread produced."""
+        """Data-provenance labels that steps of the thread have produced, with their sources."""
         return _mapping(self.state.get("control_labels"))
 
     @property
     def pending_approvals(self) -> Mapping[str, Mapping[str, Any]]:
-        """Open approval requests, by the context key of the waiting step."""
+        """Open approval requests, by context key of the step that waits for approval."""
         return _mapping(self.state.get("execution_pending_approvals"))
 
     @property
     def resumed_keys(self) -> Sequence[str]:
-        """Context keys of the suspended steps and ``for_each`` copies that this run resumes."""
+        """Context keys of suspended steps and ``for_each`` copies that the current run resumes."""
         return _mapping(self.state.get("runtime_info")).get(RESUMED_KEY) or ()
 
     @property
     def suspended_keys(self) -> set[str]:
-        """Context keys of the steps that wait for a decision and that this run does not resume."""
+        """Context keys of steps that wait for a decision, except those that this run resumes."""
         return {plan_key(key) for key in self.pending_approvals} - {
             plan_key(key) for key in self.resumed_keys
         }
 
     @property
     def decisions(self) -> Mapping[str, Mapping[str, Any]]:
-        """Approval decisions of this turn, by context key. For display only."""
+        """Approval decisions made during this turn, by context key. They are for display only."""
         return _mapping(self.state.get("approval_decisions"))
 
     @property
     def effects(self) -> Mapping[str, Mapping[str, Any]]:
-        """Effect records of this turn, by effect key."""
+        """Records of this turn's external side effects, by effect key."""
         return _mapping(self.state.get("execution_effects"))
 
     @property
@@ -297,17 +306,17 @@ class TurnView:
 
     @property
     def last_failure(self) -> Mapping[str, Any]:
-        """The failure that led to the current plan or selection, or an empty mapping."""
+        """Record of the failure that led to the current plan or selection, or an empty mapping."""
         return _mapping(self.state.get("control_last_error"))
 
     @property
     def failed_attempts(self) -> Mapping[str, int]:
-        """Number of failed attempts, by context key or node name."""
+        """Number of failed attempts, by the context key of a step or the name of a node."""
         return _mapping(self.state.get("control_attempts"))
 
     @property
     def budget(self) -> Mapping[str, int]:
-        """Counters of the turn, such as ``plans``, ``attempts``, and ``model_calls``."""
+        """Budget counters of the turn, such as ``plans``, ``attempts``, and ``model_calls``."""
         return _mapping(self.state.get("control_budget"))
 
     @property
@@ -317,13 +326,13 @@ class TurnView:
 
     @property
     def waited_seconds(self) -> float | None:
-        """Duration of the wait for a time or an event, in seconds. None if the turn did not wait."""
+        """Seconds that the turn waited for a time or an event, or ``None`` without a wait."""
         seconds = _mapping(self.state.get("runtime_info")).get("waited_seconds")
         return float(seconds) if seconds is not None else None
 
     @property
     def seconds_used(self) -> float:
-        """Total duration of this turn's steps so far, in seconds."""
+        """Total execution time of this turn's steps so far, in seconds."""
         return float(_mapping(self.state.get("runtime_info")).get("seconds_used") or 0.0)
 
 
@@ -333,5 +342,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _is_same_user(opener: Caller, caller: Caller) -> bool:
-    """Return True if both callers are the same user, even if the role changed during the turn."""
+    """Return True if two callers are the same user, even if their roles differ."""
     return (opener.user_id, opener.tenant) == (caller.user_id, caller.tenant)

@@ -16,7 +16,7 @@ _PREFIX = "answer/"
 
 
 class AnswerLabels:
-    """Data-provenance labels of a server's answers, by user and text.
+    """Store for the data-provenance labels of the answers that a server sent to each user.
 
     Args:
         values: Store of the labels.
@@ -28,13 +28,13 @@ class AnswerLabels:
     async def record(
         self, owner: str, text: str, labels: Mapping[str, str], seconds: float, clock: Clock
     ) -> None:
-        """Record the labels of an answer.
+        """Record the data-provenance labels of an answer sent to a user.
 
         Args:
             owner: Prefix of the user's threads.
             text: Text of the answer.
             labels: Labels with their sources; empty for an answer without labels.
-            seconds: Lifetime of the record.
+            seconds: Lifetime of the record, in seconds.
             clock: Clock of the graph.
         """
         # Equal answers of several turns have the labels of all of them.
@@ -45,7 +45,7 @@ class AnswerLabels:
         )
 
     async def find(self, owner: str, text: str, clock: Clock) -> Mapping[str, str] | None:
-        """Return the labels of an answer; ``None`` if the server did not send it to this user."""
+        """Return the labels of an answer, or ``None`` if this user did not receive the answer."""
         name = _name(owner, text)
         cells, _now = await self._values.aread(name, clock)
         labels: Mapping[str, str] | None = cells.get(name)

@@ -11,7 +11,7 @@ from capgraph.configs.errors import ConfigurationError
 
 
 def require_async_saver(saver: Any) -> None:
-    """Raise an error if a saver supports only synchronous calls.
+    """Check that a checkpoint saver supports asynchronous calls.
 
     Args:
         saver: Any object. Objects other than savers are accepted.
@@ -28,7 +28,7 @@ def require_async_saver(saver: Any) -> None:
 
 
 def require_async_store(store: Any) -> None:
-    """Raise an error if a store supports only synchronous calls.
+    """Check that a LangGraph store supports asynchronous calls.
 
     Args:
         store: Any object. Objects other than stores are accepted.

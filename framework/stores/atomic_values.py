@@ -63,10 +63,10 @@ class AtomicValueStore(ABC):
 
     @abstractmethod
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value. This method blocks the calling thread.
+        """Change a stored value atomically, blocking the calling thread.
 
         Args:
-            name: Name of the value.
+            name: Name of the stored value.
             change: Function that computes the new value. It may be called more than once.
             clock: Source of the current time.
 
@@ -82,14 +82,14 @@ class AtomicValueStore(ABC):
         clock: Clock,
         undo: UndoFunction[T] | None = None,
     ) -> T:
-        """Change a value without blocking the event loop.
+        """Change a stored value atomically without blocking the event loop.
 
         Args:
-            name: Name of the value.
+            name: Name of the stored value.
             change: Function that computes the new value. It may be called more than once.
             clock: Source of the current time.
             undo: Function that returns the reverting change. It is applied if the caller is
-                cancelled while the change is being written.
+                canceled while the change is being written.
 
         Raises:
             PersistenceError: The database rejected the statement or is unavailable.
@@ -97,7 +97,7 @@ class AtomicValueStore(ABC):
 
     @abstractmethod
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return all values whose names start with a prefix, and the current time.
+        """Return the stored values whose names start with a prefix, and the current time.
 
         Raises:
             PersistenceError: The database rejected the statement or is unavailable.
@@ -105,18 +105,18 @@ class AtomicValueStore(ABC):
 
     @abstractmethod
     async def aclear(self, prefix: str) -> None:
-        """Delete all values whose names start with a prefix.
+        """Delete all stored values whose names start with a prefix.
 
         Raises:
             PersistenceError: The database rejected the statement or is unavailable.
         """
 
     def close(self) -> None:  # noqa: B027 - optional to override
-        """Close open connections. The next operation reopens them."""
+        """Close the store's open connections. The next operation reopens them."""
 
 
 class MemoryValues(AtomicValueStore):
-    """Value store of this process.
+    """In-memory value store of the current process.
 
     Args:
         max_entries: Maximum number of values. The least recently changed value is evicted first.
@@ -135,7 +135,7 @@ class MemoryValues(AtomicValueStore):
         self._sweep_at = _SWEEP_SIZE
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value under the store's lock."""
+        """Change a stored value while holding the lock of the in-memory store."""
         now = clock.monotonic()
         with self._lock:
             value, ttl, result = change(self._values.get(name, (None,))[0], now)
@@ -156,26 +156,26 @@ class MemoryValues(AtomicValueStore):
         clock: Clock,
         undo: UndoFunction[T] | None = None,
     ) -> T:
-        """Change a value under the store's lock. This never waits for I/O."""
+        """Change a stored value while holding the in-memory lock, without waiting for I/O."""
         return self.change(name, change, clock)
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return all values whose names start with a prefix, and the current time."""
+        """Return the stored values whose names start with a prefix, and the current time."""
         with self._lock:
             found = {n: value for n, (value, _) in self._values.items() if n.startswith(prefix)}
         return found, clock.monotonic()
 
     async def aclear(self, prefix: str) -> None:
-        """Delete all values whose names start with a prefix."""
+        """Delete all stored values whose names start with a prefix."""
         with self._lock:
             self._values = {n: v for n, v in self._values.items() if not n.startswith(prefix)}
 
 
 class TableValues(AtomicValueStore):
-    """Value store in a SQL table.
+    """Value store in a table of a SQL database.
 
-    The current time is the database's, unless the caller passes a clock other than the system
-    clock.
+    The database determines the current time, unless the caller passes a clock other than the
+    system clock.
 
     Args:
         tables: Tables to use, or a function that returns the tables of the current run.
@@ -188,7 +188,7 @@ class TableValues(AtomicValueStore):
         )
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value. This method blocks the calling thread."""
+        """Change a value in the database, blocking the calling thread."""
         rows = self._resolve_tables()
         if rows.run_blocking("SELECT 1") is None:
             raise PersistenceError(
@@ -204,7 +204,7 @@ class TableValues(AtomicValueStore):
         clock: Clock,
         undo: UndoFunction[T] | None = None,
     ) -> T:
-        """Change a value without blocking the event loop."""
+        """Change a value in the database without blocking the event loop."""
         rows = self._resolve_tables()
         # Changes on the same loop take turns instead of racing in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
@@ -213,19 +213,22 @@ class TableValues(AtomicValueStore):
             )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return all values whose names start with a prefix, and the current time."""
+        """Return the stored values whose names start with a prefix, and the current time."""
         rows = self._resolve_tables()
         _, found = await rows.run(_LIST, (prefix, prefix + _LAST))
         named = {name: json.loads(value) for _, name, value in found if name is not None}
         return named, _current_time(found[0][0], clock)
 
     async def aclear(self, prefix: str) -> None:
-        """Delete all values whose names start with a prefix."""
+        """Delete all stored values whose names start with a prefix."""
         rows = self._resolve_tables()
         await rows.run(_CLEAR, (prefix, prefix + _LAST))
 
     def close(self) -> None:
-        """Close the store's own connection. A connection that belongs to a saver stays open."""
+        """Close the database connection if it belongs to this store.
+
+        A connection that belongs to a saver stays open.
+        """
         if not callable(self._tables):
             self._tables.close()
 
@@ -238,7 +241,10 @@ async def write_with_undo(
     change: ChangeFunction[T],
     undo: UndoFunction[T] | None,
 ) -> T:
-    """Complete a write even if the caller is canceled, and then revert it with ``undo``."""
+    """Write a change to completion, even if the caller is canceled.
+
+    After a cancellation, the change is reverted with ``undo``.
+    """
 
     async def revert(result: T) -> None:
         if undo is not None:
@@ -248,7 +254,7 @@ async def write_with_undo(
 
 
 def _change_statements(name: str, change: ChangeFunction[T], clock: Clock) -> _Statements[T]:
-    """Yield the statements that change a value. Retry if another change interferes."""
+    """Yield SQL statements that change a value, retrying if a concurrent change interferes."""
     while True:
         ((database_time, text, stamp),) = (yield _READ, (name,))[1]
         now = _current_time(database_time, clock)
@@ -298,7 +304,7 @@ def _current_time(database_time: Any, clock: Clock) -> float:
 
 @contextmanager
 def log_and_suppress(operation: str) -> Iterator[None]:
-    """Context manager: log a ``PersistenceError`` as a warning instead of raising it."""
+    """Log any ``PersistenceError`` raised in the ``with`` block instead of propagating it."""
     try:
         yield
     except PersistenceError as exc:

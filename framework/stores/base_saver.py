@@ -37,13 +37,13 @@ _IS_INTERRUPTED = (
 
 
 class BaseSaver(BaseCheckpointSaver[Any]):
-    """Mixin for LangGraph savers that runs each operation through :meth:`run_operation`.
+    """Mixin for LangGraph savers that runs each database operation in :meth:`run_operation`.
 
-    List it before LangGraph's saver in the bases of a class.
+    A class must list the mixin before LangGraph's saver among its bases.
 
     Attributes:
-        persistence: Tables stored next to the checkpoints. LangGraph's copies of the saver share
-            it.
+        persistence: Tables stored next to the checkpoints. LangGraph's copies of the saver
+            share the tables.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -58,7 +58,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint."""
+        """Store a checkpoint of a graph and return the config that identifies the checkpoint."""
         put = super().aput
         stored = await self._add_delta_counters(config, checkpoint, metadata, new_versions)
 
@@ -76,7 +76,10 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointMetadata:
-        """Return metadata whose counters start at the last snapshot; see :meth:`aget_tuple`."""
+        """Return checkpoint metadata whose delta counters start at the last snapshot.
+
+        See :meth:`aget_tuple` for the reason.
+        """
         configurable = config["configurable"]
         fields: Any = metadata
         counters: DeltaCounters = fields.get(DELTA_COUNTERS) or {}
@@ -113,7 +116,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store the writes of a task."""
+        """Store the pending channel writes of a graph task."""
         put = super().aput_writes
 
         async def write() -> None:
@@ -127,7 +130,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         await self.persistence.leases.confirm(str(_thread(config)), force_query=False)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread and the results of its remote steps."""
+        """Delete a thread, its checkpoints, and the results of its remote steps."""
         drop = super().adelete_thread
         await self.run_operation("written", lambda: drop(thread_id))
         self.persistence.history_cache.pop(thread_id, None)
@@ -135,25 +138,25 @@ class BaseSaver(BaseCheckpointSaver[Any]):
 
     @abstractmethod
     async def run_operation(self, verb: str, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run a database operation and translate its errors.
+        """Run a database operation and convert its errors to ``PersistenceError``.
 
         Args:
             verb: Verb for the error message, such as ``read`` or ``written``.
-            operation: The operation. It must be idempotent, because it may be retried.
+            operation: Operation to run. It must be idempotent, because it may be retried.
 
         Raises:
             PersistenceError: The database rejected the operation or is unavailable.
         """
 
     def unseal(self, checkpoint_tuple: CheckpointTuple | None) -> CheckpointTuple | None:
-        """Return a loaded checkpoint with its encoded values restored."""
+        """Decode the encoded values of a loaded checkpoint."""
         return checkpoint_tuple
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Load a checkpoint.
+        """Return the requested checkpoint of a thread, or ``None`` if it does not exist.
 
-        LangGraph stores a snapshot of a whole channel when the counters of its updates are high. The
-        size of a snapshot grows with the thread, so the counters start at 1 in each run.
+        LangGraph stores a snapshot of a whole channel when the channel's update counters are high.
+        The size of a snapshot grows with the thread, so the counters start at 1 in each run.
         """
         read = super().aget_tuple
         with wrap_read_errors(_thread(config)):
@@ -176,7 +179,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Yield checkpoints, newest first. They are loaded page by page."""
+        """Yield checkpoints from newest to oldest, loading them from the database in pages."""
         listed = super().alist
         configurable = (config or {}).get("configurable", {})
         # Pages need a total order, which exists only within one namespace of one thread.
@@ -209,7 +212,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Load the writes to channels since the last snapshot of each."""
+        """Load the writes to each delta channel since the channel's last snapshot."""
         read = super().aget_delta_channel_history
         configurable = config["configurable"]
         position = (
@@ -232,7 +235,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         prefix: str = "",
         interrupted_only: bool = False,
     ) -> list[tuple[str, str]]:
-        """Return the ID and latest checkpoint ID of each thread, most recently saved first.
+        """Return the IDs of threads with their latest checkpoint IDs, most recently saved first.
 
         Args:
             limit: Maximum number of results.
@@ -259,7 +262,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         return [(str(thread), str(latest)) for thread, latest in found]
 
     async def is_interrupted(self, thread_id: str) -> bool:
-        """Return True if a thread's latest checkpoint has an interrupt.
+        """Return True if the latest checkpoint of a thread contains an interrupt.
 
         Args:
             thread_id: ID of the thread.
@@ -273,7 +276,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         return bool(found)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete the history of threads, or the threads themselves.
+        """Delete the checkpoint history of threads, or the threads themselves.
 
         Args:
             thread_ids: IDs of the threads.
@@ -287,7 +290,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
                 await History(self.persistence, thread).prune(checkpoints=1)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread with its history and records.
+        """Copy a thread with its checkpoint history and records.
 
         Args:
             source_thread_id: ID of the thread to copy.
@@ -296,12 +299,12 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         Raises:
             PersistenceError: The source does not exist, the target exists, or the target ID is
                 invalid.
-            ThreadBusyError: A run or another copy uses the target.
+            ThreadBusyError: A run or a concurrent copy uses the target.
         """
         await History(self.persistence, source_thread_id).copy(target_thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs. Later checkpoints keep their values.
+        """Delete the checkpoints that runs stored, without losing values of later checkpoints.
 
         Args:
             run_ids: Run IDs, as in ``run_id`` of the checkpoint metadata.

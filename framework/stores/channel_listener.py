@@ -14,7 +14,7 @@ _RECONNECT_SECONDS = 1.0
 
 
 class ChannelListener:
-    """Listener for notifications about changed runs, threads, and steps.
+    """Listener for database notifications about changed runs, threads, and steps.
 
     Attributes:
         is_connected: True while notifications arrive. Otherwise, waiting tasks must poll.
@@ -36,7 +36,7 @@ class ChannelListener:
         return self._tables is not None
 
     def event(self, name: str) -> asyncio.Event:
-        """Return an event that is set by the next notification with this name."""
+        """Return an event that the next database notification with this name sets."""
         if self._tables is not None and (self._listening is None or self._listening.done()):
             self._listening = asyncio.create_task(self._listen(self._tables))
         return self._events.setdefault(name, asyncio.Event())

@@ -36,7 +36,7 @@ _PAGE = 1000
 @validate_arguments
 @dataclass
 class Checkpoint(DictSerializable):
-    """Snapshot of an agent's state.
+    """Stored snapshot of an agent's state.
 
     Attributes:
         checkpoint_id: Unique ID. IDs sort by the time of saving.
@@ -112,7 +112,7 @@ class CheckpointManager:
         metadata: dict[str, Any] | None = None,
         ttl: float | None = None,
     ) -> str:
-        """Save a snapshot and return its ID.
+        """Save a snapshot of an agent's state and return the snapshot's ID.
 
         Args:
             agent_id: ID of the agent.
@@ -138,12 +138,12 @@ class CheckpointManager:
 
     @validate_arguments
     async def load(self, checkpoint_id: str) -> Checkpoint | None:
-        """Return a snapshot, or ``None`` if it does not exist or has expired."""
+        """Return a snapshot of an agent, or ``None`` if it does not exist or has expired."""
         return await self._backend.get(checkpoint_id)
 
     @validate_arguments
     async def list(self, agent_id: str) -> builtins.list[Checkpoint]:
-        """Return the snapshots of an agent, oldest first.
+        """Return the stored snapshots of an agent, oldest first.
 
         With a saver, the list includes graph checkpoints whose metadata contains this ``agent_id``.
         """
@@ -151,25 +151,25 @@ class CheckpointManager:
 
     @validate_arguments
     async def list_by_execution(self, execution_id: str) -> builtins.list[Checkpoint]:
-        """Return the snapshots of an execution, oldest first."""
+        """Return the stored snapshots of an execution, oldest first."""
         return await self._backend.of("execution", execution_id)
 
     @validate_arguments
     async def load_latest_for_execution(self, execution_id: str) -> Checkpoint | None:
-        """Return the newest snapshot of an execution without loading the others.
+        """Return the newest snapshot of an execution without loading the older ones.
 
-        For a thread in which a graph ran, this is the graph's latest checkpoint.
+        For a thread in which a graph ran, the newest snapshot is the graph's latest checkpoint.
         """
         return await self._backend.latest(execution_id)
 
     @validate_arguments
     async def delete(self, checkpoint_id: str, agent_id: str) -> None:
-        """Delete a snapshot from the data and all indexes.
+        """Delete a snapshot and remove it from all indexes.
 
         Deleting a missing snapshot has no effect.
 
         Raises:
-            ValidationError: The snapshot belongs to another agent.
+            ValidationError: The snapshot belongs to a different agent.
             PersistenceError: The snapshot is part of a thread's history.
         """
         found = await self.load(checkpoint_id)
@@ -177,14 +177,14 @@ class CheckpointManager:
             return
         if found.agent_id != agent_id:
             raise ValidationError(
-                f"The checkpoint {checkpoint_id!r} does not belong to agent {agent_id!r}.",
+                f"The checkpoint {checkpoint_id!r} belongs to a different agent than {agent_id!r}.",
                 fix=f"Pass agent_id={found.agent_id!r}.",
             )
         await self._backend.drop(found)
 
 
 class _StoreBackend:
-    """Snapshots in a store: one entry with the data, and one entry per index."""
+    """Backend that keeps snapshots in a store, with a data entry and one entry per index."""
 
     def __init__(self, store: BaseStateStore | ListableStore | _LangGraphStoreAdapter) -> None:
         self._store = store
@@ -230,9 +230,9 @@ def _index_prefixes(checkpoint: Checkpoint) -> list[str]:
 
 
 class _LangGraphStoreAdapter:
-    """Adapter from a LangGraph store to string keys.
+    """Adapter that lets a LangGraph store be used with string keys.
 
-    LangGraph stores may return expired items, so each value carries its expiry time.
+    LangGraph stores may return expired items, so each value is stored with its expiration time.
     """
 
     def __init__(self, store: BaseStore, clock: Clock) -> None:
@@ -276,7 +276,11 @@ def _split_key(key: str) -> tuple[tuple[str, ...], str]:
 
 
 class _SaverBackend:
-    """Snapshots in a saver: checkpoints of graphs, and records for manual snapshots."""
+    """Backend that reads and writes snapshots in a LangGraph saver.
+
+    Its snapshots are the checkpoints of graphs, and records of snapshots that were saved
+    manually.
+    """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver = saver
@@ -284,7 +288,8 @@ class _SaverBackend:
     async def save(self, checkpoint: Checkpoint, ttl: float | None) -> str:
         if ttl is not None:
             raise ConfigurationError(
-                f"A snapshot in a saver cannot have ttl={ttl:g}: savers do not expire checkpoints.",
+                f"A snapshot in a saver cannot have ttl={ttl:g}, because savers do not expire "
+                "checkpoints.",
                 fix="Omit the TTL and delete old threads with prune_threads.",
             )
         execution_id, row = checkpoint.execution_id, checkpoint.checkpoint_id
@@ -323,7 +328,8 @@ class _SaverBackend:
         row, _, thread = checkpoint.checkpoint_id.partition("@")
         if await self._load_at(thread, "", checkpoint_id=row) is not None:
             raise PersistenceError(
-                f"The checkpoint {checkpoint.checkpoint_id!r} is part of the history of its thread.",
+                f"Cannot delete checkpoint {checkpoint.checkpoint_id!r}, because it is part of "
+                "the history of a thread.",
                 fix="Prune the history with prune_threads.",
             )
         # Savers cannot delete a single checkpoint, so its content is cleared.

@@ -17,7 +17,7 @@ def _now() -> datetime:
 @validate_arguments
 @dataclass
 class ConversationMessage(DictSerializable):
-    """Message of a conversation.
+    """Message in a conversation between a user and an agent.
 
     Attributes:
         role: Role of the sender, such as ``user`` or ``assistant``.
@@ -35,7 +35,7 @@ class ConversationMessage(DictSerializable):
 @validate_arguments
 @dataclass
 class ConversationState(DictSerializable):
-    """Conversation of a session.
+    """Conversation of a session, with its messages and metadata.
 
     Attributes:
         session_id: ID of the session.
@@ -57,6 +57,6 @@ class ConversationState(DictSerializable):
     updated_at: datetime = field(default_factory=_now)
 
     def add_message(self, role: str, content: str, **metadata: Any) -> None:
-        """Append a message."""
+        """Append a message to the conversation. Keyword arguments become the message's metadata."""
         self.messages.append(ConversationMessage(role, content, metadata=metadata))
         self.updated_at = self.messages[-1].timestamp

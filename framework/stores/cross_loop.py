@@ -17,9 +17,9 @@ from langgraph.store.base import BaseStore, Op, Result
 
 
 class CrossLoopLock:
-    """Lock that tasks of several event loops can share.
+    """Asynchronous lock that tasks on different event loops can share.
 
-    Tasks of the same loop acquire it in FIFO order.
+    Tasks on the same event loop acquire the lock in FIFO order.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class CrossLoopLock:
 
 
 class CrossLoopStore(BaseStore):
-    """Base class that lets LangGraph's stores be used from any event loop.
+    """Base class that makes LangGraph's stores usable from any event loop.
 
-    LangGraph's stores batch calls on the loop that opened them. This class runs each call
-    separately, on the loop of the caller.
+    LangGraph's stores batch calls on the event loop that opened them. This class runs each call
+    separately, on the caller's event loop.
     """
 
     get, search, put = BaseStore.get, BaseStore.search, BaseStore.put
@@ -59,11 +59,11 @@ class CrossLoopStore(BaseStore):
         self._other_loops_lock = CrossLoopLock()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Run operations from a thread that has no event loop."""
+        """Run store operations from a thread that has no running event loop."""
         return asyncio.run(self.abatch(ops))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Run operations on the current event loop."""
+        """Run store operations on the current event loop."""
         store: Any = self
         langgraph_store: Any = super()
         is_other_loop = asyncio.get_running_loop() is not store.loop

@@ -12,10 +12,10 @@ _INDEX_KEY = "__keys__"
 
 
 class ListableStore:
-    """State store that also stores the list of its keys, so that they can be found by prefix.
+    """State store wrapper that keeps a list of keys, so that entries can be found by prefix.
 
-    Concurrent writes of one process lose no key. The list is a single value, so processes that
-    share such a store must not write at the same time.
+    Concurrent writes in one process do not lose keys. The list is a single value, so processes
+    that share such a store must not write at the same time.
 
     Args:
         store: Store with ``get``, ``set``, ``delete``, ``exists``, and ``clear``.
@@ -27,11 +27,11 @@ class ListableStore:
         self._lock: CrossLoopLock = vars(store).setdefault("_key_list_lock", CrossLoopLock())
 
     async def get(self, key: str) -> Any:
-        """Return a value, or None if the key is not set or has expired."""
+        """Return a stored value, or ``None`` if the key is not set or has expired."""
         return await self._store.get(key)
 
     async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
-        """Store a value and list its key."""
+        """Store a value and add its key to the key list."""
         async with self._lock:
             keys = await self._list_keys()
             if key not in keys:
@@ -39,11 +39,14 @@ class ListableStore:
             await self._store.set(key, value, ttl)
 
     async def delete(self, key: str) -> None:
-        """Delete a value and its key."""
+        """Delete a value and remove its key from the key list."""
         await self._delete_all([key])
 
     async def entries(self, prefix: str) -> dict[str, Any]:
-        """Return the values whose keys start with a prefix, by key. Expired keys are unlisted."""
+        """Return the values whose keys start with a prefix, by key.
+
+        Expired keys are removed from the key list.
+        """
         async with self._lock:
             keys = await self._list_keys()
             values = {key: await self._store.get(key) for key in keys if key.startswith(prefix)}
@@ -53,7 +56,7 @@ class ListableStore:
         return {key: values[key] for key in sorted(values.keys() - expired)}
 
     async def clear(self, prefix: str) -> None:
-        """Delete the values whose keys start with a prefix."""
+        """Delete all stored values whose keys start with a prefix."""
         await self._delete_all(await self.entries(prefix))
 
     async def _delete_all(self, deleted_keys: Collection[str]) -> None:
@@ -68,7 +71,7 @@ class ListableStore:
 
 
 def as_listable_store(store: BaseStateStore) -> BaseStateStore | ListableStore:
-    """Return the store itself if it can list its keys, or else a store that lists them.
+    """Return a store that can list its keys, wrapping the given store if necessary.
 
     Args:
         store: A store of capgraph, or of a subclass that does not call its ``__init__``.

@@ -40,7 +40,7 @@ MEMORY_URL = "sqlite://:memory:"
 
 
 class DatabaseKind(NamedTuple):
-    """Entry of :data:`DATABASES`.
+    """Entry of :data:`DATABASES`, which describes a supported kind of database.
 
     Attributes:
         module: Module with the four functions.
@@ -80,7 +80,7 @@ DATABASES: dict[str, DatabaseKind] = {
 
 
 class Location(NamedTuple):
-    """Location of a database.
+    """Location of a database, as parsed from its URL.
 
     Attributes:
         kind: ``sqlite`` or ``postgres``.
@@ -95,7 +95,7 @@ class Location(NamedTuple):
 
 
 def parse_url(url: str) -> Location:
-    """Return the location of the database that a URL refers to.
+    """Parse a database URL into the kind and the target of the database.
 
     Args:
         url: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``sqlite://:memory:`` or
@@ -143,13 +143,13 @@ def open_saver(
     url: str | None, *, encryption_key: str | bytes | None = None
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any] | None]: ...
 def open_saver(url: str | None, *, encryption_key: str | bytes | None = None) -> Any:
-    """Open a saver by URL and migrate capgraph's tables in its database.
+    """Open a LangGraph saver by URL and migrate capgraph's tables in its database.
 
     Args:
         url: ``sqlite:///file.db``, ``sqlite://:memory:``, ``postgresql://…``, or ``None`` for no
             saver.
-        encryption_key: Key of 16, 24, or 32 bytes, or text that encodes to as many. Checkpoint
-            values are encrypted with it.
+        encryption_key: Key of 16, 24, or 32 bytes, or a string that encodes to that length.
+            Checkpoint values are encrypted with it.
 
     Yields:
         A saver for ``build_graph``. It is closed at the end of the block.
@@ -187,7 +187,7 @@ async def _open_saver(
 
 @asynccontextmanager
 async def open_store(url: str | None, **options: Any) -> AsyncIterator[BaseStore]:
-    """Open a LangGraph store by URL.
+    """Open a LangGraph store for a database URL, or an in-memory store.
 
     Args:
         url: Database URL, as for :func:`open_saver`; ``None`` for a store in memory.
@@ -218,7 +218,9 @@ async def open_store(url: str | None, **options: Any) -> AsyncIterator[BaseStore
 
 
 def open_tables(url: str) -> SqlTables:
-    """Return the tables of a database without a saver. The connection opens on first use.
+    """Return capgraph's tables in a database, without opening a saver.
+
+    The database connection opens on first use.
 
     Args:
         url: Database URL, as for :func:`open_saver`.
@@ -233,7 +235,7 @@ def open_tables(url: str) -> SqlTables:
 
 
 def tables_of(saver: BaseCheckpointSaver[Any]) -> SqlTables | None:
-    """Return the tables in the database of a saver, or ``None`` if the database is unknown."""
+    """Return capgraph's tables in a saver's database, or ``None`` for an unknown database."""
     modules = {cls.__module__ for cls in type(saver).__mro__}
     for database in DATABASES.values():
         if database.saver in modules:
@@ -248,11 +250,11 @@ def _module(location: Location, library: str) -> Any:
 
 
 class SqlTables(SqlExecutor, ABC):
-    """Capgraph's tables in a database.
+    """Access to capgraph's tables in a SQL database.
 
-    Besides ``?``, ``{now}``, and ``{name}`` (a text type that sorts by code point), a statement may
-    use ``{writes}`` and ``{value}`` for the table and column of LangGraph's pending writes, and
-    ``{join}`` for a join in textual order.
+    Besides ``?``, ``{now}``, and ``{name}`` (a text type that sorts by code point), a statement
+    may use ``{writes}`` and ``{value}`` for the table and column of LangGraph's pending writes,
+    and ``{join}`` for a join in textual order.
     """
 
     checkpoint_tables: ClassVar[dict[str, str]]
@@ -277,10 +279,13 @@ class SqlTables(SqlExecutor, ABC):
     _is_prepared = False
 
     async def prepare(self) -> None:
-        """Migrate the schema once. :meth:`run` calls this method itself.
+        """Migrate the database schema once.
+
+        :meth:`run` calls this method automatically.
 
         Raises:
-            PersistenceError: A newer release wrote the database, or the user may not change it.
+            PersistenceError: A newer release wrote the database, or the database user may not
+                change it.
         """
         if not self._is_prepared:
             await self._prepare()
@@ -290,7 +295,7 @@ class SqlTables(SqlExecutor, ABC):
         await asyncio.to_thread(self.run_blocking, "SELECT 1")
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
-        """Run one statement in its own transaction.
+        """Run one SQL statement in its own transaction.
 
         Returns:
             Number of changed rows, and the rows that the statement returned.
@@ -304,11 +309,11 @@ class SqlTables(SqlExecutor, ABC):
     async def run_locked(
         self, lock: str, statement: str, values: tuple[Any, ...] = ()
     ) -> StatementResult:
-        """Run one statement that sees the results of all earlier statements with the same lock.
+        """Run one SQL statement that sees the results of all earlier statements with the same lock.
 
         Args:
-            lock: Name of the lock, which is held in every process of the database.
-            statement: The statement.
+            lock: Name of the lock, which applies to all processes that use the database.
+            statement: SQL statement to run.
             values: Values of its placeholders.
 
         Raises:
@@ -317,7 +322,10 @@ class SqlTables(SqlExecutor, ABC):
         return await self.run(statement, values)
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult | None:
-        """Run one statement on a new connection; return ``None`` for a database in memory."""
+        """Run one SQL statement on a new connection, blocking the calling thread.
+
+        Return ``None`` for an in-memory database.
+        """
         try:
             conn = self._connect()
             if conn is None:
@@ -329,18 +337,20 @@ class SqlTables(SqlExecutor, ABC):
             raise database_error(exc) from exc
 
     async def relaxed_durability(self) -> SqlTables:
-        """Return tables of the same database for frequent writes that a power failure may lose.
+        """Return tables of the same database for frequent writes with relaxed durability.
 
-        Committed writes still survive the end of the process.
+        A power failure may lose these writes, but committed writes survive the end of the process.
         """
         return self
 
     def is_at(self, url: str) -> bool:
-        """Return True if a URL refers to this database, as far as this can be determined."""
+        """Return True if a URL is known to refer to this database."""
         return False
 
     def listen(self, channel: str) -> AsyncIterator[str]:
-        """Yield the payloads of notifications on a channel, after one empty string once connected.
+        """Yield the payloads of database notifications on a channel.
+
+        An empty string is yielded first, as soon as the connection is established.
 
         Raises:
             PersistenceError: The database cannot be reached.
@@ -348,14 +358,14 @@ class SqlTables(SqlExecutor, ABC):
         raise NotImplementedError
 
     async def end_stale_connections(self, idle_seconds: float) -> None:
-        """Terminate connections whose process left a transaction open, which releases their locks.
+        """Terminate database connections with stale open transactions, to release their locks.
 
         Args:
-            idle_seconds: Minimum age of the transaction.
+            idle_seconds: Minimum age of the transaction, in seconds.
         """
 
     def close(self) -> None:
-        """Close the connection. The next statement reopens it."""
+        """Close the database connection. The next statement reopens it."""
 
     def _migrate(self, conn: Any) -> None:
         if self._is_prepared:
@@ -382,23 +392,23 @@ class SqlTables(SqlExecutor, ABC):
 
     @abstractmethod
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
-        """Run one statement in its own transaction, with the schema migrated."""
+        """Run one SQL statement in its own transaction, with the schema migrated."""
 
     @abstractmethod
     def metadata(self, name: str) -> str:
-        """Return the SQL expression for a metadata field of a checkpoint, as text."""
+        """Return the SQL expression that reads a field of the checkpoint metadata as text."""
 
     @abstractmethod
     def _format(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return the statement and its values in the database's dialect."""
+        """Convert a SQL statement and its values to the database's dialect."""
 
     @abstractmethod
     def _connect(self) -> Any:
-        """Open a connection; return ``None`` for a database in memory."""
+        """Open a database connection, or return ``None`` for an in-memory database."""
 
     @abstractmethod
     def _exclusively(self, conn: Any) -> AbstractContextManager[Any]:
-        """Open a transaction that excludes other migrations."""
+        """Open a transaction that excludes concurrent schema migrations."""
 
     @abstractmethod
     def _errors(self) -> type[Exception]:
@@ -406,7 +416,7 @@ class SqlTables(SqlExecutor, ABC):
 
 
 class SingleConnectionTables(SqlTables):
-    """Tables that use one lazily opened connection of the process."""
+    """SQL tables accessed through one connection per process, which opens on first use."""
 
     runs_in_thread = True
 
@@ -415,14 +425,14 @@ class SingleConnectionTables(SqlTables):
         self._open: tuple[int, Any] | None = None
 
     async def prepare(self) -> None:
-        """Do nothing: the schema is migrated when the connection opens."""
+        """Do nothing, because the schema is migrated when the connection opens."""
 
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         # Threads of a shared pool do not survive a fork.
         return await asyncio.to_thread(self.run_blocking, statement, values)
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
-        """Run one statement in its own transaction."""
+        """Run one SQL statement in its own transaction, blocking the calling thread."""
         try:
             with self._lock:
                 conn = self._connection()
@@ -432,7 +442,7 @@ class SingleConnectionTables(SqlTables):
             raise database_error(exc) from exc
 
     def close(self) -> None:
-        """Close the connection. The next statement reopens it."""
+        """Close the database connection. The next statement reopens it."""
         with self._lock:
             # A forked process must not use the connection of its parent.
             if self._open is not None and self._open[0] == os.getpid():
@@ -448,7 +458,7 @@ class SingleConnectionTables(SqlTables):
 
 
 def database_error(exc: Exception) -> PersistenceError:
-    """Return the error for a statement that the database rejected."""
+    """Create the error for a SQL statement that the database rejected."""
     return PersistenceError(
         f"The database rejected the statement: {str(exc).strip()}.",
         fix="Check the database, then try again.",

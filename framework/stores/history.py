@@ -63,11 +63,14 @@ async def load_full_checkpoint(
     *,
     keys: Sequence[str] | None = None,
 ) -> CheckpointTuple:
-    """Return a checkpoint with the values of its delta channels.
+    """Load the full values of delta channels into a checkpoint.
+
+    A delta channel stores only changes since its last snapshot, so its full value is computed
+    from earlier checkpoints.
 
     Args:
         persistence: Persistence that the checkpoint was loaded from.
-        checkpoint_tuple: The checkpoint.
+        checkpoint_tuple: Checkpoint to complete.
         keys: State keys to load. ``None`` means all.
 
     Raises:
@@ -85,9 +88,9 @@ async def load_full_checkpoint(
     unknown = sorted(delta_channel_names(checkpoint_tuple) - set(channels)) if keys is None else []
     if unknown:
         raise PersistenceError(
-            f"Cannot restore {', '.join(unknown)} of thread"
-            f" {checkpoint_tuple.config['configurable'].get('thread_id')!r}: no graph with this saver"
-            " defines these channels.",
+            f"Cannot restore {', '.join(unknown)} of thread "
+            f"{checkpoint_tuple.config['configurable'].get('thread_id')!r} because no graph built "
+            "with this saver defines these state channels.",
             fix="Build the graph that wrote the thread with this saver first.",
         )
     return await materialize_deltas(persistence.saver, checkpoint_tuple, channels)
@@ -98,10 +101,10 @@ async def load_deltas_since_snapshot(
     position: tuple[str, str, str],
     channels: Sequence[str],
 ) -> Mapping[str, DeltaChannelHistory] | None:
-    """Return the writes to channels since their last snapshot or cached value.
+    """Load the writes to delta channels since each channel's last snapshot or cached value.
 
-    LangGraph's savers search all earlier checkpoints for the snapshot. This function uses the
-    counters in the newest checkpoint, which give its distance.
+    LangGraph's savers find the snapshot by searching all earlier checkpoints. This function
+    reads the distance to the snapshot from counters in the newest checkpoint instead.
 
     Args:
         persistence: Persistence whose database is known.
@@ -151,7 +154,7 @@ async def load_deltas_since_snapshot(
         return await load_deltas_since_snapshot(persistence, position, channels)
     roots = {row[5] for row in found if not row[4] and row[5] >= 0 and not row[6]}
     writes = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
-    seeds = _read_seeds(found, depths, reach, read)
+    seeds = _read_snapshots(found, depths, reach, read)
     for name in near:
         seeds.setdefault(back, {})[name] = cached.read(name, persistence.saver.serde)
     result: dict[str, DeltaChannelHistory] = {}
@@ -191,10 +194,10 @@ async def load_deltas_since_snapshot(
     return {name: {"seed": value, "writes": []} for name, value in values.items()}
 
 
-def _read_seeds(
+def _read_snapshots(
     rows: Sequence[Any], depths: Mapping[str, int], channels: Collection[str], read: Any
 ) -> dict[int, dict[str, Any]]:
-    """Return the stored values of channels by the depth of their checkpoint."""
+    """Deserialize the stored channel values, grouped by the depth of their checkpoint."""
     seeds: dict[int, dict[str, Any]] = {}
     for checkpoint, name, kind, data, task, number, _ in rows:
         if not task and number < 0:
@@ -207,14 +210,16 @@ def _read_seeds(
 
 
 class History:
-    """History of one thread, in a saver whose database is known.
+    """Checkpoint history of one thread, which can be copied and pruned.
+
+    The history is available only if the saver's database is known.
 
     Args:
         persistence: Persistence of a SQLite or PostgreSQL saver.
         thread_id: ID of the thread.
 
     Raises:
-        PersistenceError: The saver's database is unknown.
+        PersistenceError: The saver uses an unknown database.
     """
 
     def __init__(self, persistence: Persistence, thread_id: str) -> None:
@@ -231,15 +236,16 @@ class History:
     async def copy(
         self, target: str, *, up_to: str | None = None, caller: Caller | None = None
     ) -> None:
-        """Copy the thread with its records. A stop request for the thread applies to the copy, too.
+        """Copy the thread and its records to a new thread ID.
 
-        Open questions and answers are not copied: the copy asks again.
+        A stop request for the thread also applies to the copy. Open questions and their answers are
+        not copied, so the copy asks again.
 
         Args:
-            target: ID of the copy. No thread may have it.
+            target: ID of the copy. The ID must not be in use.
             caller: Caller for whom an unfinished turn of the copy runs; anonymous by default.
             up_to: ID of the last checkpoint to copy. ``None`` means all. All records of its turn
-                are copied, so that the copy does not repeat later effects of that turn.
+                are copied, so that the copy does not repeat side effects that followed it.
 
         Raises:
             PersistenceError: The thread does not exist, ``target`` exists, or ``target`` is
@@ -256,7 +262,7 @@ class History:
         try:
             await self._check_copy(target)
             await self._copy_rows(target, up_to)
-            await History(self._persistence, target)._assign_turn(caller or Caller())
+            await History(self._persistence, target)._reassign_last_turn(caller or Caller())
             await self._persistence.stops.copy_thread(self._thread, target)
         finally:
             await self._persistence.leases.release(lease)
@@ -309,8 +315,8 @@ class History:
             )
         await History(self._persistence, target)._sweep()
 
-    async def _assign_turn(self, caller: Caller) -> None:
-        """Make a user the caller of the last turn, and clear the approvals in its requests."""
+    async def _reassign_last_turn(self, caller: Caller) -> None:
+        """Assign the last turn to a user, and remove the approvals from its pending requests."""
         found = await self._saver.aget_tuple(thread_config(self._thread))
         if found is None or not found.checkpoint["channel_values"].get(_TURN_KEY):
             return
@@ -330,14 +336,14 @@ class History:
     async def oldest_checkpoint_id(
         self, *, turns: int | None = None, checkpoints: int | None = None
     ) -> str:
-        """Return the ID of the checkpoint at which the last turns or checkpoints start.
+        """Return the ID of the oldest checkpoint to keep for a number of turns or checkpoints.
 
         Args:
-            turns: Number of turns.
-            checkpoints: Number of checkpoints.
+            turns: Number of recent turns to keep.
+            checkpoints: Number of recent checkpoints to keep.
 
         Returns:
-            The later of the two IDs; an empty string if there are fewer turns and checkpoints.
+            The later of the two IDs, or an empty string if the history is shorter than both.
         """
         return max(
             await self._nth_newest("", checkpoints) if checkpoints is not None else "",
@@ -345,7 +351,7 @@ class History:
         )
 
     async def prune(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
-        """Delete the history and records before the last turns or checkpoints.
+        """Delete all history and records except for the most recent turns or checkpoints.
 
         The latest checkpoint of a nested graph is kept if the graph's next run needs it.
 
@@ -354,7 +360,7 @@ class History:
             checkpoints: Number of checkpoints to keep.
 
         Returns:
-            False if the history is shorter than that.
+            False if the history is too short to delete anything.
         """
         oldest = await self.oldest_checkpoint_id(turns=turns, checkpoints=checkpoints)
         if not oldest:
@@ -385,7 +391,7 @@ class History:
         return True
 
     async def delete_run(self, run: str) -> None:
-        """Delete the checkpoints of a run."""
+        """Delete the checkpoints that a run of this thread created."""
         is_run = f"{self._rows.metadata('run_id')} = ?"
         deleted = f"SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND {is_run}"
         _, following = await self._rows.run(
@@ -468,11 +474,11 @@ class History:
 
 
 def assigned_turn(values: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Return the state update that makes a user the caller of a turn and shows no approvals.
+    """Build the state update that assigns a turn to a user and removes the turn's approvals.
 
     Args:
         values: State of the turn.
-        caller: The new caller.
+        caller: User who becomes the caller of the turn.
     """
     named = {name: value for name, value in asdict(caller).items() if value}
     turn = {**values[_TURN_KEY], "caller": named}

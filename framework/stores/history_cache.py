@@ -17,10 +17,11 @@ _MESSAGE_BYTES = 2_000
 
 
 class CachedMessages:
-    """Messages of a thread, which are not serialized because that takes longer than a turn.
+    """In-memory cache of the messages of a thread.
 
-    Callers receive the cached messages. A message that a caller changed is restored from a copy of
-    its fields before the next caller receives it.
+    The messages are not serialized, because serialization takes longer than a turn. Callers
+    receive the cached message objects. A message that a caller modified is restored from a copy
+    of its fields before the next caller receives it.
 
     Args:
         entries: Each message with a copy of its fields.
@@ -31,14 +32,14 @@ class CachedMessages:
 
     @classmethod
     def of(cls, value: Any, earlier: object = None) -> CachedMessages | None:
-        """Return the messages of a channel.
+        """Cache the messages of a channel.
 
         Args:
             value: Value of the channel.
-            earlier: Cached value of an earlier checkpoint, whose copies are reused.
+            earlier: Cached value from an earlier checkpoint. Its copies of messages are reused.
 
         Returns:
-            ``None`` if the value is not a list of messages of LangChain's classes.
+            ``None`` if the value is not a list of LangChain messages.
         """
         if not isinstance(value, list):
             return None
@@ -72,9 +73,10 @@ class CachedHistory(NamedTuple):
 
     Attributes:
         checkpoint_id: ID of the checkpoint.
-        counters: By channel: number of updates and of checkpoints since its last snapshot.
-        values: By channel: the serialized value, or messages. Callers may change the values that they
-            read.
+        counters: For each channel, the number of updates and the number of checkpoints since
+            its last snapshot.
+        values: For each channel, the serialized value or the cached messages. Callers may
+            modify the values that they read.
         size: Approximate size of the values in bytes.
     """
 
@@ -90,12 +92,12 @@ class CachedHistory(NamedTuple):
         values: Mapping[str, Any],
         serde: SerializerProtocol,
     ) -> CachedHistory:
-        """Return the history at a later checkpoint.
+        """Return the cached history advanced to a later checkpoint.
 
         Args:
-            checkpoint_id: ID of the checkpoint.
-            counters: Counters of the channels.
-            values: Values of the channels.
+            checkpoint_id: ID of the later checkpoint.
+            counters: Counters of the channels at the later checkpoint.
+            values: Values of the channels at the later checkpoint.
             serde: Serializer of the saver.
         """
         cached: dict[str, tuple[str, bytes] | CachedMessages] = {}
@@ -111,7 +113,7 @@ class CachedHistory(NamedTuple):
         return CachedHistory(checkpoint_id, counters, cached, size)
 
     def read(self, name: str, serde: SerializerProtocol) -> Any:
-        """Return a channel's value."""
+        """Return the cached value of a channel, deserialized if necessary."""
         value = self.values[name]
         return value.read() if isinstance(value, CachedMessages) else serde.loads_typed(value)
 
@@ -124,7 +126,7 @@ class HistoryCache(dict[str, CachedHistory]):
     """Size-bounded cache of histories by thread ID."""
 
     def __setitem__(self, thread: str, history: CachedHistory) -> None:
-        """Cache a history as the newest entry and evict the oldest entries if necessary."""
+        """Cache the history of a thread, and evict the oldest entries if the cache is too large."""
         self.pop(thread, None)
         super().__setitem__(thread, history)
         size = sum(entry.size for entry in [*self.values()])

@@ -69,14 +69,14 @@ wrong.
 
 
 class LeaseOwner(NamedTuple):
-    """Owner of a lease.
+    """Process and run that hold a lease on a thread.
 
     Attributes:
         owner_id: ID of the run.
         machine: ID of the machine since its last boot.
         process: Process ID and start time.
         heartbeat_at: Time of the last heartbeat, by the database's clock.
-        age: Seconds since then, by the same clock.
+        age: Seconds since the last heartbeat, by the database's clock.
     """
 
     owner_id: str
@@ -86,25 +86,25 @@ class LeaseOwner(NamedTuple):
     age: float = 0.0
 
     def describe(self) -> str:
-        """Return a description of the process, for error messages."""
+        """Describe the lease owner's process and host for error messages."""
         host = self.machine.partition("|")[0]
         return f"process {self.process.partition('|')[0]} on {host!r}"
 
 
 @dataclass(slots=True)
 class Lease:
-    """Lease held by a run of this process.
+    """Exclusive lease on a thread, held by a run in this process.
 
     Attributes:
         thread_id: ID of the thread.
         owner: Owner of the lease.
-        leases: ``Leases`` object that acquired it.
-        share_key: Key that graphs inside the same step of an outer graph have in common. They share
+        leases: ``Leases`` object that acquired the lease.
+        share_key: Key of the outer step. Graphs nested in the same step of an outer graph share
             the lease.
         share_count: Number of graphs that share the lease.
         is_acquired: True if the lease is stored in the database.
-        is_lost: True if another process was found to have taken over.
-        confirmed_at: Time at which the database last confirmed the lease, in seconds since boot.
+        is_lost: True if another process has taken over the thread.
+        confirmed_at: Time of the last confirmation by the database, in seconds since boot.
     """
 
     thread_id: str
@@ -118,19 +118,19 @@ class Lease:
 
 
 class Leases:
-    """Leases of a saver's threads.
+    """Manager of the exclusive leases on a saver's threads.
 
-    Heartbeats are sent from a separate thread and connection, so code that blocks the event loop
-    does not lose its lease.
+    A separate thread with its own connection sends the heartbeats, so code that blocks the
+    event loop does not cause a lease to expire.
 
     Attributes:
         ttl_seconds: Seconds without a heartbeat after which an owner is late.
         heartbeat_seconds: Seconds between heartbeats.
 
     Args:
-        tables: Tables in the saver's database; ``None`` if it is unknown. In that case, leases
-            exclude only runs of this process.
-        saver: The saver.
+        tables: Tables in the saver's database. ``None`` if the database is unknown, and leases
+            exclude only other runs in this process.
+        saver: Saver that stores the threads.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class Leases:
         self._late_heartbeats: BoundedDict[str, tuple[float, float]] = BoundedDict(256)
 
     def configure(self, settings: ScaleSettings) -> None:
-        """Apply the lease times of the settings."""
+        """Set the lease duration and heartbeat interval from the scale settings."""
         self.ttl_seconds, self.heartbeat_seconds = (
             settings.lease_seconds,
             settings.heartbeat_interval,
         )
 
     def find_held(self, thread_id: str) -> Lease | None:
-        """Return the lease of a thread that this process holds through this saver, or ``None``."""
+        """Return the lease that this process holds on a thread with this saver, or ``None``."""
         if (own_lease := self._leases.get(thread_id)) is not None:
             return own_lease
         # Another graph with the same saver may have acquired it.
@@ -169,13 +169,13 @@ class Leases:
     async def acquire(
         self, thread_id: str, *, share_key: str | None = None, outer_leases: Collection[Lease] = ()
     ) -> Lease:
-        """Acquire the lease of a thread, or share an existing one.
+        """Acquire the lease on a thread, or share a lease that a related run already holds.
 
         Args:
             thread_id: ID of the thread.
-            share_key: Key of the outer graph's step that this run is part of. Runs with the same
-                key share the lease.
-            outer_leases: Leases of the surrounding runs. They can be shared too.
+            share_key: Key of the outer graph's step that contains this run. Runs with the same key
+                share the lease.
+            outer_leases: Leases held by the enclosing runs, which can also be shared.
 
         Raises:
             ThreadBusyError: Another run holds the lease.
@@ -206,15 +206,16 @@ class Leases:
         return new_lease
 
     async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
-        """Raise an error unless this process still holds the lease of a thread that it runs.
+        """Raise an error if this process no longer holds its lease on a thread.
 
         Args:
             thread_id: ID of the thread.
-            force_query: True to always query the database. Otherwise, it is queried only if the
-                last heartbeat is late.
+            force_query: True to always query the database. If false, the database is queried only
+                when the last heartbeat is late.
 
         Raises:
-            PersistenceError: Another process took over, or the database cannot be reached.
+            PersistenceError: Another process took over the thread, or the database is
+                unreachable.
         """
         lease = self.find_held(thread_id)
         if lease is None or not lease.is_acquired or self._tables is None:
@@ -242,7 +243,7 @@ class Leases:
             lease.is_lost = True
 
     async def release(self, lease: Lease) -> None:
-        """Release a lease when its last user releases it."""
+        """Release one use of a shared lease, and delete the lease after its last use."""
         with _LOCK:
             lease.share_count -= 1
             if lease.share_count:
@@ -300,7 +301,11 @@ class Leases:
                 return None
 
     async def _is_expired(self, owner: LeaseOwner, new_owner: LeaseOwner) -> bool | None:
-        """Return True if an owner lost its lease, and ``None`` if its heartbeat is only late."""
+        """Check whether a lease owner is gone.
+
+        Returns True if the owner's run or process has ended, ``None`` if only its heartbeat is
+        late, and False otherwise.
+        """
         if owner.machine == new_owner.machine:
             if owner.process == new_owner.process:
                 return owner.owner_id not in _active_leases
@@ -310,13 +315,13 @@ class Leases:
         return None if abs(owner.age) > self.ttl_seconds else False
 
     async def has_ended(self, owner: LeaseOwner) -> bool:
-        """Return True if the run of an owner ended without releasing its lease, or lost its thread.
+        """Return True if a lease owner's run ended without a release or lost its thread.
 
-        A late heartbeat may resume. The owner must therefore be late in two calls that are 1.5
-        heartbeat intervals apart.
+        A late heartbeat may resume, so the owner must be late in two calls that are 1.5 heartbeat
+        intervals apart.
 
         Args:
-            owner: Owner of the lease, as it was recorded. If the owner ID is empty, only the
+            owner: Recorded owner of the lease. If the owner ID is empty, only the
                 process is checked.
         """
         machine, process = await self.identity()
@@ -338,7 +343,7 @@ class Leases:
         )
 
     async def is_held(self, thread_id: str) -> bool:
-        """Return True if a run holds the lease of a thread, in this process or in another one."""
+        """Return True if a run in any process holds the lease on a thread."""
         if self.find_held(thread_id) is not None:
             return True
         if self._tables is None:
@@ -348,7 +353,7 @@ class Leases:
         return bool(rows) and await self._is_expired(LeaseOwner(*rows[0]), reader) is False
 
     async def identity(self) -> tuple[str, str]:
-        """Return the IDs of this machine and process."""
+        """Return the unique IDs of this machine and this process."""
         known = _identities.get(os.getpid())
         return known if known is not None else await _run_in_thread(read_identity)
 
@@ -401,7 +406,7 @@ class Leases:
 
 
 def thread_busy_error(thread_id: str, owner: LeaseOwner) -> ThreadBusyError:
-    """Return an error for a thread whose lease another run holds."""
+    """Create the error for a thread whose lease is held by another run."""
     return ThreadBusyError(
         f"The thread {thread_id!r} is already running in {owner.describe()}.",
         fix="Wait until that run ends or waits for a person, or end its process.",
@@ -409,7 +414,11 @@ def thread_busy_error(thread_id: str, owner: LeaseOwner) -> ThreadBusyError:
 
 
 async def _run_in_thread(call: Callable[[], T]) -> T:
-    """Run a function that reads small files in its own thread, because shared pools may be full."""
+    """Run a blocking function in a new thread.
+
+    Shared thread pools may be full, so the function gets a thread of its own. It should only
+    read small files.
+    """
     own = ThreadPoolExecutor(1, thread_name_prefix="capgraph lease")
     try:
         return await asyncio.get_running_loop().run_in_executor(own, call)
@@ -418,9 +427,10 @@ async def _run_in_thread(call: Callable[[], T]) -> T:
 
 
 def read_identity() -> tuple[str, str]:
-    """Return the IDs of this machine and process.
+    """Read the unique IDs of this machine and process.
 
-    ``CAPGRAPH_MACHINE`` overrides the machine's name.
+    The machine ID changes with each boot. Set ``CAPGRAPH_MACHINE`` to override the machine's
+    name.
     """
     pid = os.getpid()
     boot = _text("/proc/sys/kernel/random/boot_id")
@@ -433,7 +443,7 @@ def read_identity() -> tuple[str, str]:
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since boot, including time asleep if the platform reports it."""
+    """Return the seconds since boot, including time spent asleep on supported platforms."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -450,7 +460,12 @@ def _is_process_alive(process: str) -> bool:
 
 
 def _read_process_start(pid: int) -> str:
-    """Return a process's start time, which distinguishes it from later ones with the same ID."""
+    """Return the start time of a process.
+
+    The start time distinguishes the process from a later process with the same ID.
+
+    The start time distinguishes the process from a later process with the same ID.
+    """
     line = _text(f"/proc/{pid}/stat")
     fields = line.rpartition(")")[2].split()
     if len(fields) < 20:

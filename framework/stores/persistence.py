@@ -82,7 +82,7 @@ class Persistence:
 
     @classmethod
     def of(cls, saver: BaseCheckpointSaver[Any]) -> Persistence:
-        """Return the persistence of a saver, or a new one if the saver has none.
+        """Return the persistence layer of a saver, creating it if the saver has none.
 
         >>> Persistence.of(InMemorySaver()).tables is None
         True
@@ -94,11 +94,13 @@ class Persistence:
     def for_run(
         cls, config: Mapping[str, Any], graph_persistence: Persistence | None
     ) -> Persistence | None:
-        """Return the persistence that stores a run's thread.
+        """Return the persistence layer that stores a run's thread.
+
+        A saver inherited from an outer graph or server takes precedence over the graph's own.
 
         Args:
-            config: Configuration of the run. It may contain the saver of an outer graph or server.
-            graph_persistence: Persistence of the graph itself.
+            config: Run configuration, which may contain the saver of an outer graph or server.
+            graph_persistence: Persistence layer of the graph itself.
         """
         lent = inherited_saver(config)
         return (
@@ -109,13 +111,13 @@ class Persistence:
         )
 
     def belongs_to(self, saver: BaseCheckpointSaver[Any]) -> bool:
-        """Return True if this is the persistence of a saver or of LangGraph's copy of it."""
+        """Return True if this persistence layer uses the given saver or LangGraph's copy of it."""
         return is_same_saver(self.saver, saver)
 
     def register_graph(
         self, channels: Mapping[str, Any], settings: ScaleSettings | None = None
     ) -> None:
-        """Register the delta channels of a graph and apply its lease settings.
+        """Register a graph's delta channels and apply its lease settings.
 
         Args:
             channels: Channels of the graph.
@@ -131,28 +133,29 @@ class Persistence:
 
     @cached_property
     def step_results(self) -> StepResults:
-        """Results of steps that run on other workers.
+        """Results of the steps that run on other workers, shared through the database.
 
         Raises:
             ConfigurationError: Other processes cannot reach the database.
         """
         if self.tables is None:
             raise ConfigurationError(
-                "Steps cannot run on other workers: the threads are not in a shared database.",
+                "Steps cannot run on other workers because the threads are not stored in a "
+                "shared database.",
                 fix="Store threads in PostgreSQL or SQLite (persistence.url).",
             )
         return StepResults(self.tables, self.saver.serde, self.listener)
 
     def open_run_log(self) -> RunLog:
-        """Return a new log of the runs of this saver's threads. The caller must close it."""
+        """Open a new log of runs on this saver's threads. The caller must close the log."""
         return RunLog(self.tables, self.saver.serde, self.listener, self.leases)
 
     def audit_table(self, signing_key: Any = None, name: str | None = None) -> AuditTable | None:
-        """Return the audit log in the database, or ``None`` if the database is unknown.
+        """Return the audit log in the saver's database, or ``None`` if the database is unknown.
 
         Args:
             signing_key: Signing key, as for :class:`~capgraph.telemetry.AuditLog`.
-            name: Name of the audit.
+            name: Name of the audit log.
         """
         tables: SqlTables | None = self.tables
         if tables is None and isinstance(self.saver, InMemorySaver):
@@ -166,7 +169,7 @@ class Persistence:
         return found
 
     async def record_names(self, thread_id: str) -> list[str]:
-        """Return the sorted names of a thread's records."""
+        """Return the sorted names of the records stored with a thread."""
         if self.tables is not None:
             _, found = await self.tables.run(
                 "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
@@ -188,16 +191,16 @@ class Persistence:
 
 
 def open_values(store: str | SqlTables | None) -> AtomicValueStore:
-    """Return the atomic value store that a setting selects.
+    """Open the atomic value store that a setting selects.
 
     Args:
-        store: ``None`` for this process; ``sqlite:///file.db``, ``postgresql://…``, or
-            ``redis://…`` for a shared database; ``saver`` for the database of the run's saver; or
-            tables.
+        store: ``None`` for a store in the memory of this process, a URL such as
+            ``sqlite:///file.db``, ``postgresql://…``, or ``redis://…`` for a shared database,
+            ``saver`` for the database of the run's saver, or database tables.
 
     Raises:
-        ConfigurationError: The value is invalid.
-        MissingExtraError: The extra of the database is not installed.
+        ConfigurationError: The setting is invalid.
+        MissingExtraError: The package extra for the database is not installed.
 
     >>> type(open_values(None)).__name__
     'MemoryValues'

@@ -56,7 +56,7 @@ _END_FROZEN = (
 
 
 class PostgresTables(SqlTables):
-    """Tables next to a PostgreSQL saver's checkpoints, on the saver's connection or pool.
+    """Tables stored next to a PostgreSQL saver's checkpoints, using its connection or pool.
 
     Args:
         saver: LangGraph's saver, or a :class:`PostgresSaver`.
@@ -96,7 +96,7 @@ class PostgresTables(SqlTables):
     can_notify = True
 
     def metadata(self, name: str) -> str:
-        """Return the SQL expression for a metadata field of a checkpoint, as text."""
+        """Return an SQL expression that reads a field of a checkpoint's metadata as text."""
         return f"metadata ->> '{name}'"
 
     def __init__(self, saver: Any) -> None:
@@ -104,12 +104,14 @@ class PostgresTables(SqlTables):
         self._address = _address(saver.conn)
 
     def is_at(self, url: str) -> bool:
-        """Return True if a URL refers to this database."""
+        """Return True if a URL refers to this database, ignoring the password."""
         mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
         return {**mine, "password": ""} == {**other, "password": ""}
 
     async def listen(self, channel: str) -> AsyncIterator[str]:
-        """Yield the payloads of notifications on a channel, after one empty string once connected.
+        """Yield the payloads of PostgreSQL notifications on a channel.
+
+        The first item is an empty string, which confirms that the connection is listening.
 
         Raises:
             PersistenceError: The database is unavailable.
@@ -125,13 +127,13 @@ class PostgresTables(SqlTables):
             raise database_error(exc) from exc
 
     async def end_stale_connections(self, idle_seconds: float) -> None:
-        """Terminate capgraph's connections that left a transaction open.
+        """Terminate capgraph's database connections that have left a transaction open.
 
-        This releases their locks. No timeout of older servers ends such a connection in the middle
-        of a pipeline.
+        Terminating a connection releases its locks. Timeouts on older PostgreSQL servers do not end
+        a connection in the middle of a pipeline.
 
         Args:
-            idle_seconds: Minimum age of the transaction.
+            idle_seconds: Minimum age of the open transaction, in seconds.
         """
         await self.run(_END_FROZEN, (idle_seconds,))
 
@@ -141,7 +143,10 @@ class PostgresTables(SqlTables):
     async def run_locked(
         self, lock: str, statement: str, values: tuple[Any, ...] = ()
     ) -> StatementResult:
-        """Run one statement that sees the results of all earlier statements with the same lock."""
+        """Run an SQL statement while holding a named lock.
+
+        The statement sees the results of all earlier statements run with the same lock.
+        """
         await self.prepare()
 
         async def execute() -> StatementResult:
@@ -202,7 +207,7 @@ def _to_psycopg(statement: str) -> str:
 
 
 class PostgresServer(SingleConnectionTables, PostgresTables):
-    """Tables in a PostgreSQL database without a saver.
+    """Tables in a PostgreSQL database that is opened by URL, without a saver.
 
     Args:
         address: URL of the database.
@@ -230,7 +235,7 @@ def _address(conn: Any) -> str:
 
 
 def tables_of(saver: Any) -> SqlTables:
-    """Return the tables in the database of a PostgreSQL saver."""
+    """Return capgraph's tables in the database of a PostgreSQL saver."""
     return PostgresTables(saver)
 
 
@@ -242,13 +247,13 @@ def open_tables(location: Location) -> SqlTables:
 class PostgresSaver(BaseSaver, AsyncPostgresSaver):
     """``AsyncPostgresSaver`` that retries operations while the database is unavailable.
 
-    All operations address rows by key, so they are idempotent.
+    Retries are safe, because all operations address rows by key and are therefore idempotent.
 
     Args:
-        conn: Connection pool.
-        serde: Serializer.
-        name: Name of the database in error messages.
-        retry_seconds: Seconds for which an operation is retried.
+        conn: Pool of database connections.
+        serde: Serializer for checkpoints.
+        name: Name of the database for error messages.
+        retry_seconds: Maximum number of seconds to retry an operation.
     """
 
     def __init__(
@@ -271,14 +276,14 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint."""
+        """Store a checkpoint and return its configuration."""
         # The base class stores text channels unencrypted, outside the blobs.
         sealed = self._seal_texts(checkpoint)
         written: RunnableConfig = await super().aput(config, sealed, metadata, new_versions)
         return written
 
     async def run_operation(self, verb: str, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation and retry it while the database is unavailable.
+        """Run a database operation, retrying while the database is unavailable.
 
         Raises:
             PersistenceError: The database rejected the operation, or was unavailable for too long.
@@ -319,7 +324,13 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         return f"{_SEAL}{kind}:{base64.b64encode(data).decode()}"
 
     def unseal(self, checkpoint_tuple: CheckpointTuple | None) -> CheckpointTuple | None:
-        """Return a loaded checkpoint with its sealed texts decoded."""
+        """Decode the sealed strings in a loaded checkpoint.
+
+        Strings that are encrypted or contain NUL characters are stored in sealed (encoded) form,
+        because PostgreSQL JSON cannot contain NUL.
+
+        Some text values are stored in encoded ("sealed") form.
+        """
         if checkpoint_tuple is None:
             return checkpoint_tuple
         values = checkpoint_tuple.checkpoint["channel_values"]
@@ -334,20 +345,20 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
 async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
-    """Open a PostgreSQL database as a saver.
+    """Open a LangGraph checkpoint saver on a PostgreSQL database.
 
     Raises:
         PersistenceError: The database cannot be reached or used.
     """
     async with _pool(location) as pool:
         saver = PostgresSaver(pool, serde=serde, name=str(location))
-        await _set_up(location, saver.setup)
+        await _run_setup_locked(location, saver.setup)
         yield saver
 
 
 @asynccontextmanager
 async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
-    """Open a PostgreSQL database as a LangGraph store.
+    """Open a LangGraph store on a PostgreSQL database.
 
     Raises:
         PersistenceError: The database cannot be reached or used.
@@ -358,7 +369,7 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
         """LangGraph's store, usable from any event loop."""
 
     async with _pool(location) as pool, PostgresStore(pool, **options) as store:
-        await _set_up(location, store.setup)
+        await _run_setup_locked(location, store.setup)
         yield store
 
 
@@ -380,8 +391,11 @@ async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
         await pool.close()
 
 
-async def _set_up(location: Location, setup: Callable[[], Awaitable[Any]]) -> None:
-    """Create LangGraph's tables under a lock, because concurrent statements conflict."""
+async def _run_setup_locked(location: Location, setup: Callable[[], Awaitable[Any]]) -> None:
+    """Create LangGraph's tables while holding an advisory lock.
+
+    The lock is needed because concurrent setup statements conflict.
+    """
     with _wrap_connect_errors(location):
         async with await psycopg.AsyncConnection.connect(location.target, autocommit=True) as conn:
             # Polled, because a statement that waits for the lock would block CREATE INDEX

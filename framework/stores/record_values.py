@@ -28,19 +28,20 @@ _RECORDS = CrossLoopLock()
 
 
 class RecordValues(AtomicValueStore):
-    """Value store that uses records of a saver, one record per name prefix.
+    """Atomic value store that keeps its values in a saver's records.
 
-    Only changes in the same process exclude each other.
+    Values with the same name prefix share one record. Changes are atomic only within this
+    process.
 
     Args:
-        saver: An open saver.
+        saver: Open saver that stores the records.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver = saver
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Raise an error, because savers are asynchronous.
+        """Raise an error, because savers support only asynchronous changes.
 
         Raises:
             PersistenceError: Always.
@@ -57,7 +58,7 @@ class RecordValues(AtomicValueStore):
         clock: Clock,
         undo: UndoFunction[T] | None = None,
     ) -> T:
-        """Change a value without blocking the event loop."""
+        """Atomically change a stored value without blocking the event loop."""
 
         async def write(change: ChangeFunction[Any]) -> Any:
             async with _RECORDS:
@@ -73,7 +74,7 @@ class RecordValues(AtomicValueStore):
         return await write_with_undo(write, change, undo)
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return all values whose names start with a prefix, and the current time."""
+        """Return all values whose names start with a prefix, with the current time."""
         found = await self._read(prefix)
         return {n: v for n, v in found.items() if n.startswith(prefix)}, clock.now()
 

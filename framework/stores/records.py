@@ -38,7 +38,7 @@ clock.
 
 
 async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str) -> dict[str, Any]:
-    """Return the latest record with a name, or an empty dictionary.
+    """Read the latest version of a thread's record. Returns an empty dictionary if missing.
 
     Raises:
         PersistenceError: The record cannot be read.
@@ -51,7 +51,9 @@ async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str)
 def record_from_checkpoint(
     saver: BaseCheckpointSaver[Any], checkpoint_tuple: CheckpointTuple | None
 ) -> dict[str, Any]:
-    """Return the record stored in a checkpoint, or an empty dictionary.
+    """Decode the record that a checkpoint stores.
+
+    Returns an empty dictionary if there is none.
 
     Raises:
         PersistenceError: The record cannot be read.
@@ -75,17 +77,17 @@ async def write_record(
     record_id: str = RECORD_ID,
     **extra_metadata: Any,
 ) -> None:
-    """Store a record. It is durable when this function returns.
+    """Store a record in a thread. The record is durable when this function returns.
 
     Args:
         saver: An open saver.
         thread_id: ID of the thread.
         key: Name of the record within the thread.
-        record: Plain data.
-        parent_checkpoint_id: Checkpoint that the record is pruned with. Defaults to the current
-            time.
-        record_id: Checkpoint ID of the record, for names with several records.
-        **extra_metadata: Additional metadata of the checkpoint.
+        record: Content of the record, as plain data.
+        parent_checkpoint_id: ID of the checkpoint with which the record is pruned. Defaults to
+            an ID for the current time.
+        record_id: Checkpoint ID of the record, for names that have several records.
+        **extra_metadata: Additional metadata for the record's checkpoint.
 
     Raises:
         PersistenceError: The record cannot be stored.
@@ -104,7 +106,7 @@ async def write_record(
 def thread_config(
     thread_id: str, namespace: str = "", checkpoint_id: str | None = None
 ) -> RunnableConfig:
-    """Return the configuration of a thread, or of one of its checkpoints, for a saver.
+    """Create the saver configuration that selects a thread or one of its checkpoints.
 
     >>> thread_config("t")
     {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}

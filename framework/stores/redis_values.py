@@ -26,11 +26,11 @@ _MAX_TTL_SECONDS = 1e10  # seconds; Redis does not support a longer time to live
 
 
 class RedisValues(AtomicValueStore):
-    """Value store in a Redis server. Values expire with their time to live.
+    """Atomic value store on a Redis server. Values expire after their time to live.
 
     Args:
         url: ``redis://…``, ``rediss://…``, or ``unix://…``.
-        key_prefix: Prefix of the keys on the server.
+        key_prefix: Prefix for the keys on the server.
 
     Raises:
         ConfigurationError: The URL is invalid.
@@ -49,7 +49,7 @@ class RedisValues(AtomicValueStore):
             ) from exc
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value. This method blocks the calling thread."""
+        """Atomically change a stored value. Blocks the calling thread."""
 
         def update(pipe: Any) -> T:
             now = self._now(pipe, clock)
@@ -77,13 +77,13 @@ class RedisValues(AtomicValueStore):
         clock: Clock,
         undo: UndoFunction[T] | None = None,
     ) -> T:
-        """Change a value without blocking the event loop."""
+        """Atomically change a stored value without blocking the event loop."""
         return await write_with_undo(
             lambda change: asyncio.to_thread(self.change, name, change, clock), change, undo
         )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return all values whose names start with a prefix, and the current time."""
+        """Return all values whose names start with a prefix, with the current time."""
 
         def read() -> tuple[dict[str, Any], float]:
             keys = self._scan(prefix)

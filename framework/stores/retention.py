@@ -20,14 +20,15 @@ _MAX_THREADS = 100
 
 
 class Retention:
-    """Applies ``keep_turns``, ``keep_checkpoints``, and ``keep_days``.
+    """Retention policy that limits the stored history of threads.
 
-    A thread's history is pruned at the end of a turn. Pruning stores a complete checkpoint, so it
-    waits until the history is a tenth longer than required. Unused threads are deleted at most once
-    an hour, up to a hundred at a time.
+    A thread's history is pruned at the end of a turn, according to ``keep_turns`` and
+    ``keep_checkpoints``. Because pruning stores a complete checkpoint, it waits until the
+    history exceeds the limit by a tenth. Threads unused for ``keep_days`` are deleted at most
+    once an hour, up to a hundred at a time.
 
     Args:
-        settings: Persistence settings.
+        settings: Persistence settings that contain the limits.
     """
 
     def __init__(self, settings: PersistenceSettings) -> None:
@@ -35,7 +36,9 @@ class Retention:
         self._next = 0.0
 
     async def prune_after_turn(self, persistence: Persistence, thread_id: str) -> None:
-        """Prune a thread whose turn ended. Failures are logged, since the turn is already complete.
+        """Prune the history of a thread after a turn.
+
+        Failures are logged instead of raised, because the turn is already complete.
 
         Args:
             persistence: Persistence that stores the thread.

@@ -19,10 +19,10 @@ _CLOCK = SystemClock()
 
 
 class CurrentRoles:
-    """Current roles of authenticated users.
+    """Store of the current role of each authenticated user.
 
     Args:
-        values: Store of the roles.
+        values: Value store for the roles.
     """
 
     def __init__(self, values: AtomicValueStore) -> None:
@@ -37,7 +37,10 @@ class CurrentRoles:
             await self._values.achange(name, lambda *_: (role, FOREVER, None), _CLOCK)
 
     async def find(self, caller: Caller) -> Caller:
-        """Return a user with the current role; unchanged if no server has authenticated the user."""
+        """Return a user with their current role.
+
+        A user who was not authenticated by a server is returned unchanged.
+        """
         if not caller.authenticated or caller.user_id is None:
             return caller
         stored = await self._read(_name(caller))

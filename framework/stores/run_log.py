@@ -91,17 +91,17 @@ _MAX_ENDED_IN_MEMORY = 1000
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """Run in the log.
+    """Entry of the run log that describes one run.
 
     Attributes:
         run_id: ID of the run.
-        thread_id: ID of its thread in the saver.
+        thread_id: ID of the run's thread in the saver.
         owner: ID of its owner.
         status: ``queued``, ``running``, ``stopping``, or the outcome of the turn.
         created_at: Time of the request, in seconds since the epoch.
-        ended_at: Time of its end; 0 while the run is open.
-        request: Input and caller of the run. They suffice to start it again.
-        starts: Number of processes that started the run and did not hand it over.
+        ended_at: Time at which the run ended, or 0 while it is open.
+        request: Input and caller of the run, which are sufficient to start it again.
+        starts: Number of processes that started the run and did not hand it over to another.
     """
 
     run_id: str
@@ -120,17 +120,17 @@ class LoggedRun:
 
     @property
     def is_new_turn(self) -> bool:
-        """True if the run starts a turn; otherwise it resumes one."""
+        """True if the run starts a new turn, and False if it resumes one."""
         return starts_turn(self.request)
 
 
 def starts_turn(request: Mapping[str, Any]) -> bool:
-    """Return True if a request starts a turn; otherwise it resumes one."""
+    """Return True if a request starts a new turn, and False if it resumes one."""
     return "message" in request or "plan" in request
 
 
 class _LiveRun:
-    """Run of this process, with its recent events and waiting listeners."""
+    """Run in progress in this process, with its recent events and waiting listeners."""
 
     def __init__(self, thread: str, seq: int = 0) -> None:
         self.thread = thread
@@ -157,7 +157,10 @@ class _LiveRun:
             self.idle_timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.wake)
 
     def after(self, seq: int) -> list[tuple[int, str]] | None:
-        """Return the cached events after a number, or ``None`` if they are no longer cached."""
+        """Return the cached events after a sequence number.
+
+        Returns ``None`` if some of those events are no longer cached.
+        """
         first = self.written - len(self.recent)
         if seq < first:
             return None
@@ -168,13 +171,13 @@ class _LiveRun:
 
 
 class RunLog:
-    """Log of the runs of a saver's threads and their events.
+    """Log of the runs on a saver's threads, including the events of each run.
 
     Args:
-        tables: Tables next to the threads; ``None`` for a log in memory that keeps the latest runs.
+        tables: Tables in the threads' database. ``None`` keeps the latest runs in memory.
         serde: Serializer of the threads.
         listener: Listener for notifications from other processes.
-        leases: Leases of running threads.
+        leases: Leases on running threads.
     """
 
     def __init__(
@@ -201,12 +204,12 @@ class RunLog:
     async def create(
         self, run: LoggedRun, *, is_local: bool = True, max_open: int | None = None
     ) -> bool:
-        """Add a run to the log. Return False if it already exists.
+        """Add a run to the log. Returns False if the run is already in the log.
 
         Args:
-            run: The run.
-            is_local: True if this process writes its events.
-            max_open: Maximum number of open runs of the owner, including this one.
+            run: Run to add.
+            is_local: True if this process writes the run's events.
+            max_open: Maximum number of open runs per owner, including this run.
 
         Raises:
             LimitError: The owner has too many open runs.
@@ -241,12 +244,13 @@ class RunLog:
         return True
 
     async def claim(self, run: LoggedRun) -> tuple[list[dict[str, Any]], bool]:
-        """Make this process the writer of a run's events and set the status to ``running``.
+        """Claim a run for this process and set its status to ``running``.
 
-        The first claim also assigns the run's position among the events of its thread.
+        This process becomes the only writer of the run's events. The first claim also assigns the
+        run its position among the events of its thread.
 
         Returns:
-            The events so far, and False if a stop was requested.
+            The events so far, and True unless a stop was requested.
         """
         events: list[dict[str, Any]] = []
         writer_id, may_run = await self._assign_position(run)
@@ -274,7 +278,7 @@ class RunLog:
             "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if writer_id else "? = ''"
         )
         values = (run.run_id, run.thread_id, run.thread_id, first_position, writer_id, writer_id)
-        is_claimed, may_run = await self._run_together(
+        is_claimed, may_run = await self._run_statements(
             (_CLAIM.format(next=_NEXT_POSITION, held=holds_lease), values),
             (_SET_RUNNING.format(held=holds_lease), (run.run_id, writer_id)),
         )
@@ -286,15 +290,15 @@ class RunLog:
         return writer_id, may_run
 
     async def hand_over(self, run_id: str) -> None:
-        """Record that this process passes a claimed run to another process before it ends."""
+        """Record that this process is handing a claimed run over before the process ends."""
         await self._run(_RELEASE, (run_id,))
 
     async def poison_runs(self, max_losses: int) -> list[LoggedRun]:
-        """Return failed runs whose process died more often than allowed, newest first."""
+        """Return failed runs whose processes died more than ``max_losses`` times, newest first."""
         return await self._select("status = 'failed' AND starts > ?", max_losses)
 
     async def get(self, run_id: str) -> LoggedRun | None:
-        """Return a run, or ``None`` if it does not exist."""
+        """Return the run with an ID, or ``None`` if it does not exist."""
         return next(iter(await self._select("run_id = ?", run_id)), None)
 
     async def unfinished_runs(self) -> list[LoggedRun]:
@@ -302,15 +306,15 @@ class RunLog:
         return await self._select("ended = 0")
 
     async def open_runs(self, thread_id: str) -> list[LoggedRun]:
-        """Return the open runs of a thread, oldest first."""
+        """Return the runs of a thread that have not ended, oldest first."""
         return (await self._select(f"thread_id = ? AND status IN {OPEN_STATUSES}", thread_id))[::-1]
 
     async def thread_runs(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
-        """Return the latest runs of a thread, newest first."""
+        """Return the most recent runs of a thread, newest first."""
         return await self._select("thread_id = ?", thread_id, limit=limit)
 
     async def owner_runs(self, owner: str, limit: int = _MAX_RUNS) -> list[LoggedRun]:
-        """Return the latest runs of an owner, newest first."""
+        """Return the most recent runs of an owner, newest first."""
         return await self._select("owner = ?", owner, limit=limit)
 
     async def waiting_threads(self, owner: str | None = None) -> list[str]:
@@ -322,7 +326,7 @@ class RunLog:
         return [run.thread_id for run in await self.waiting_runs(owner)]
 
     async def waiting_runs(self, owner: str | None = None) -> list[LoggedRun]:
-        """Return the runs that ended with a question and are the last of their thread."""
+        """Return the latest runs of threads that are waiting for an answer to a question."""
         return await self._select(
             "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
             " WHERE other.thread_id = capgraph_runs.thread_id)"
@@ -331,7 +335,7 @@ class RunLog:
         )
 
     async def finish(self, run_id: str, status: str) -> None:
-        """Record the final status of a run. No further events are accepted."""
+        """Record the final status of a run. Later events of the run are not accepted."""
         # Written with the last events, so that a listener who sees the end finds the run ended.
         written = asyncio.get_running_loop().create_future()
         self._endings[run_id] = status, time.time(), written
@@ -345,7 +349,7 @@ class RunLog:
         self.release(run_id)
 
     async def request_stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
-        """Mark the open runs of a thread, or one of them, as stopping. Return their IDs."""
+        """Mark the open runs of a thread, or one specific run, as stopping. Returns their IDs."""
         stopped = await self._run(
             "UPDATE capgraph_runs SET status = ?"
             f" WHERE thread_id = ? AND status IN {OPEN_STATUSES}"
@@ -359,17 +363,17 @@ class RunLog:
         return [run.run_id for run in await self._select("ended = 0 AND status = ?", STOPPING)]
 
     def release(self, run_id: str) -> None:
-        """Stop writing events of a run, because it ended or another process took it over."""
+        """Stop writing events for a run that has ended or was taken over by another process."""
         if (live := self._live.pop(run_id, None)) is not None:
             live.is_released = True
             live.wake()
 
     async def drop_thread(self, thread_id: str) -> None:
-        """Delete the runs of a thread."""
+        """Delete all runs of a thread from the log."""
         await self._delete("thread_id = ?", thread_id)
 
     async def prune(self, max_age_seconds: float) -> None:
-        """Delete the runs that ended more than ``max_age_seconds`` ago."""
+        """Delete runs that ended more than ``max_age_seconds`` ago from the log."""
         await self._delete("ended > 0 AND ended < ?", time.time() - max_age_seconds)
 
     # --- events ---------------------------------------------------------------------------
@@ -380,12 +384,14 @@ class RunLog:
         events: Sequence[Mapping[str, Any]],
         shorten_event: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Number events of a run and queue them to be written. Listeners receive them afterwards.
+        """Number a run's events and queue them for writing.
+
+        Listeners receive the events after they are written.
 
         Args:
             run_id: ID of the run.
-            events: The events.
-            shorten_event: Function that shortens an event that is too long.
+            events: Events to append, in order.
+            shorten_event: Function that shortens an event that exceeds the size limit.
         """
         live = self._live[run_id]
         for event in events:
@@ -432,7 +438,7 @@ class RunLog:
                 self._live[name].thread for name in changed_names if name in self._live
             }
             try:
-                await self._run_together(*statements, notify=changed_names)
+                await self._run_statements(*statements, notify=changed_names)
             except PersistenceError as exc:
                 get_logger("framework", "run_log").warning(
                     "Events could not be written yet: %s", exc
@@ -464,9 +470,10 @@ class RunLog:
     # --- listeners of other processes -----------------------------------------------------
 
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yield pages of a run's numbered events as JSON, until the run ends.
+        """Yield pages of a run's numbered events as JSON until the run ends.
 
-        A page contains all events available. Empty pages are yielded while nothing happens.
+        Each page contains the events that are available. Empty pages are yielded while there are no
+        new events.
 
         Args:
             run_id: ID of the run.
@@ -507,9 +514,10 @@ class RunLog:
     async def follow_thread(
         self, thread_id: str, after: int = 0
     ) -> AsyncIterator[list[tuple[int, str, str]]]:
-        """Yield pages of the events of a thread's runs, with numbers and run IDs, without end.
+        """Yield pages of numbered events from all runs of a thread, indefinitely.
 
-        A page contains all events available. Empty pages are yielded while nothing happens.
+        Each item is a sequence number, a run ID, and an event as JSON. Each page contains the
+        events that are available. Empty pages are yielded while there are no new events.
 
         Args:
             thread_id: ID of the thread.
@@ -528,7 +536,7 @@ class RunLog:
                     await changed.wait()
 
     def close(self) -> None:
-        """Disconnect all listeners. They may reconnect to another process."""
+        """Disconnect all listeners, which may reconnect to another process."""
         self.closing.set()
         for live in self._live.values():
             live.wake()
@@ -553,9 +561,9 @@ class RunLog:
     def _unpack_events(
         self, rows: list[tuple[Any, ...]], after: int
     ) -> Iterator[tuple[str, int, str]]:
-        """Yield run ID, number, and text of the events after a number.
+        """Yield the run ID, number, and text of each event after a sequence number.
 
-        A row has the number of its last event.
+        Each row stores several events and the number of the last one.
         """
         for run_id, last, data in rows:
             texts = self._events(data)
@@ -574,13 +582,15 @@ class RunLog:
         )
         return [self._read(row) for row in found]
 
-    async def _run_together(
+    async def _run_statements(
         self, *statements: Statement, notify: Collection[str] = ()
     ) -> list[bool]:
-        """Run statements, on PostgreSQL as one, and return which of them changed rows.
+        """Run several SQL statements, and return which of them changed rows.
+
+        On PostgreSQL, the statements are combined into one.
 
         Args:
-            *statements: Statements with their values. Each must return the rows that it changed.
+            *statements: Statements with parameters. Each must return the rows that it changed.
             notify: Names to notify listeners of other processes about.
         """
         if not self._listener.can_notify:

@@ -121,7 +121,7 @@ Execute = Callable[..., list[tuple[Any, ...]]]
 
 
 def migration_steps(version: int) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the statements and values that migrate a schema from a version to the latest.
+    """Return the SQL statements and parameters that migrate a schema to the latest version.
 
     >>> migration_steps(len(MIGRATIONS))
     []
@@ -136,27 +136,27 @@ def migration_steps(version: int) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def schema_version(execute: Execute, is_migrated: str) -> int:
-    """Return the schema version of a database; 0 before the first migration.
+    """Return the schema version of a database, or 0 before the first migration.
 
     Args:
-        execute: Function that runs a statement in the database.
-        is_migrated: Query that counts the migration tables.
+        execute: Function that runs an SQL statement in the database.
+        is_migrated: SQL query that counts the migration tables.
 
     Raises:
-        PersistenceError: A newer release wrote the database.
+        PersistenceError: The schema was created by a newer release of capgraph.
     """
     found = int(execute(_VERSION)[0][0]) if execute(is_migrated)[0][0] else 0
     if found > len(MIGRATIONS):
         raise PersistenceError(
-            f"The database schema has version {found}, but this release supports versions up to"
-            f" {len(MIGRATIONS)}.",
+            f"The database schema has version {found}, but this release supports only versions up "
+            f"to {len(MIGRATIONS)}.",
             fix="Install the release of capgraph that wrote the database, or a newer one.",
         )
     return found
 
 
 def migration_error(version: int, cause: Exception) -> PersistenceError:
-    """Return the error for a failed migration."""
+    """Create the error for a failed migration of the database schema."""
     return PersistenceError(
         f"The database schema cannot be migrated from version {version} to {len(MIGRATIONS)}:"
         f" {str(cause).strip()}.",

@@ -27,10 +27,10 @@ _FIELDS = {
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """Serializer that restores only known safe types and detects changed bytes.
+    """Serializer that restores only known safe types and detects corrupted data.
 
     Args:
-        checksum: True to add a checksum. Encrypted data has a stronger one already.
+        checksum: True to add a checksum. Encrypted data already includes a stronger one.
     """
 
     def __init__(self, *, checksum: bool = True) -> None:
@@ -38,7 +38,7 @@ class StrictSerializer(JsonPlusSerializer):
         self._checksum = checksum
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Serialize a value.
+        """Serialize a value to bytes with a checksum, unless checksums are disabled.
 
         Raises:
             PersistenceError: The value has a type that cannot be serialized.
@@ -55,7 +55,9 @@ class StrictSerializer(JsonPlusSerializer):
         return f"{kind}{_CHECKSUM_SUFFIX}", zlib.crc32(data).to_bytes(4) + data
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Deserialize a value. Data of LangGraph's own serializer is supported.
+        """Deserialize a value and verify its checksum.
+
+        Data written by LangGraph's own serializer is also accepted.
 
         Raises:
             ValueError: The checksum does not match.
@@ -75,14 +77,14 @@ class StrictSerializer(JsonPlusSerializer):
 
 
 def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
-    """Return the serializer for checkpoints. It restores only known safe types.
+    """Create the checkpoint serializer, which restores only known safe types.
 
     Args:
-        encryption_key: Key of 16, 24, or 32 bytes, or text that encodes to as many; ``None`` for no
-            encryption.
+        encryption_key: AES key of 16, 24, or 32 bytes, or a string of the same encoded length.
+            ``None`` disables encryption.
 
     Raises:
-        ConfigurationError: The key has another length.
+        ConfigurationError: The key has an invalid length.
         MissingExtraError: The encryption package is not installed.
     """
     if encryption_key is None:
@@ -99,7 +101,7 @@ def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
 
 @contextmanager
 def wrap_read_errors(thread_id: Any, description: str = "") -> Iterator[None]:
-    """Context manager: raise errors of the serializer as a ``PersistenceError``.
+    """Context manager that converts serializer errors to ``PersistenceError``.
 
     Raises:
         PersistenceError: The data cannot be deserialized.
@@ -119,19 +121,19 @@ def wrap_read_errors(thread_id: Any, description: str = "") -> Iterator[None]:
 
 
 def serialize_to_text(serde: Any, value: Any) -> str:
-    """Serialize a value to text with a saver's serializer.
+    """Serialize a value to a string with a saver's serializer.
 
-    The text is encrypted if checkpoints are.
+    The string is encrypted if the saver encrypts checkpoints.
     """
     kind, data = serde.dumps_typed(value)
     return f"{kind}:{base64.b64encode(data).decode()}"
 
 
 def deserialize_text(serde: Any, text: str, description: str) -> Any:
-    """Return the value that :func:`serialize_to_text` serialized.
+    """Restore a value from a string created by :func:`serialize_to_text`.
 
     Raises:
-        PersistenceError: The text cannot be deserialized.
+        PersistenceError: The string cannot be deserialized.
     """
     kind, _, data = text.partition(":")
     with wrap_read_errors(None, f"The data {description}"):
@@ -139,10 +141,11 @@ def deserialize_text(serde: Any, text: str, description: str) -> Any:
 
 
 def validate_checkpoint(checkpoint_tuple: CheckpointTuple | None) -> CheckpointTuple | None:
-    """Validate the fields of a checkpoint and keep new checkpoint IDs ahead of its ID.
+    """Validate the fields of a checkpoint, and keep later checkpoint IDs ahead of its ID.
 
-    Checkpoints are ordered by IDs that start with the time. Without this function, a checkpoint
-    created after the clock was set back would sort before its parent and never be found.
+    Checkpoints are ordered by IDs that begin with a timestamp. Without this adjustment, a
+    checkpoint created after the clock was set back would sort before its parent and never be
+    found.
 
     Raises:
         PersistenceError: A field is missing or has the wrong type.

@@ -38,7 +38,7 @@ LOCK_SECONDS = 30.0
 
 
 class SqliteTables(SqlTables):
-    """Tables next to the checkpoints of a SQLite saver. They use the saver's connection.
+    """Tables stored next to a SQLite saver's checkpoints, using the saver's connection.
 
     Args:
         saver: LangGraph's saver, or a :class:`SqliteSaver`.
@@ -68,11 +68,11 @@ class SqliteTables(SqlTables):
         self._saver = saver
 
     def metadata(self, name: str) -> str:
-        """Return the SQL expression for a metadata field of a checkpoint, as text."""
+        """Return an SQL expression that reads a field of a checkpoint's metadata as text."""
         return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
     async def relaxed_durability(self) -> SqlTables:
-        """Return tables on a separate connection that does not wait for the disk."""
+        """Return tables on a separate connection whose commits do not wait for the disk."""
         await self.prepare()
         if not self._path:
             return self
@@ -133,7 +133,7 @@ class SqliteTables(SqlTables):
 
 
 class SqliteFile(SingleConnectionTables, SqliteTables):
-    """Tables in a SQLite file that processes can share.
+    """Tables in a SQLite file that several processes can share.
 
     Args:
         path: Path of the file, or ``:memory:``.
@@ -155,7 +155,7 @@ class SqliteFile(SingleConnectionTables, SqliteTables):
 
 
 def tables_of(saver: Any) -> SqlTables:
-    """Return the tables in the database of a SQLite saver."""
+    """Return capgraph's tables in the database of a SQLite saver."""
     return SqliteTables(saver)
 
 
@@ -165,10 +165,10 @@ def open_tables(location: Location) -> SqlTables:
 
 
 class _Connection(sqlite3.Connection):
-    """Connection that commits the changes of a call before the call returns.
+    """SQLite connection that commits each change before the call returns.
 
-    LangGraph's saver commits with a separate call. While a busy event loop delays that call, the
-    file stays locked for the other connections of the process.
+    LangGraph's saver commits in a separate call. If a busy event loop delays that commit, the
+    file stays locked for the other connections in the process.
     """
 
     def cursor(self, factory: Any = None) -> Any:
@@ -183,12 +183,14 @@ class _Cursor(sqlite3.Cursor):
 
 
 class SqliteSaver(BaseSaver):
-    """Mixin for LangGraph's ``AsyncSqliteSaver``, which must follow it in the bases.
+    """Mixin for ``AsyncSqliteSaver`` that adds capgraph's error handling.
+
+    The mixin must precede ``AsyncSqliteSaver`` in the list of base classes.
 
     Args:
-        conn: Open connection.
-        serde: Serializer.
-        name: Name of the database in error messages.
+        conn: Open SQLite connection.
+        serde: Serializer for checkpoints.
+        name: Name of the database for error messages.
     """
 
     def __init__(self, conn: aiosqlite.Connection, *, serde: SerializerProtocol, name: str) -> None:
@@ -197,15 +199,18 @@ class SqliteSaver(BaseSaver):
         self._name = name
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread.
+        """Delete all data of a thread.
 
-        The checkpoints are deleted last, so an interrupted call can be repeated.
+        The checkpoints are deleted last, so that an interrupted deletion can be repeated.
         """
         await self._rows.run("DELETE FROM writes WHERE thread_id = ?", (str(thread_id),))
         await super().adelete_thread(thread_id)
 
     async def run_operation(self, verb: str, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation and translate its errors. A failed operation is rolled back."""
+        """Run a SQLite operation and convert its errors to ``PersistenceError``.
+
+        A failed operation is rolled back.
+        """
         try:
             return await operation()
         except sqlite3.Error as exc:
@@ -213,7 +218,7 @@ class SqliteSaver(BaseSaver):
 
 
 def sqlite_error(name: str, verb: str, exc: Exception) -> PersistenceError:
-    """Return the error for an operation that SQLite rejected."""
+    """Create the error for a failed SQLite operation, with a suggested fix."""
     text = str(exc)
     fix = "Correct the cause, then resume the thread from its last saved step."
     if "full" in text or "disk I/O" in text:
@@ -230,7 +235,7 @@ def _saver_class() -> Any:
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     class Saver(SqliteSaver, AsyncSqliteSaver):
-        """LangGraph's saver with capgraph's errors and checkpoint validation."""
+        """LangGraph's SQLite saver with capgraph's error handling and checkpoint validation."""
 
     return Saver
 
@@ -239,7 +244,7 @@ def _saver_class() -> Any:
 async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
-    """Open a SQLite file as a saver.
+    """Open a LangGraph checkpoint saver on a SQLite file.
 
     Raises:
         PersistenceError: The file cannot be opened, read, or written.
@@ -249,14 +254,14 @@ async def open_saver(
         saver = _saver_class()(conn, serde=serde, name=path)
         with _wrap_errors(path):
             await saver.setup()
-            async with _immediate(conn):
+            async with _immediate_transaction(conn):
                 pass
         yield saver
 
 
 @asynccontextmanager
 async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
-    """Open a SQLite file as a LangGraph store.
+    """Open a LangGraph store on a SQLite file.
 
     Raises:
         PersistenceError: The file cannot be opened, read, or written.
@@ -264,7 +269,7 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
     class Connection(sqlite3.Connection):
-        """Connection that locks early for writes and runs migrations in one transaction."""
+        """SQLite connection that locks early for writes and runs migrations in one transaction."""
 
         writes = False
 
@@ -282,7 +287,7 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
             return self.execute(statement)
 
     class SqliteStore(CrossLoopStore, AsyncSqliteStore):
-        """LangGraph's store, usable from any event loop and with concurrent writers."""
+        """LangGraph's SQLite store, usable from any event loop and with concurrent writers."""
 
         _batches: ClassVar[CrossLoopLock] = CrossLoopLock()
 
@@ -300,17 +305,17 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
         SqliteStore(conn, **options) as store,
     ):
         with _wrap_errors(location.target):
-            async with _immediate(conn):
+            async with _immediate_transaction(conn):
                 await store.setup()
         yield store
 
 
 @asynccontextmanager
-async def _immediate(conn: aiosqlite.Connection) -> AsyncIterator[None]:
-    """Run a transaction that acquires the write lock at its start.
+async def _immediate_transaction(conn: aiosqlite.Connection) -> AsyncIterator[None]:
+    """Run the enclosed block in a transaction that acquires the write lock immediately.
 
-    SQLite waits for the lock only at the start of a transaction. A transaction that reads first and
-    writes later fails at once if another connection is writing.
+    SQLite waits for the write lock only at the start of a transaction. A transaction that reads
+    first and writes later fails at once if another connection is writing.
     """
     try:
         await conn.execute("BEGIN IMMEDIATE")

@@ -56,17 +56,17 @@ class _Options(TypedDict, total=False):
 
 
 class BaseStateStore(ABC):
-    """Base class of state stores.
+    """Base class of key-value state stores.
 
-    A store of your own may override ``get``, ``set``, ``delete``, ``exists``, and ``clear`` alone,
-    with an ``__init__`` that does not call this one. ``Blackboard`` and ``CheckpointManager``
-    accept such a store. The other operations require a storage backend.
+    A custom store may override only ``get``, ``set``, ``delete``, ``exists``, and ``clear``,
+    and need not call this ``__init__``. ``Blackboard`` and ``CheckpointManager`` accept such a
+    store. All other operations require a storage backend.
 
     Args:
         values: Storage backend.
-        key_prefix: Prefix of the stored keys. Stores of one database with different prefixes are
-            independent.
-        clock: Clock for tests. Defaults to that of the database or machine.
+        key_prefix: Prefix for the stored keys. Stores that share a database but have different
+            prefixes are independent.
+        clock: Clock to use in tests. Defaults to the clock of the database or machine.
 
     Raises:
         ConfigurationError: The prefix is empty.
@@ -83,31 +83,32 @@ class BaseStateStore(ABC):
     ) -> None:
         if not key_prefix:
             raise ConfigurationError(
-                "key_prefix must not be empty: clear() would delete values of other stores.",
+                "key_prefix must not be empty because clear() would delete the values of other "
+                "stores.",
                 fix="Pass key_prefix='my_app:', or omit it.",
             )
         self._values, self._prefix = values, key_prefix
         self._clock = SystemClock() if clock is None else as_clock(clock)
 
     async def get(self, key: str, default: Any = None) -> Any:
-        """Return a copy of a value.
+        """Return a copy of the value stored under a key, or a default.
 
         Args:
-            key: The key.
+            key: Key to look up.
             default: Value to return if the key is not set or has expired.
         """
         text = await self._change(key, lambda text: (_UNCHANGED, text))
         return default if text is None else json.loads(text)
 
     async def exists(self, key: str) -> bool:
-        """Return True if a key is set, possibly to ``None``."""
+        """Return True if a key is set, even if its value is ``None``."""
         return await self._change(key, lambda text: (_UNCHANGED, text is not None))
 
     async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
-        """Store a value and replace the previous one.
+        """Set the value of a key, replacing any previous value.
 
         Args:
-            key: The key.
+            key: Key to set.
             value: A JSON value: dictionaries with string keys, lists, strings, finite numbers,
                 booleans, or ``None``.
             ttl: Time to live in seconds. ``None`` means no expiry. With 0 or less, the value
@@ -120,7 +121,7 @@ class BaseStateStore(ABC):
         await self._change(key, lambda _: (text, None), ttl, reset_ttl=True)
 
     async def delete(self, key: str) -> None:
-        """Delete a value. Deleting a missing key has no effect."""
+        """Delete the value of a key. Deleting a missing key has no effect."""
         await self._change(key, lambda _: (None, None))
 
     async def compare_and_set(
@@ -129,10 +130,10 @@ class BaseStateStore(ABC):
         """Set a value only if the current value equals ``expected``.
 
         Args:
-            key: The key.
+            key: Key to set.
             expected: Value that ``get`` returned. ``None`` also matches a missing key; ``MISSING``
                 matches only a missing key.
-            value: The new value.
+            value: New value to store.
             ttl: Time to live in seconds; ``None`` to keep the current expiry.
 
         Returns:
@@ -151,10 +152,13 @@ class BaseStateStore(ABC):
         return await self._change(key, swap, ttl)
 
     async def append(self, key: str, item: Any) -> int:
-        """Append an item to a list. A value that is not a list becomes the first item of a new one.
+        """Append an item to the list stored under a key.
+
+        A missing key starts a new list. A value that is not a list becomes the first item of a new
+        list.
 
         Returns:
-            Length of the list.
+            The new length of the list.
         """
         to_json_text(item, key)
 
@@ -166,10 +170,10 @@ class BaseStateStore(ABC):
         return await self._change(key, add)
 
     async def increment(self, key: str, by: float = 1) -> int | float:
-        """Add to a number. A missing key counts as 0.
+        """Add to the number stored under a key. A missing key counts as 0.
 
         Returns:
-            The sum.
+            The new value.
 
         Raises:
             ValidationError: The value is not a number, or the sum is not finite.
@@ -191,7 +195,7 @@ class BaseStateStore(ABC):
         return await self._change(key, add)
 
     async def entries(self, prefix: str = "") -> dict[str, Any]:
-        """Return copies of all values whose keys start with a prefix, by key."""
+        """Return copies of all values whose keys start with a prefix, mapped by key."""
         cells, now = await self._values.aread(self._name(prefix), self._clock)
         return {
             name.removeprefix(self._prefix): json.loads(text)
@@ -204,7 +208,9 @@ class BaseStateStore(ABC):
         await self._values.aclear(self._name(prefix))
 
     async def setup(self) -> None:
-        """Connect to the database. This is optional, because the first operation connects too.
+        """Connect to the database in advance.
+
+        Calling this method is optional, because the first operation also connects.
 
         Raises:
             PersistenceError: The database is unavailable.
@@ -212,7 +218,7 @@ class BaseStateStore(ABC):
         await self.exists("")
 
     async def close(self) -> None:
-        """Close open connections. The next operation reopens them."""
+        """Close all open database connections. The next operation reopens them."""
         await asyncio.to_thread(self._values.close)
 
     async def __aenter__(self) -> Self:
@@ -230,7 +236,7 @@ class BaseStateStore(ABC):
         *,
         reset_ttl: bool = False,
     ) -> T:
-        """Change the text of a value and its expiry."""
+        """Atomically change the serialized value of a key and update its expiry."""
         if ttl is not None and (type(ttl) not in (int, float) or not math.isfinite(ttl)):
             raise ValidationError(
                 f"ttl is {ttl!r}: it must be a finite number of seconds, or None.",
@@ -268,7 +274,7 @@ def _canonical(value: Any) -> str:
 
 
 class InMemoryStateStore(BaseStateStore):
-    """State store of this process. Expired values are removed even if they are never read.
+    """State store in the memory of this process. Expired values are removed automatically.
 
     Args:
         key_prefix: Prefix of the stored keys.
@@ -288,7 +294,7 @@ class InMemoryStateStore(BaseStateStore):
 
 
 class SqliteStateStore(BaseStateStore):
-    """State store in a SQLite file, which processes can share.
+    """State store in a SQLite file, which several processes can share.
 
     Args:
         path: Path of the file. It is created on first use.
@@ -356,16 +362,16 @@ _BACKENDS: dict[str, Callable[..., BaseStateStore]] = {
 
 
 class StateStoreFactory:
-    """Factory that creates state stores by backend name."""
+    """Factory that creates state stores by the name of their storage backend."""
 
     @staticmethod
     @validate_arguments
     def create(backend: str = "memory", **kw: Any) -> BaseStateStore:
-        """Create a state store.
+        """Create a state store for a storage backend.
 
         Args:
             backend: ``memory``, ``sqlite``, ``redis``, or ``postgres``.
-            **kw: Arguments of the store's class.
+            **kw: Arguments for the constructor of the store's class.
 
         Raises:
             ConfigurationError: The backend is unknown. The error is also a ``ValueError``.

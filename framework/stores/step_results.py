@@ -54,14 +54,14 @@ _MAX_TURNS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """Progress of a remote step.
+    """Progress of a step that runs on a remote worker.
 
     Attributes:
         attempts: Number of times that a worker started the step.
         event_count: Number of events that the step has emitted.
-        result: Result of the step; ``None`` until it ends.
-        silent_seconds: Seconds since the last heartbeat of the worker; ``None`` if it has no
-            worker.
+        result: Result of the step, or ``None`` until the step ends.
+        silent_seconds: Seconds since the worker's last heartbeat, or ``None`` if the step has
+            no worker.
     """
 
     attempts: int
@@ -72,13 +72,13 @@ class StepStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedStep:
-    """Step that a worker has claimed.
+    """Remote step that a worker has claimed for execution.
 
     Attributes:
         thread_id: ID of the thread.
-        request: Request of the step.
-        timeout_seconds: Remaining time. ``None`` means no limit.
-        event_count: Number of events that earlier workers emitted.
+        request: Request that describes the step.
+        timeout_seconds: Remaining time for the step. ``None`` means no limit.
+        event_count: Number of events that earlier workers emitted for the step.
     """
 
     thread_id: str
@@ -93,7 +93,7 @@ def step_lease_name(step_id: str) -> str:
 
 
 class StepResults:
-    """Remote steps of a saver's threads.
+    """Requests and results of remote steps, stored in the database of a saver's threads.
 
     Args:
         tables: Tables of the saver's database.
@@ -123,16 +123,16 @@ class StepResults:
         request: Mapping[str, Any],
         timeout_seconds: float | None,
     ) -> None:
-        """Store the request of a step, or start waiting for a request that is already stored.
+        """Store the request for a remote step, or start waiting for a stored request.
 
         Args:
             step_id: ID of the step.
             thread_id: ID of the thread.
-            namespace: Graph of the thread that requests the step.
-            turn_id: Turn of the request. Steps of earlier turns in the namespace are deleted.
-            lease_owner: Lease owner of the thread.
-            request: Plain data.
-            timeout_seconds: Time limit. ``None`` means no limit.
+            namespace: Namespace of the graph that requests the step.
+            turn_id: ID of the current turn. Steps of earlier turns in the namespace are deleted.
+            lease_owner: ID of the owner of the thread's lease.
+            request: Request for the step, as plain data.
+            timeout_seconds: Time limit for the step. ``None`` means no limit.
 
         Raises:
             PersistenceError: Another process holds the thread.
@@ -164,12 +164,12 @@ class StepResults:
             )
 
     async def exists(self, step_id: str) -> bool:
-        """Return True if a step is stored."""
+        """Return True if a remote step is stored in the database."""
         statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
         return bool((await self._tables.run(statement, (step_id,)))[1])
 
     async def get_status(self, step_id: str) -> StepStatus:
-        """Return the progress of a step.
+        """Return the progress of a remote step.
 
         Raises:
             PersistenceError: The step is no longer stored, because its thread or another process
@@ -186,7 +186,7 @@ class StepResults:
         return StepStatus(begun, told, self._unpack(result) if ended else None, silent)
 
     async def events(self, step_id: str, after: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return the numbered events of a step after a number."""
+        """Return the events of a step after a sequence number, each with its number."""
         _, found = await self._tables.run(
             "SELECT seq, data FROM capgraph_step_events WHERE step_id = ? AND seq > ? ORDER BY seq",
             (step_id, after),
@@ -194,7 +194,7 @@ class StepResults:
         return [(int(seq), self._unpack(data)) for seq, data in found]
 
     async def withdraw(self, step_id: str, lease_owner: str) -> bool:
-        """Delete a step that no worker has started, and return True if it was deleted."""
+        """Delete a step that no worker has started. Returns True if the step was deleted."""
         count, _ = await self._tables.run(
             "DELETE FROM capgraph_steps WHERE step_id = ? AND token = ? AND begun = 0",
             (step_id, lease_owner),
@@ -202,7 +202,7 @@ class StepResults:
         return bool(count)
 
     async def cancel(self, step_id: str, lease_owner: str) -> None:
-        """Request that a step's worker stops, unless another process took over the turn."""
+        """Ask the worker of a step to stop, unless another process has taken over the turn."""
         await self._tables.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ? AND NOT EXISTS"
             " (SELECT 1 FROM capgraph_leases l WHERE l.thread_id = capgraph_steps.thread_id"
@@ -211,24 +211,27 @@ class StepResults:
         )
 
     async def cancel_thread(self, thread_id: str) -> None:
-        """Request that all running steps of a thread stop."""
+        """Ask the workers of a thread's running steps to stop."""
         await self._tables.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE thread_id = ? AND ended = 0",
             (thread_id,),
         )
 
     async def drop(self, step_id: str, lease_owner: str) -> None:
-        """Delete a step unless another process waits for it. A new request runs it again."""
+        """Delete a step unless another process waits for it.
+
+        A new request for the deleted step runs it again.
+        """
         await self._delete("step_id = ? AND token = ?", (step_id, lease_owner))
 
     async def drop_thread(self, thread_id: str) -> None:
-        """Delete the steps of a thread."""
+        """Delete all remote steps of a thread."""
         await self._delete("thread_id = ?", (thread_id,))
 
     # --- who works ------------------------------------------------------------------------
 
     async def claim(self, step_id: str) -> ClaimedStep | None:
-        """Claim a step for a worker. Return ``None`` if it ended or was canceled."""
+        """Claim a step for a worker. Returns ``None`` if the step has ended or was canceled."""
         found = await self._run_and_notify(_CLAIM, (step_id,))
         if not found:
             return None
@@ -236,17 +239,17 @@ class StepResults:
         return ClaimedStep(thread_id, self._unpack(request), seconds, int(told))
 
     async def unclaim(self, step_id: str) -> None:
-        """Undo a claim whose step was not started."""
+        """Undo the claim on a step that was not started."""
         statement = "UPDATE capgraph_steps SET begun = begun - 1 WHERE step_id = ?"
         await self._tables.run(statement, (step_id,))
 
     async def has_waiting_turn(self, step_id: str) -> bool:
-        """Return True if a process that holds the thread still waits for the step."""
+        """Return True if the process that holds the thread is still waiting for the step."""
         _, found = await self._tables.run(_HAS_WAITING_TURN, (step_id,))
         return bool(found)
 
     async def is_cancelled(self, step_id: str) -> bool:
-        """Return True if a step must stop."""
+        """Return True if a step was canceled or is no longer stored."""
         _, found = await self._tables.run(
             "SELECT 1 FROM capgraph_steps WHERE step_id = ? AND cancelled = 0", (step_id,)
         )
@@ -255,7 +258,7 @@ class StepResults:
     async def append_events(
         self, step_id: str, first_seq: int, events: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Store events of a step; ``first_seq`` is the number of the first."""
+        """Store events of a step, numbered consecutively from ``first_seq``."""
         values = [
             part
             for place, event in enumerate(events)
@@ -273,12 +276,12 @@ class StepResults:
         )
 
     async def finish(self, step_id: str, owner: str, result: Mapping[str, Any]) -> bool:
-        """Store the result of a step. Return False if the worker has lost the step's lease.
+        """Store the result of a step. Returns False if the worker has lost the step's lease.
 
         Args:
             step_id: ID of the step.
-            owner: Owner of the step's lease.
-            result: Plain data.
+            owner: ID of the owner of the step's lease.
+            result: Result of the step, as plain data.
         """
         values = (self._pack(result), step_id, step_lease_name(step_id), owner)
         return bool(await self._run_and_notify(_FINISH, values))
@@ -295,7 +298,7 @@ class StepResults:
     async def _run_and_notify(
         self, statement: str, values: tuple[Any, ...]
     ) -> list[tuple[Any, ...]]:
-        """Run a statement that returns step IDs, and notify processes that wait for them."""
+        """Run an SQL statement, and notify the processes that wait for the steps it returns."""
         if self.listener.can_notify:
             notify = f"SELECT *, pg_notify('{CHANNEL}', step_id) FROM put"
             statement = f"WITH put AS ({statement}) {notify}"

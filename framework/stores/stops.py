@@ -22,11 +22,11 @@ _PREFIX = "stop/"
 
 
 class Stop(NamedTuple):
-    """Request to stop runs.
+    """Request to stop the runs of a thread, of a user, or of all users.
 
     Attributes:
         kind: ``thread``, ``user``, or ``all``.
-        name: ID of the thread or user; empty for ``all``.
+        name: ID of the thread or user. Empty for ``all``.
         reason: Reason given by the operator.
         since: Time of the request, in seconds since the epoch.
     """
@@ -37,7 +37,7 @@ class Stop(NamedTuple):
     since: float = 0.0
 
     def to_error(self) -> StoppedError:
-        """Return the error that ends a stopped turn."""
+        """Create the error that ends a stopped turn."""
         subject, option = {
             "thread": (f"The thread {self.name!r} was stopped", self.name),
             "user": (f"The runs of user {self.name!r} were stopped", f"--user {self.name}"),
@@ -50,13 +50,14 @@ class Stop(NamedTuple):
 
 
 class StopRequests:
-    """Stop requests for a saver's threads.
+    """Registry of stop requests for a saver's threads.
 
     Attributes:
-        max_age_seconds: Maximum age of the cached requests, except before an effect.
+        max_age_seconds: Maximum age of cached requests in seconds. Before a side effect, the
+            requests are always read from the database.
 
     Args:
-        values: Store of the requests.
+        values: Value store for the requests.
     """
 
     max_age_seconds: float = 0.5
@@ -69,7 +70,7 @@ class StopRequests:
         self._seen_changes = 0
 
     async def add(self, stop: Stop) -> None:
-        """Store a stop request. It applies to all processes."""
+        """Store a stop request, which applies to all processes."""
 
         def change(stored: Any, _: float) -> tuple[Any, float, None]:
             return [stop.reason, stored[1] if stored else time.time()], FOREVER, None
@@ -79,7 +80,7 @@ class StopRequests:
         await self._refresh()
 
     async def clear(self, kind: StopKind, name: str = "") -> bool:
-        """Delete a stop request, and return True if it existed."""
+        """Delete a stop request. Returns True if the request existed."""
 
         def take(stored: Any, _: float) -> tuple[None, float, bool]:
             return None, 0, stored is not None
@@ -90,7 +91,7 @@ class StopRequests:
         return existed
 
     async def copy_thread(self, source: str, target: str) -> None:
-        """Apply the stop request of a thread to a copy of the thread."""
+        """Copy a thread's stop request to a copy of the thread."""
         await self._refresh()
         if (stop := self._known.get(("thread", source))) is not None:
             await self.add(stop._replace(name=target))
@@ -107,8 +108,8 @@ class StopRequests:
 
         Args:
             thread_id: Thread of the run.
-            users: Users of the run.
-            force_read: True to read the database, as is required before an effect.
+            users: IDs of the users of the run.
+            force_read: True to always read the database, as required before a side effect.
 
         Raises:
             StoppedError: A stop request applies.

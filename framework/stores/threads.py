@@ -69,14 +69,14 @@ class ThreadSummary:
 async def list_threads(
     saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
 ) -> list[ThreadSummary]:
-    """Return summaries of a saver's threads, most recently saved first.
+    """List the threads of a saver, most recently saved first.
 
     A thread that cannot be read is listed with the status ``unreadable``.
 
     Args:
         saver: An open saver.
-        limit: Maximum number of results.
-        after: Last thread of the previous page.
+        limit: Maximum number of threads to return.
+        after: ID of the last thread on the previous page.
 
     Raises:
         PersistenceError: The thread ``after`` does not exist.
@@ -107,11 +107,11 @@ async def iter_thread_ids(
 
     Args:
         saver: An open saver.
-        limit: Maximum number of results.
-        after: Last thread of the previous page.
-        older_than: Omit threads saved more recently, if the database supports the filter.
+        limit: Maximum number of IDs to yield.
+        after: ID of the last thread on the previous page.
+        older_than: Omit threads saved more recently if the database can filter them.
         prefix: Yield only IDs that start with this prefix.
-        interrupted_only: Omit threads without an interrupt, if the database supports the filter.
+        interrupted_only: Omit threads without an interrupt if the database can filter them.
 
     Raises:
         PersistenceError: The thread ``after`` does not exist.
@@ -196,7 +196,7 @@ async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> li
 
 
 def open_questions(checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
-    """Return the open questions to a person at a checkpoint, by interrupt ID."""
+    """Return the unanswered questions to a person at a checkpoint, by interrupt ID."""
     asked = open_interrupts(checkpoint_tuple.pending_writes)
     return {item.id: item.value for item in asked if not is_wait_interrupt(item.value)}
 
@@ -205,7 +205,7 @@ def open_questions(checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
 async def waiting_questions(
     saver: BaseCheckpointSaver[Any], *, limit: int = 50
 ) -> dict[str, list[Any]]:
-    """Return open questions by thread, most recently saved thread first.
+    """Return the unanswered questions of each thread, most recently saved thread first.
 
     Args:
         saver: An open saver.
@@ -231,13 +231,13 @@ async def waiting_questions(
 async def list_suspended_threads(
     saver: BaseCheckpointSaver[Any], *, now: float | None = None
 ) -> list[SuspendedThread]:
-    """Return the suspended threads, in the order in which they are due.
+    """List the suspended threads, ordered by the time at which they are due to resume.
 
-    A server wakes threads that are due with :func:`capgraph.graph.wake`.
+    To resume the threads that are due, a server calls :func:`capgraph.graph.wake`.
 
     Args:
         saver: An open saver.
-        now: Return only threads due at this time. ``None`` means all.
+        now: Return only threads that are due at this time. ``None`` means all threads.
 
     >>> import asyncio
     >>> from langgraph.checkpoint.memory import InMemorySaver
@@ -259,17 +259,17 @@ async def prune_threads(
     keep_checkpoints: int | None = None,
     limit: int | None = None,
 ) -> list[str]:
-    """Delete history or threads.
+    """Delete threads or parts of their history.
 
-    If no threads are named, running threads are skipped.
+    Running threads are skipped unless they are named in ``thread_ids``.
 
     Args:
         saver: An open saver.
-        thread_ids: IDs of the threads. ``None`` means all.
+        thread_ids: IDs of the threads to prune. ``None`` means all.
         policy: ``keep_latest`` deletes the history of each thread. ``keep`` deletes the history
-            before the last turns or checkpoints. ``delete`` deletes threads. ``older_than`` deletes
-            threads that were not saved for that long; applied to all threads, it also deletes usage
-            records of that age. Only ``delete`` deletes threads that wait.
+            before the last turns or checkpoints. ``delete`` deletes threads. ``older_than``
+            deletes threads that have not been saved for that long, and usage records of that
+            age if all threads are pruned. Only ``delete`` deletes threads that are waiting.
         older_than: Minimum age, for ``older_than``.
         keep_turns: Number of turns to keep, for ``keep``.
         keep_checkpoints: Number of checkpoints to keep, for ``keep``.
@@ -280,7 +280,8 @@ async def prune_threads(
 
     Raises:
         ConfigurationError: The policy is unknown, or an argument has the wrong type.
-        ValueError: An argument that the policy needs is missing, or another one is set.
+        ValueError: An argument that the policy requires is missing, or an unrelated argument is
+            set.
         ThreadBusyError: A named thread is running.
         PersistenceError: The saver cannot delete history.
     """
@@ -365,27 +366,28 @@ async def fork_thread(
     checkpoint_id: str | None = None,
     caller: Caller | None = None,
 ) -> RunnableConfig:
-    """Create a new thread from the history of another.
+    """Create a new thread from the history of an existing thread.
 
-    The fork continues from the state of the original: finished steps are not run again, and a started
-    ``once`` step is confirmed with a person. Approvals, answers, and open questions belong to the
-    original, so a run of the fork asks again. A stop request for the original applies to the fork,
-    too. Idempotency keys contain the thread ID, so the fork has different keys.
+    The fork continues from the saved state of the original. Finished steps do not run again,
+    and a person must confirm a ``once`` step that has started. Approvals, answers, and open
+    questions are not copied, so a run of the fork asks again. A stop request for the original
+    also applies to the fork. Idempotency keys contain the thread ID and therefore differ in the
+    fork.
 
     Args:
         saver: An open SQLite or PostgreSQL saver.
         thread_id: ID of the thread to copy.
         new_thread_id: ID of the fork. It must not exist yet.
         checkpoint_id: Checkpoint to fork from; ``None`` for the latest.
-        caller: Person who makes the fork. An unfinished turn continues as this caller, not as the
-            one who started it in the original; ``None`` for an anonymous caller.
+        caller: User who creates the fork. An unfinished turn continues as this caller instead
+            of the caller who started the turn. ``None`` for an anonymous caller.
 
     Returns:
         The configuration for running the fork.
 
     Raises:
         PersistenceError: The thread or checkpoint does not exist, or the new ID is taken.
-        ThreadBusyError: A run or another copy uses the new ID.
+        ThreadBusyError: A different run or copy operation is using the new ID.
     """
     history = History(Persistence.of(saver), thread_id)
     source = thread_config(thread_id, checkpoint_id=checkpoint_id)

@@ -28,11 +28,12 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 class SuspendedThread(NamedTuple):
-    """Thread that waits for a time or an event.
+    """Suspended thread that waits for a point in time or an event.
 
     Attributes:
         thread_id: ID of the thread.
-        wake_at: Time at which to wake it, in seconds since the epoch; 0 if an event has arrived.
+        wake_at: Time at which to wake the thread, in seconds since the epoch, or 0 if an event
+            has arrived.
         caller: Caller of the suspended turn.
     """
 
@@ -42,41 +43,41 @@ class SuspendedThread(NamedTuple):
 
 
 class SuspendedThreads:
-    """Suspended threads of a saver and the times at which to wake them.
+    """Registry of the suspended threads of a saver and the times at which to wake them.
 
     Args:
-        values: Store of the entries.
+        values: Value store for the entries.
     """
 
     def __init__(self, values: AtomicValueStore) -> None:
         self._values = values
 
     async def add(self, due: SuspendedThread) -> None:
-        """Record that a thread is suspended."""
+        """Record that a thread is suspended, and when to wake the thread."""
         await self._change(due.thread_id, lambda _: [due.wake_at, asdict(due.caller)])
 
     async def wake_now(self, thread_id: str) -> None:
-        """Make a suspended thread due immediately."""
+        """Mark a suspended thread as due immediately."""
         await self._change(thread_id, lambda known: known and [0.0, known[1]])
 
     async def postpone(self, thread_id: str) -> None:
-        """Postpone a suspended thread that could not be resumed."""
+        """Postpone the wake-up of a suspended thread that could not be resumed."""
         later = time.time() + _POSTPONE_SECONDS
         await self._change(thread_id, lambda known: known and [later, known[1]])
 
     async def drop(self, due: SuspendedThread) -> None:
-        """Remove a thread, unless it was suspended again in the meantime."""
+        """Remove the entry of a suspended thread, unless the thread was suspended again."""
         same = due.wake_at
         await self._change(due.thread_id, lambda k: None if k and k[0] == same else k)
 
     async def all(self) -> list[SuspendedThread]:
-        """Return the suspended threads, in the order in which they are due."""
+        """Return all suspended threads, ordered by the time at which they are due."""
         cells, _now = await self._values.aread(_PREFIX, SystemClock())
         found = [_to_thread(name.removeprefix(_PREFIX), known) for name, known in cells.items()]
         return sorted(found, key=lambda due: (due.wake_at, due.thread_id))
 
     async def get(self, thread_id: str) -> SuspendedThread | None:
-        """Return the entry of a thread, or ``None`` if it is not suspended."""
+        """Return the entry of a suspended thread, or ``None`` if the thread is not suspended."""
         known = await self._change(thread_id, lambda known: known)
         return None if known is None else _to_thread(thread_id, known)
 
@@ -92,7 +93,7 @@ def _to_thread(thread_id: str, entry: Any) -> SuspendedThread:
 
 
 def open_waits(checkpoint_tuple: CheckpointTuple) -> list[dict[str, Any]]:
-    """Return the times and events that a checkpoint's thread waits for."""
+    """Return the times and events that the thread at a checkpoint is waiting for."""
     values = [item.value for item in open_interrupts(checkpoint_tuple.pending_writes)]
     return [
         wait for value in values if isinstance(value, Mapping) for wait in value.get("waits") or ()
@@ -103,11 +104,11 @@ RecordReader = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 async def find_signal(read: RecordReader, key: str, turn: str) -> dict[str, Any] | None:
-    """Return the signal that a turn may receive or has received, or ``None``.
+    """Return the signal that a turn has received or can still receive, or ``None``.
 
     Args:
         read: Function that reads a record of the thread.
-        key: Key of the event.
+        key: Key of the event that the turn waits for.
         turn: ID of the turn.
     """
     signal = await read(f"signal/{_safe_name(key)}")
@@ -122,22 +123,25 @@ async def find_signal(read: RecordReader, key: str, turn: str) -> dict[str, Any]
 
 
 def signal_receipt(key: str, turn: str, signal: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name and content of the record that a turn received a signal."""
+    """Build the record that marks a signal as received by a turn.
+
+    Returns the name and the content of the record.
+    """
     return f"taken/{_safe_name(key)}", {"turn": turn, "number": signal["number"]}
 
 
 async def store_signal(
     saver: BaseCheckpointSaver[Any], thread_id: str, key: str, value: Any, turn: str
 ) -> bool:
-    """Store a signal for a turn to receive. Return whether the signal is new.
+    """Store a signal for a turn to receive. Returns False if the signal is not new.
 
     A signal that is already stored, or that the thread's current turn has received, is not new.
 
     Args:
         saver: An open saver.
         thread_id: ID of the thread.
-        key: Key of the event.
-        value: Payload, as plain data.
+        key: Key of the event that the signal reports.
+        value: Payload of the signal, as plain data.
         turn: ID of the thread's last turn.
     """
 

@@ -45,7 +45,7 @@ class AgentEventName(StrEnum):
 
 
 class AgentEventStatus(StrEnum):
-    """Status of the agent at the time of an event."""
+    """Status of the agent when an agent event was emitted."""
 
     RUNNING = "running"
     READY = "ready"
@@ -128,33 +128,33 @@ class AgentEvent:
         object.__setattr__(self, "data", copy.deepcopy(self.data))
         if self.event is AgentEventName.AGENT_FAILED and self.failure_class is None:
             raise ValueError(
-                "The agent.failed event has no failure_class. Fix: pass failure_class."
+                "An agent.failed event requires a failure_class. Fix: pass failure_class."
             )
 
     def with_failure_class(self, fc: AgentFailureClass | str) -> AgentEvent:
-        """Return a copy with another failure class."""
+        """Return a copy of the event with a different failure class."""
         return replace(self, failure_class=AgentFailureClass(fc))
 
     def with_detail(self, detail: str) -> AgentEvent:
-        """Return a copy with another description."""
+        """Return a copy of the event with a different description."""
         return replace(self, detail=detail)
 
     def with_data(self, data: dict[str, Any]) -> AgentEvent:
-        """Return a copy with other data."""
+        """Return a copy of the event with different data."""
         return replace(self, data=data)
 
     def with_project(self, project_id: int) -> AgentEvent:
-        """Return a copy with another project ID."""
+        """Return a copy of the event with a different project ID."""
         return replace(self, project_id=project_id)
 
     @classmethod
     def started(cls, role: str, phase: str) -> AgentEvent:
-        """Return the event for an agent that started."""
+        """Create the event for an agent that started."""
         return cls(AgentEventName.AGENT_STARTED, AgentEventStatus.RUNNING, role=role, phase=phase)
 
     @classmethod
     def completed(cls, role: str, phase: str, detail: str | None = None) -> AgentEvent:
-        """Return the event for an agent that completed its work."""
+        """Create the event for an agent that completed its work."""
         name, status = AgentEventName.AGENT_COMPLETED, AgentEventStatus.COMPLETED
         return cls(name, status, role=role, phase=phase, detail=detail)
 
@@ -166,7 +166,7 @@ class AgentEvent:
         failure_class: AgentFailureClass | str,
         detail: str | None = None,
     ) -> AgentEvent:
-        """Return the event for an agent that failed."""
+        """Create the event for an agent that failed."""
         kind = AgentFailureClass(failure_class)
         name, status = AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED
         return cls(name, status, role=role, phase=phase, failure_class=kind, detail=detail)
@@ -175,7 +175,7 @@ class AgentEvent:
     def ready(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Return the event for an agent that is ready to start."""
+        """Create the event for an agent that is ready to start."""
         status = AgentEventStatus.READY
         return cls(AgentEventName.AGENT_READY, status, **_event_fields(role, phase, detail, data))
 
@@ -183,13 +183,13 @@ class AgentEvent:
     def blocked(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Return the event for an agent that is waiting."""
+        """Create the event for an agent that is blocked and waiting."""
         status = AgentEventStatus.BLOCKED
         return cls(AgentEventName.AGENT_BLOCKED, status, **_event_fields(role, phase, detail, data))
 
     @classmethod
     def tool_called(cls, role: str, phase: str, tool: str) -> AgentEvent:
-        """Return the event for the start of a tool call."""
+        """Create the event for the start of a tool call."""
         status = AgentEventStatus.RUNNING
         return cls(
             AgentEventName.AGENT_TOOL_CALLED,
@@ -199,30 +199,30 @@ class AgentEvent:
 
     @classmethod
     def tool_completed(cls, role: str, phase: str, tool: str) -> AgentEvent:
-        """Return the event for the end of a tool call."""
+        """Create the event for the end of a tool call."""
         name, status = AgentEventName.AGENT_TOOL_COMPLETED, AgentEventStatus.COMPLETED
         return cls(name, status, **_event_fields(role, phase, None, {"tool": tool}))
 
     @classmethod
     def phase_started(cls, phase: str) -> AgentEvent:
-        """Return the event for the start of a phase."""
+        """Create the event for the start of a work phase."""
         return cls(AgentEventName.PHASE_STARTED, AgentEventStatus.RUNNING, phase=phase)
 
     @classmethod
     def gate_passed(cls, phase: str, detail: str | None = None) -> AgentEvent:
-        """Return the event for a phase that passed its quality gate."""
+        """Create the event for a phase that passed its quality gate."""
         name, status = AgentEventName.PHASE_GATE_PASSED, AgentEventStatus.GREEN
         return cls(name, status, phase=phase, detail=detail)
 
     @classmethod
     def gate_failed(cls, phase: str, detail: str | None = None) -> AgentEvent:
-        """Return the event for a phase that failed its quality gate."""
+        """Create the event for a phase that failed its quality gate."""
         name, status = AgentEventName.PHASE_GATE_FAILED, AgentEventStatus.RED
         return cls(name, status, phase=phase, detail=detail)
 
     @classmethod
     def recovery_attempted(cls, role: str, phase: str, detail: str | None = None) -> AgentEvent:
-        """Return the event for the start of a recovery attempt."""
+        """Create the event for the start of a recovery attempt."""
         name, status = AgentEventName.RECOVERY_ATTEMPTED, AgentEventStatus.RUNNING
         return cls(name, status, role=role, phase=phase, detail=detail)
 
@@ -230,7 +230,7 @@ class AgentEvent:
     def recovery_succeeded(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Return the event for a successful recovery attempt."""
+        """Create the event for a successful recovery attempt."""
         status = AgentEventStatus.RUNNING
         return cls(
             AgentEventName.RECOVERY_SUCCEEDED, status, **_event_fields(role, phase, detail, data)
@@ -240,7 +240,7 @@ class AgentEvent:
     def recovery_failed(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Return the event for a failed recovery attempt."""
+        """Create the event for a failed recovery attempt."""
         status = AgentEventStatus.FAILED
         return cls(
             AgentEventName.RECOVERY_FAILED, status, **_event_fields(role, phase, detail, data)
@@ -250,7 +250,7 @@ class AgentEvent:
     def recovery_escalated(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Return the event for a failure that is escalated to a person."""
+        """Create the event for a failure that was escalated to a person."""
         status = AgentEventStatus.FAILED
         return cls(
             AgentEventName.RECOVERY_ESCALATED, status, **_event_fields(role, phase, detail, data)
@@ -258,12 +258,12 @@ class AgentEvent:
 
     @classmethod
     def governance_breach(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
-        """Return the event for an exceeded limit that ends the session.
+        """Create the event for an exceeded limit that ends the session.
 
         Args:
             role: Role of the agent.
             phase: Phase of the work.
-            **limit: ``limit_name``, ``observed``, ``ceiling``, and ``scope``.
+            **limit: The limit, as ``limit_name``, ``observed``, ``ceiling``, and ``scope``.
         """
         name, kind = AgentEventName.GOVERNANCE_BREACH, AgentFailureClass.GOVERNANCE_BREACH
         event_fields = _event_fields(role, phase, _limit_detail(**limit), limit)
@@ -271,12 +271,12 @@ class AgentEvent:
 
     @classmethod
     def governance_alert(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
-        """Return the event for an exceeded limit that does not end the session.
+        """Create the event for an exceeded limit that does not end the session.
 
         Args:
             role: Role of the agent.
             phase: Phase of the work.
-            **limit: Same as for :meth:`governance_breach`.
+            **limit: Same keyword arguments as for :meth:`governance_breach`.
         """
         event_fields = _event_fields(role, phase, _limit_detail(**limit), limit)
         return cls(AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.RUNNING, **event_fields)
@@ -285,7 +285,7 @@ class AgentEvent:
     def oversight_review_requested(
         cls, role: str, phase: str, *, decision_id: str, reviewer_id: str | None = None
     ) -> AgentEvent:
-        """Return the event for a decision that a person must review."""
+        """Create the event for a decision that a person must review."""
         data = {"decision_id": decision_id} | ({"reviewer_id": reviewer_id} if reviewer_id else {})
         event_fields = _event_fields(role, phase, f"review requested: {decision_id}", data)
         return cls(
@@ -302,7 +302,7 @@ class AgentEvent:
         decision: str,
         reviewer_id: str | None = None,
     ) -> AgentEvent:
-        """Return the event for a decision that a person has reviewed."""
+        """Create the event for a decision that a person has reviewed."""
         data = {"decision_id": decision_id, "decision": decision}
         data |= {"reviewer_id": reviewer_id} if reviewer_id else {}
         event_fields = _event_fields(role, phase, f"review {decision}: {decision_id}", data)
@@ -311,7 +311,7 @@ class AgentEvent:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as plain data without ``None`` values."""
+        """Convert the event to a dictionary of plain data, omitting ``None`` values."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         plain = {
             name: value.value if isinstance(value, Enum) else copy.deepcopy(value)
@@ -326,7 +326,7 @@ class AgentEvent:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AgentEvent:
-        """Create an event from a dictionary that :meth:`to_dict` returned.
+        """Create an event from a dictionary returned by :meth:`to_dict`.
 
         Raises:
             ValueError: The name, status, or failure class is unknown or missing.
@@ -337,14 +337,14 @@ class AgentEvent:
 
     @classmethod
     def from_json(cls, s: str) -> AgentEvent:
-        """Create an event from JSON text that :meth:`to_json` returned."""
+        """Create an event from a JSON string returned by :meth:`to_json`."""
         return cls.from_dict(json.loads(s))
 
     def to_otel_attributes(self, *, detail: bool = False) -> dict[str, str | int | float | bool]:
-        """Return the event as OpenTelemetry attributes, including scalar values of ``data``.
+        """Convert the event to OpenTelemetry attributes, including scalar values of ``data``.
 
         Args:
-            detail: True to include texts, which count as user content.
+            detail: True to include string values, which may contain user content.
         """
         named: dict[str, Any] = {
             "event.name": self.event.value,
@@ -399,13 +399,14 @@ _PHASE = "execution"
 
 
 def to_agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
-    """Convert an event of a graph to an agent event.
+    """Convert a graph event to an agent event.
 
     Args:
-        event: Event in the form that a sink receives.
+        event: Graph event as a mapping, in the form in which sinks receive events.
 
     Returns:
-        The agent event. ``None`` for events without a counterpart, such as a part of the answer.
+        The agent event, or ``None`` if the graph event has no counterpart, such as a part
+            of the answer.
 
     >>> converted = to_agent_event({"event_type": "step_started", "capability": "read", "seq": 1})
     >>> converted.event.value, converted.role

@@ -35,29 +35,29 @@ _RECORDED_FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "
 
 
 class AuditWriter(Protocol):
-    """Protocol of a writer that appends audit records to a chain."""
+    """Protocol for writers that append audit records to a hash chain."""
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Append records durably: they are on disk when this method returns.
+        """Append records durably. The records are on disk when this method returns.
 
         Raises:
             PersistenceError: The records cannot be stored.
         """
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Delete the oldest records and seal the chain. Return the number of deleted records."""
+        """Delete the oldest records and seal the chain. Returns the number of deleted records."""
         ...
 
 
 class Audit:
-    """Audit of one run, with a buffer for records that are not written yet.
+    """Audit trail of one run, with a buffer for records that have not been written yet.
 
     Args:
         writer: Writer that stores the records.
         caller: Caller of the run.
 
     Attributes:
-        recorded_refusals: Errors that already have a record.
+        recorded_refusals: Errors for which a refusal is already recorded.
     """
 
     def __init__(self, writer: AuditWriter, caller: Caller | None = None) -> None:
@@ -68,7 +68,7 @@ class Audit:
         self.recorded_refusals: WeakSet[BaseException] = WeakSet()
 
     def record_later(self, kind: str, **data: Any) -> None:
-        """Buffer a record. It is written before the next effect or at the end of the run."""
+        """Buffer an audit record until the next side effect or the end of the run."""
         if len(self._buffer) >= _MAX_BUFFERED:
             self._dropped += 1
             return
@@ -81,7 +81,7 @@ class Audit:
         self._buffer.append((kind, mask_data({**ids, **caller_fields, **fields})))
 
     async def record_now(self, kind: str, **data: Any) -> None:
-        """Write a record, and all buffered records before it.
+        """Write all buffered records and a new record before returning.
 
         Raises:
             PersistenceError: The records cannot be stored.
@@ -90,12 +90,12 @@ class Audit:
         await self._flush()
 
     async def record_soon(self, kind: str, **data: Any) -> None:
-        """Write a record, and all buffered records before it. If this fails, buffer it again."""
+        """Write all buffered records and a new record. On failure, they stay in the buffer."""
         self.record_later(kind, **data)
         await self.flush()
 
     async def flush(self) -> None:
-        """Write all buffered records. If this fails, log the error and keep them in the buffer."""
+        """Write all buffered records. On failure, log the error and keep them in the buffer."""
         try:
             await self._flush()
         except Exception as exc:
@@ -121,13 +121,15 @@ class Audit:
 
 
 def current_audit() -> Audit | None:
-    """Return the audit of the current run, or ``None``."""
+    """Return the audit trail of the current run, or ``None`` if the run has none."""
     audit: Audit | None = run_context().audit
     return audit
 
 
 def record_later(kind: str, **data: Any) -> None:
-    """Buffer a record in the current audit, if there is one; see :meth:`Audit.record_later`.
+    """Buffer a record in the audit trail of the current run.
+
+    Without an audit trail, this has no effect. See :meth:`Audit.record_later`.
 
     >>> record_later("policy", decision="allow")  # without a run, this has no effect
     """
@@ -139,14 +141,14 @@ def record_later(kind: str, **data: Any) -> None:
 def record_decision(
     key: str, question: str, decision: str, decided_by: Caller, **details: Any
 ) -> None:
-    """Record a person's decision in the current audit.
+    """Record a person's approval decision in the audit trail of the current run.
 
     Args:
         key: Context key of the step that the decision is about.
-        question: Kind of the approval request.
+        question: Kind of approval request.
         decision: Decision of the person.
         decided_by: Person who decided.
-        **details: Additional fields of the record.
+        **details: Additional fields for the record.
     """
     record_later(
         "approval",
@@ -163,12 +165,12 @@ def _caller_fields(caller: Caller) -> dict[str, Any]:
 
 
 def record_refusal(error: BaseException) -> None:
-    """Record in the current audit that a limit, policy, guardrail, or person refused something.
+    """Record a refusal by a limit, policy, guardrail, or person in the current audit trail.
 
-    Each error is recorded once.
+    Each error is recorded only once.
 
     Args:
-        error: Error of the refusal. Other errors are not recorded.
+        error: Error that reports the refusal. Errors of other types are ignored.
     """
     audit = current_audit()
     if audit is None or not isinstance(error, _REFUSAL_ERRORS) or error in audit.recorded_refusals:
@@ -179,7 +181,9 @@ def record_refusal(error: BaseException) -> None:
 
 
 async def record_now(kind: str, **data: Any) -> None:
-    """Write a record to the current audit, if there is one, before this function returns.
+    """Write a record to the audit trail of the current run before returning.
+
+    Without an audit trail, this has no effect.
 
     Raises:
         PersistenceError: The record cannot be stored, so the recorded action must not start.
@@ -190,14 +194,17 @@ async def record_now(kind: str, **data: Any) -> None:
 
 
 async def record_soon(kind: str, **data: Any) -> None:
-    """Write a record to the current audit, if there is one, as soon as possible."""
+    """Write a record to the audit trail of the current run, retrying later on failure.
+
+    Without an audit trail, this has no effect.
+    """
     audit = current_audit()
     if audit is not None:
         await audit.record_soon(kind, **data)
 
 
 def canonical_json(data: Any) -> str:
-    """Return plain data as canonical JSON, the form from which hashes are computed.
+    """Serialize plain data to canonical JSON, the form used to compute record hashes.
 
     >>> canonical_json({"b": 1, "a": 2})
     '{"a":2,"b":1}'
@@ -206,7 +213,7 @@ def canonical_json(data: Any) -> str:
 
 
 def digest(content: Any) -> str:
-    """Return a short hash that identifies content without revealing it.
+    """Return a short SHA-256 hash that identifies content without revealing it.
 
     >>> digest({"a": 1}) == digest({"a": 2})
     False

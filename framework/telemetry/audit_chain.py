@@ -29,15 +29,15 @@ _FIELDS = {"at", "data", "hash", "kind", "prev", "seq"}
 
 
 class InvalidRecordError(ValueError):
-    """Raised if an audit record was changed or is malformed."""
+    """Raised when an audit record was changed after it was written, or is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """Last record of a chain.
+    """Last record of an audit hash chain.
 
     Attributes:
-        seq: Number of the record; 0 for an empty chain.
+        seq: Sequence number of the record, or 0 for an empty chain.
         hash: Hash of the record.
     """
 
@@ -49,12 +49,12 @@ class ChainHead:
 
     @classmethod
     def parse(cls, text: str) -> ChainHead:
-        """Return the chain head that a text represents.
+        """Parse a chain head from its string form.
 
-        An empty text is the head of an empty chain.
+        An empty string is the head of an empty chain.
 
         Raises:
-            InvalidRecordError: The text has another format.
+            InvalidRecordError: The string has an invalid format.
         """
         seq, _, hash_text = text.strip().partition(" ")
         if seq and not (seq.isdecimal() and len(hash_text) == len(EMPTY_HASH)):
@@ -64,13 +64,13 @@ class ChainHead:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a chain's verification. It is truthy if the chain is valid.
+    """Result of verifying an audit chain. The result is truthy if the chain is valid.
 
     Attributes:
         valid: True if every record is unchanged.
         records: Number of records read.
         head: Hash of the last record.
-        problem: Description of the first problem.
+        problem: Description of the first problem, or ``None`` if the chain is valid.
     """
 
     valid: bool
@@ -83,10 +83,10 @@ class Verification:
 
 
 def key_bytes(key: Any) -> bytes | None:
-    """Return a signing key as bytes.
+    """Convert a signing key to bytes.
 
     Args:
-        key: Text, bytes, or a secret from the settings.
+        key: Signing key as a string, bytes, or a secret from the settings.
     """
     found = key.get_secret_value() if hasattr(key, "get_secret_value") else key
     return found.encode() if isinstance(found, str) else found
@@ -95,17 +95,19 @@ def key_bytes(key: Any) -> bytes | None:
 def build_record(
     previous: ChainHead, kind: str, data: Mapping[str, Any], key: bytes | None, audit: str = ""
 ) -> tuple[ChainHead, str]:
-    """Return a chain's new head, and its next record as a line of text.
+    """Build the next record of an audit chain.
+
+    Returns the new head of the chain, and the record as a line of text.
 
     Args:
         previous: Head of the chain before the record.
-        kind: Kind of the record.
+        kind: Kind of record.
         data: Plain data of the record.
-        key: Signing key, or None.
-        audit: Name of the audit, which the record contains.
+        key: Signing key, or None for an unsigned record.
+        audit: Name of the audit log, which is stored in the record.
 
     Raises:
-        ValidationError: The data contains a value that is not plain data.
+        ValidationError: ``data`` contains a value that is not plain data.
     """
     body = {
         **({"audit": audit} if audit else {}),
@@ -127,10 +129,10 @@ def _sign(text: str, key: bytes) -> str:
 
 
 def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
-    """Return the verified record in a line of text.
+    """Parse and verify an audit record from a line of text.
 
     Raises:
-        InvalidRecordError: The record was changed, or is not signed with the key.
+        InvalidRecordError: The record was changed, or is not signed with ``key``.
     """
     try:
         text = line.decode("ascii") if isinstance(line, bytes) else line
@@ -139,7 +141,9 @@ def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise InvalidRecordError(f"the record is malformed ({type(exc).__name__})") from exc
     if not is_canonical or not _FIELDS <= record.keys() <= _FIELDS | {"audit", "sig"}:
-        raise InvalidRecordError("the line is not canonical JSON with the fields of a record")
+        raise InvalidRecordError(
+            "the line is not a record in canonical JSON with the expected fields"
+        )
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
         raise InvalidRecordError("the record's hash does not match its content")
@@ -197,11 +201,12 @@ class ChainVerifier:
         self._found_stored_head = self._stored_head.seq == 0
 
     def feed(self, lines: Iterable[str | bytes], sequence_numbers: Iterable[int] = ()) -> None:
-        """Verify the next records.
+        """Verify the next records of an audit chain.
 
         Args:
-            lines: Lines of the records.
-            sequence_numbers: Numbers under which the records are stored, if available.
+            lines: Lines that contain the records.
+            sequence_numbers: Sequence numbers under which the records are stored, if
+                available.
         """
         for line, number in zip_longest(lines, sequence_numbers):
             if self._problem is not None:

@@ -66,40 +66,46 @@ class AuditLog:
         self._file_thread, self._lock = FileThread(), threading.Lock()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Any:
-        """Append a record. It is on disk when the call completes.
+        """Append a record to the audit log. The record is on disk when the call completes.
 
         Args:
-            kind: Kind of the record.
+            kind: Kind of record.
             data: Plain data of the record.
 
         Raises:
-            ValidationError: The data contains a value that is not plain data.
+            ValidationError: ``data`` contains a value that is not plain data.
             PersistenceError: The record cannot be stored.
         """
         return self._file_thread.run(partial(self._write, [(kind, dict(data))]))
 
     def verify(self, anchor: str | None = None) -> Any:
-        """Verify all records and return a :class:`Verification`.
+        """Verify all records in the audit log and return a :class:`Verification`.
 
         Args:
-            anchor: Hash of an earlier head, copied by the operator. The chain must contain it.
+            anchor: Hash of an earlier chain head that the operator saved. The chain must contain
+                this hash.
         """
         return self._file_thread.run(partial(self._verify, anchor))
 
     def anchor(self) -> Any:
-        """Return the hash of the head. The operator should keep a copy of it elsewhere."""
+        """Return the hash of the last record, as an anchor for later verification.
+
+        The operator should keep a copy of the hash outside the audit log.
+        """
         return self._file_thread.run(lambda: self._verify(None).head)
 
     def records(self) -> Any:
-        """Return all records as dictionaries.
+        """Return all audit records as dictionaries.
 
         Raises:
-            ValueError: A record was changed.
+            ValueError: A record was changed after it was written, or is malformed.
         """
         return self._file_thread.run(lambda: [parse_record(line) for line in self._read_lines()])
 
     def prune(self, older_than: timedelta = RETENTION) -> Any:
-        """Delete records older than a period, and seal the chain so that the rest can be verified.
+        """Delete audit records older than a period.
+
+        The chain is sealed so that the remaining records can still be verified.
 
         Returns:
             The number of deleted records.
@@ -107,18 +113,18 @@ class AuditLog:
         return self._file_thread.run(partial(self._prune, older_than))
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Append records; see :class:`~capgraph.telemetry.audit.AuditWriter`."""
+        """Append audit records. See :class:`~capgraph.telemetry.audit.AuditWriter`."""
         await asyncio.to_thread(self._write, entries)
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Delete and seal the oldest records; see :meth:`prune`."""
+        """Delete the oldest audit records and seal the chain. See :meth:`prune`."""
         return await asyncio.to_thread(self._prune, older_than)
 
     # --- the file -------------------------------------------------------------------------
 
     @contextmanager
-    def _locked(self, *, exclusive: bool = True) -> Iterator[int]:
-        """Lock the audit log, and yield the file descriptor of the head file."""
+    def _hold_file_lock(self, *, exclusive: bool = True) -> Iterator[int]:
+        """Lock the audit log, and yield the file descriptor of its head file."""
         import fcntl
 
         try:
@@ -133,7 +139,7 @@ class AuditLog:
             os.close(head_file)  # also releases the lock
 
     def _write(self, entries: Sequence[AuditEntry]) -> None:
-        with self._locked() as head_file:
+        with self._hold_file_lock() as head_file:
             self._write_locked(head_file, entries)
 
     def _write_locked(self, head_file: int, entries: Sequence[AuditEntry]) -> None:
@@ -156,7 +162,7 @@ class AuditLog:
         return self._name or os.path.abspath(self.path)
 
     def _read_head(self, file: int, head_file: int) -> ChainHead:
-        """Return the chain's head. A partial record that a crash left behind is removed."""
+        """Read the head of the audit chain, removing a partial record left behind by a crash."""
         size = os.fstat(file).st_size
         tail, start = b"", size
         while start > 0 and tail.count(b"\n") < 2:
@@ -167,7 +173,9 @@ class AuditLog:
         last = complete.rpartition(b"\n")[2]
         head = _parse_head(last) if last else ChainHead()
         if head.seq < stored_head.seq:
-            raise InvalidRecordError(f"record {stored_head.seq} is missing at the end of the file")
+            raise InvalidRecordError(
+                f"record {stored_head.seq} is missing at the end of the audit file"
+            )
         if partial:
             os.ftruncate(file, size - len(partial))
         return head
@@ -177,7 +185,7 @@ class AuditLog:
         return data.removesuffix(b"\n").split(b"\n") if data else []
 
     def _verify(self, anchor: str | None) -> Verification:
-        with self._locked(exclusive=False) as head_file:
+        with self._hold_file_lock(exclusive=False) as head_file:
             stored_head = os.pread(head_file, 256, 0).decode("ascii", "replace")
             checker = ChainVerifier(self._key, anchor, stored_head, self._get_name())
             lines = self._read_lines()
@@ -192,7 +200,7 @@ class AuditLog:
             return file.read() == b"\n"
 
     def _prune(self, older_than: timedelta) -> int:
-        with self._locked() as head_file:
+        with self._hold_file_lock() as head_file:
             lines = self._read_lines()
             count, head = _count_expired(lines, older_than)
             if head is None:
@@ -216,16 +224,17 @@ _ADD = "INSERT INTO capgraph_audit (seq, line) VALUES (?, ?) ON CONFLICT DO NOTH
 
 
 class AuditTable:
-    """Hash chain of records in a database, shared by all processes that use the database.
+    """Audit log in a database table, shared by all processes that use the database.
 
-    Row 0 stores the head. Each writer inserts its record with the next number. If another writer
-    was first, it retries with the number after that, so no lock is held while anything waits.
+    The records form a hash chain, and row 0 stores the head of the chain. Each writer inserts a
+    record under the next sequence number, and retries with a higher number if another writer
+    inserted first. No lock is held while a writer waits.
 
     Args:
         tables: Tables of the database.
         signing_key: Signing key, as for :class:`AuditLog`.
-        name: Name of the audit, as for :class:`AuditLog`. Defaults to an ID that is stored in the
-            database.
+        name: Name of the audit log, as for :class:`AuditLog`. Defaults to an ID that is stored
+            in the database.
     """
 
     def __init__(
@@ -238,7 +247,7 @@ class AuditTable:
         )
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Append records; see :class:`~capgraph.telemetry.audit.AuditWriter`."""
+        """Append audit records. See :class:`~capgraph.telemetry.audit.AuditWriter`."""
         # Tasks of one loop would only race for the same number.
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
@@ -290,14 +299,14 @@ class AuditTable:
             raise _create_write_error(exc) from exc
 
     async def aread_lines(self, after: int = 0) -> list[str]:
-        """Return up to one page of record lines after a number."""
+        """Return one page of audit record lines after a sequence number."""
         _, found = await self._tables.run(
             "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
         )
         return [line for (line,) in found]
 
     async def averify(self, anchor: str | None = None) -> Verification:
-        """Verify all records; see :meth:`AuditLog.verify`."""
+        """Verify all audit records. See :meth:`AuditLog.verify`."""
         _, head_rows = await self._tables.run("SELECT line FROM capgraph_audit WHERE seq = 0")
         stored_head = head_rows[0][0] if head_rows else ""
         checker = ChainVerifier(self._key, anchor, stored_head, await self._get_name())
@@ -313,7 +322,7 @@ class AuditTable:
             last = page[-1][0]
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Delete and seal the oldest records; see :meth:`AuditLog.prune`."""
+        """Delete the oldest audit records and seal the chain. See :meth:`AuditLog.prune`."""
         deleted, head = 0, None
         while True:
             lines = await self.aread_lines(head.seq if head is not None else 0)
@@ -329,10 +338,13 @@ class AuditTable:
 
 
 class UnavailableAuditWriter:
-    """Audit writer for graphs without storage. It refuses all records, so no effect can start."""
+    """Audit writer for graphs without storage.
+
+    Every write raises an error, so that no side effect can start without an audit record.
+    """
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Raise an error, because the graph has no storage for records.
+        """Raise an error, because the graph has no storage for audit records.
 
         Raises:
             PersistenceError: Always.
@@ -344,14 +356,14 @@ class UnavailableAuditWriter:
         )
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Do nothing, because no records are stored."""
+        """Do nothing, because no audit records are stored."""
         return 0
 
 
 def _count_expired(
     lines: Sequence[str | bytes], older_than: timedelta
 ) -> tuple[int, ChainHead | None]:
-    """Return the number of expired records, and the head at the last of them."""
+    """Count the expired audit records, and return the count and the last expired record."""
     before = datetime.now(UTC) - older_than
     count, head = 0, None
     for line in lines:

@@ -24,14 +24,14 @@ _TOKENS_PER_BLOCK = 1000  # estimate for an image or a file
 
 
 class ModelCall(NamedTuple):
-    """Model call that is about to be sent.
+    """Model call that is about to be sent, with its estimated size.
 
     Attributes:
         run_id: ID of the call.
         model: Name of the model.
         prompt_tokens: Estimated number of prompt tokens.
-        max_output_tokens: Maximum number of output tokens; ``None`` if there is no limit.
-        task: Task that awaits the call; ``None`` for a call made in a thread.
+        max_output_tokens: Maximum number of output tokens, or ``None`` for no limit.
+        task: asyncio task that awaits the call, or ``None`` for a call made in a thread.
     """
 
     run_id: UUID
@@ -42,43 +42,43 @@ class ModelCall(NamedTuple):
 
 
 class Account(Protocol):
-    """Protocol of a budget account that a turn's model calls are charged to.
+    """Protocol for a budget account to which a turn's model calls are charged.
 
-    The account belongs to the event loop of the turn.
+    An account belongs to the event loop of its turn.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def has_reserved(self, run_id: UUID) -> bool:
-        """Return True if amounts are reserved for a call."""
+        """Return True if budget is reserved for a model call."""
 
     async def reserve_call(self, call: ModelCall) -> None:
-        """Reserve amounts for a call. An exception prevents the call."""
+        """Reserve budget for a model call. Raising an exception prevents the call."""
 
     async def settle_call(
         self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
     ) -> None:
-        """Charge a reserved call with its actual usage, and release the rest of the reservation."""
+        """Charge the actual usage of a model call and release the rest of its reservation."""
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
-        """Record the usage of a call, and charge it if it was not reserved."""
+        """Record the usage of a model call, and charge the call if no budget was reserved."""
 
 
 def charge_to(account: Account | None) -> AbstractContextManager[None]:
-    """Context manager: charge model calls to an account, and to the surrounding accounts."""
+    """Context manager that charges model calls to an account and all enclosing accounts."""
     around = current_accounts()
     return override_run_context(accounts=around if account is None else (account, *around))
 
 
 def current_accounts() -> tuple[Account, ...]:
-    """Return the accounts that model calls are charged to, innermost turn first."""
+    """Return the budget accounts that model calls are charged to, innermost turn first."""
     return run_context().accounts
 
 
 def reported_usage(
     response: LLMResult, default_model: str = ""
 ) -> tuple[str, UsageSnapshot | None]:
-    """Return the model name and the usage that a model's response reports."""
+    """Return the model name and token usage reported in a model response."""
     for generation in (item for row in response.generations for item in row):
         if isinstance(generation, ChatGeneration):
             message = generation.message
@@ -88,7 +88,10 @@ def reported_usage(
 
 
 class BudgetCallback(AsyncCallbackHandler):
-    """Callback that reserves budget for model calls on the event loop, and charges their usage."""
+    """LangChain callback that reserves budget for model calls and charges their usage.
+
+    The callback handles model calls that are made on the event loop.
+    """
 
     raise_error = True
     run_inline = True  # in the task that makes the call
@@ -102,7 +105,7 @@ class BudgetCallback(AsyncCallbackHandler):
         run_id: UUID,
         **callback_kwargs: Any,
     ) -> None:
-        """Reserve budget for a call before it is sent."""
+        """Reserve budget for a chat model call before it is sent."""
         for account in _find_accounts():
             call = estimate_call(run_id, serialized, messages, callback_kwargs)
             await account.reserve_call(call._replace(task=asyncio.current_task()))
@@ -110,16 +113,16 @@ class BudgetCallback(AsyncCallbackHandler):
     async def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], **callback_kwargs: Any
     ) -> None:
-        """Reserve budget for a call of a text-completion model."""
+        """Reserve budget for a text-completion model call before it is sent."""
         await self.on_chat_model_start(serialized, [prompts], **callback_kwargs)
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
-        """Charge a call with its actual usage."""
+        """Charge a finished model call with its actual usage."""
         for account in _find_accounts():
             await account.settle_call(run_id, *reported_usage(response))
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Charge a failed call, and release its reservation."""
+        """Charge a failed model call and release its budget reservation."""
         for account in _find_accounts():
             await account.settle_call(run_id, "", None, failed=True)
 
@@ -133,7 +136,7 @@ def reserve_from_thread(
     messages: Sequence[Sequence[Any]],
     callback_kwargs: Mapping[str, Any],
 ) -> None:
-    """Reserve budget for a call made in a thread without an event loop."""
+    """Reserve budget for a model call made in a thread without an event loop."""
     if not _is_on_event_loop():
         for account in current_accounts():
             _run_on_account_loop(
@@ -143,7 +146,7 @@ def reserve_from_thread(
 
 
 def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot | None) -> None:
-    """Record a call's usage, and charge the call if it was made in a thread."""
+    """Record the usage of a model call, and charge the call if it was made in a thread."""
     for account in current_accounts():
         if usage is not None:
             account.record_call(run_id, model, role, usage)
@@ -152,7 +155,7 @@ def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot
 
 
 def settle_failed_call(run_id: UUID) -> None:
-    """Charge a failed call that was made in a thread."""
+    """Charge the budget for a failed model call that was made in a thread."""
     if not _is_on_event_loop():
         for account in current_accounts():
             _run_on_account_loop(account, account.settle_call(run_id, "", None, failed=True))
@@ -181,7 +184,10 @@ def estimate_call(
     messages: Sequence[Sequence[Any]],
     callback_kwargs: Mapping[str, Any],
 ) -> ModelCall:
-    """Return a call with its size, estimated as one token per four ASCII or one other character."""
+    """Estimate the size of a model call before it is sent.
+
+    The estimate counts one token per four ASCII characters and one per non-ASCII character.
+    """
     metadata = callback_kwargs.get("metadata") or {}
     name = metadata.get("ls_model_name") or (serialized or {}).get("name") or ""
     options = {
@@ -201,6 +207,6 @@ def estimate_call(
 
 
 def estimate_tokens(text: str) -> int:
-    """Return the estimated number of tokens in a text."""
+    """Estimate the number of tokens in a string."""
     latin = len(text.encode("ascii", "ignore"))
     return latin // 4 + len(text) - latin

@@ -25,16 +25,16 @@ from capgraph.telemetry.event_dispatcher import SentEvent
 
 
 class FileThread:
-    """Thread that runs file operations, so that they never block an event loop."""
+    """Background thread for file operations, so that they never block an event loop."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Run a function immediately, or on an event loop in the thread.
+        """Run a function in the file thread, or immediately if no event loop is running.
 
         Returns:
-            The function's result, or an awaitable on an event loop.
+            The function's result, or an awaitable if an event loop is running.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class FileThread:
 
 
 def event_to_dict(event: Any) -> dict[str, Any]:
-    """Return an event of any type as a dictionary.
+    """Convert an event of any supported type to a dictionary.
 
     >>> event_to_dict({"event_type": "retry"})
     {'event_type': 'retry'}
@@ -77,13 +77,13 @@ class NoopSink:
 
 
 class RingBufferSink(NoopSink):
-    """Sink that keeps the latest events in memory.
+    """Event sink that keeps the latest events in memory.
 
     Args:
-        capacity: Maximum number of events. The oldest event is dropped first.
+        capacity: Maximum number of events to keep. The oldest event is dropped first.
 
     Raises:
-        ValueError: The capacity is below 1.
+        ValueError: ``capacity`` is less than 1.
 
     >>> sink = RingBufferSink(capacity=2)
     >>> for number in (1, 2, 3):
@@ -100,7 +100,7 @@ class RingBufferSink(NoopSink):
         self._events: deque[Any] = deque(maxlen=capacity)
 
     def emit(self, event: Any) -> None:
-        """Append an event."""
+        """Append an event to the buffer, dropping the oldest event if the buffer is full."""
         self._events.append(event)
 
     @property
@@ -114,9 +114,9 @@ class RingBufferSink(NoopSink):
 
 
 class FlushableSink:
-    """Base class of sinks that buffer events and can flush them.
+    """Base class for sinks that buffer events and can be flushed.
 
-    Flushing first waits until the queues in front of the sink are empty.
+    A flush first waits until the upstream queues that feed the sink are empty.
     """
 
     def __init__(self) -> None:
@@ -124,16 +124,16 @@ class FlushableSink:
         self._upstream_drains: list[Callable[[], None]] = []
 
     def set_upstream_drain(self, drain: Callable[[], None]) -> None:
-        """Register a function that waits until all emitted events have reached this sink."""
+        """Register a callback that waits until all emitted events have reached this sink."""
         self._upstream_drains.append(drain)
 
     def flush(self) -> Awaitable[None] | None:
-        """Wait until all events so far have been written."""
+        """Wait until all events emitted so far have been written."""
         result: Awaitable[None] | None = self._file_thread.run(self._flush_now)
         return result
 
     def close(self) -> Awaitable[None] | None:
-        """Flush, and release files and connections. The next event opens them again."""
+        """Flush the sink and close its files and connections. The next event reopens them."""
         result: Awaitable[None] | None = self._file_thread.run(self._close_now)
         return result
 
@@ -155,7 +155,7 @@ class FlushableSink:
 
 
 class FileSink(FlushableSink):
-    """Base class of sinks that write batches of events to a file from a bounded queue."""
+    """Base class for sinks that write batches of events to a file from a bounded queue."""
 
     def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
         super().__init__()
@@ -165,11 +165,11 @@ class FileSink(FlushableSink):
         self._queue: deque[dict[str, Any]] = deque()
 
     def emit(self, event: Any) -> Any:
-        """Write an event. On an event loop, this returns an awaitable."""
+        """Write an event. Returns an awaitable if an event loop is running."""
         return self.emit_many([event])
 
     def emit_many(self, events: Sequence[Any]) -> Any:
-        """Write several events in one batch."""
+        """Write several events in one batch. Events beyond the queue capacity are dropped."""
         free = self._capacity - len(self._queue)
         self.lost += max(0, len(events) - free)
         self._queue.extend(event_to_dict(event) for event in events[:free])
@@ -190,10 +190,10 @@ class FileSink(FlushableSink):
 
 
 class JsonLinesSink(FileSink):
-    """Sink that appends each event to a file as a line of JSON.
+    """Event sink that appends each event to a file as a line of JSON.
 
     Args:
-        path: Path of the file. It is created with the first event.
+        path: Path of the file. The file is created when the first event is written.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "events.jsonl"
@@ -226,10 +226,10 @@ _CREATE_EVENTS = """CREATE TABLE IF NOT EXISTS events (
 
 
 class SqliteEventSink(FileSink):
-    """Sink that stores events in a SQLite file and can replay them.
+    """Event sink that stores events in a SQLite file and can replay them.
 
     Args:
-        path: Path of the file. It is created with the first event.
+        path: Path of the file. The file is created when the first event is written.
 
     >>> import tempfile
     >>> sink = SqliteEventSink(Path(tempfile.mkdtemp()) / "events.db")
@@ -246,7 +246,7 @@ class SqliteEventSink(FileSink):
     def replay(
         self, *, run_id: str | None = None, thread_id: str | None = None, limit: int | None = None
     ) -> list[SentEvent]:
-        """Return stored events in their original order.
+        """Return the stored events in their original order.
 
         Args:
             run_id: Return only events of this run.
@@ -290,7 +290,7 @@ class SqliteEventSink(FileSink):
 
 
 class FanoutSink:
-    """Sink that forwards each event to several sinks, even if one of them raises.
+    """Event sink that forwards each event to several sinks, even if one of them raises.
 
     Args:
         sinks: Sinks that receive each event, in order.
@@ -305,29 +305,29 @@ class FanoutSink:
         self.sinks: tuple[Sink, ...] = tuple(sinks)
 
     def set_upstream_drain(self, drain: Callable[[], None]) -> None:
-        """Pass the function that drains this sink's queue to the sinks that accept one."""
+        """Register a drain callback with all sinks that support it."""
         for sink in self.sinks:
             if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
                 set_upstream_drain(drain)
 
     def emit(self, event: Any) -> Any:
-        """Forward an event to all sinks, and then raise the first error."""
+        """Forward an event to all sinks, then raise the first error if any sink failed."""
         return self._call_all("emit", event)
 
     def run_began(self, run_id: str, agent_name: str) -> Any:
-        """Notify the sinks that have a ``run_began`` method of the start of a run."""
+        """Call ``run_began`` on the sinks that define it, to report the start of a run."""
         return self._call_all("run_began", run_id, agent_name)
 
     def run_ended(self, event: Any) -> Any:
-        """Notify the sinks that have a ``run_ended`` method of the end of a run."""
+        """Call ``run_ended`` on the sinks that define it, to report the end of a run."""
         return self._call_all("run_ended", event)
 
     def flush(self) -> Any:
-        """Flush the sinks that have a ``flush`` method."""
+        """Flush all sinks that have a ``flush`` method."""
         return self._call_all("flush")
 
     def close(self) -> Any:
-        """Close the sinks that have a ``close`` method."""
+        """Close all sinks that have a ``close`` method."""
         return self._call_all("close")
 
     def _call_all(self, name: str, *args: Any) -> Any:

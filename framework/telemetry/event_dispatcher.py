@@ -48,7 +48,7 @@ _IDS = frozenset(EVENT_IDS)
 
 
 class SentEvent(dict[str, Any]):
-    """Event in the form that a sink receives: a dictionary with properties for the IDs.
+    """Event as delivered to sinks, which is a dictionary with properties for common fields.
 
     >>> event = SentEvent(event_type="retry", run_id="r", step_id="a", seq=3)
     >>> event.run_id, event.step, event.seq, event["event_type"]
@@ -64,7 +64,7 @@ class SentEvent(dict[str, Any]):
 
     @property
     def thread_id(self) -> str | None:
-        """ID of the thread; ``None`` without a saver."""
+        """ID of the thread, or ``None`` if the graph has no saver."""
         return self.get("thread_id")
 
     @property
@@ -84,13 +84,13 @@ class SentEvent(dict[str, Any]):
 
     @property
     def attempt(self) -> int | None:
-        """Attempt number of the step, starting at 1."""
+        """Attempt number of the step, starting at 1, or ``None`` if the event has none."""
         number = str(self.get("attempt_id") or self.get("attempt") or "").rpartition("/")[2]
         return int(number) if number.isdecimal() else None
 
     @property
     def seq(self) -> int | None:
-        """Number of the event in its run, starting at 1."""
+        """Sequence number of the event within its run, starting at 1."""
         return self.get("seq")
 
     @property
@@ -100,10 +100,12 @@ class SentEvent(dict[str, Any]):
 
 
 def event_context(**ids: str | None) -> AbstractContextManager[None]:
-    """Context manager: add IDs to events inside the block, including tasks that start there.
+    """Context manager that adds IDs to all events emitted inside the block.
+
+    The IDs also apply to events of tasks that start inside the block.
 
     Args:
-        **ids: IDs by name; see :data:`EVENT_IDS`. ``None`` removes an ID.
+        **ids: Event IDs by name, as listed in :data:`EVENT_IDS`. ``None`` removes an ID.
 
     >>> with event_context(plan_id="p1"), event_context(step_id="a"):
     ...     pass  # events emitted here carry both IDs
@@ -127,7 +129,7 @@ def _merge_ids(ids: dict[str, str | None]) -> dict[str, str]:
 
 
 def current_event_ids() -> Mapping[str, str]:
-    """Return the IDs that are added to events emitted here.
+    """Return the IDs that are added to events emitted in the current context.
 
     >>> with event_context(plan_id="p1"):
     ...     dict(current_event_ids())
@@ -137,12 +139,12 @@ def current_event_ids() -> Mapping[str, str]:
 
 
 class EventDispatcher:
-    """Dispatcher that adds IDs and numbers to a graph's events and delivers them to the sinks.
+    """Dispatcher that numbers a graph's events, adds IDs, and delivers them to the sinks.
 
     Args:
         sinks: Objects with ``emit(event)``, which may be asynchronous. The method receives one
-            :class:`SentEvent` at a time, in order, and must not modify it. A coroutine runs on an
-            event loop of the sink.
+            :class:`SentEvent` at a time, in order, and must not modify the event. Coroutines
+            run on a separate event loop for the sink.
         capacity: Maximum number of queued events per sink.
         agent_name: Name of the agent.
 
@@ -161,15 +163,15 @@ class EventDispatcher:
     def subscribe(
         self, sink: Sink, event_types: Collection[str | type[Any]] | None = None
     ) -> Callable[[], None]:
-        """Add a sink. It receives all later events.
+        """Subscribe a sink to all later events, or to events of certain types.
 
         Args:
-            sink: Sink to add; see the argument ``sinks`` of the class.
-            event_types: Types of events to deliver, as ``event_type`` or as event classes. None means
-                all.
+            sink: Sink to add, as described for the ``sinks`` argument of the class.
+            event_types: Types of events to deliver, as ``event_type`` strings or event classes.
+                None means all.
 
         Returns:
-            A function that removes the sink. Events already queued are still delivered.
+            A function that unsubscribes the sink. Events already queued are still delivered.
 
         Raises:
             ConfigurationError: The sink has no ``emit`` method.
@@ -193,21 +195,21 @@ class EventDispatcher:
         return bool(self._outlets)
 
     def dispatch_run(self, **ids: str | None) -> AbstractContextManager[None]:
-        """Context manager: dispatch the events of a run to the sinks.
+        """Context manager that dispatches the events of a run to the sinks.
 
-        Inside another run, the dispatchers of both runs deliver the events, and ``seq`` counts the
-        events of both.
+        In a nested run, the dispatchers of both runs deliver the events, and ``seq`` counts the
+        events of both runs.
 
         Args:
-            **ids: IDs of the run; see :func:`event_context`.
+            **ids: IDs of the run, as for :func:`event_context`.
         """
         return override_run_context(**self.run_context_fields(**ids))
 
     def run_context_fields(self, **ids: str | None) -> dict[str, Any]:
-        """Return the run context fields with which :meth:`dispatch_run` dispatches events.
+        """Build the run context fields that :meth:`dispatch_run` sets.
 
         Args:
-            **ids: IDs of the run; see :func:`event_context`.
+            **ids: IDs of the run, as for :func:`event_context`.
         """
         seq, dispatchers = _get_running() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
@@ -243,13 +245,13 @@ class EventDispatcher:
         return any(outlet.sink is sink for outlet in self._outlets)
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """Notify the sinks that have a ``run_ended`` method of the end of a run.
+        """Report the end of a run to the sinks that have a ``run_ended`` method.
 
-        A sink that also receives the events of the surrounding run is notified at the end of that
-        run.
+        A sink that also receives the events of an enclosing run is not notified until that run
+        ends.
 
         Args:
-            error: Exception that ended the run, or None.
+            error: Exception that ended the run, or None if no exception ended it.
         """
         ended = {"event_type": "run_ended", "timestamp": utc_now_text(), **run_context().ids}
         if error is not None:
@@ -261,12 +263,12 @@ class EventDispatcher:
                 outlet.enqueue(SentEvent(ended))
 
     async def flush(self) -> None:
-        """Wait until the sinks have processed or dropped all events so far."""
+        """Wait until all sinks have processed or dropped the events emitted so far."""
         for outlet in self._outlets:
             await asyncio.wrap_future(outlet.executor.submit(lambda: None))
 
     async def flush_briefly(self) -> None:
-        """Wait a fraction of a second for the sinks to process a run's events."""
+        """Wait a fraction of a second for the sinks to process the run's events."""
         if any(outlet.busy for outlet in self._outlets):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
@@ -287,7 +289,7 @@ def _get_event_type(event_type: str | type[Any]) -> str:
 
 
 class SinkQueue:
-    """Queue and thread that deliver events to one sink, so that a run never waits for it."""
+    """Queue and worker thread for one event sink, so that runs never wait for the sink."""
 
     def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
         self.sink, self.capacity, self.kinds = sink, capacity, kinds
@@ -307,12 +309,12 @@ class SinkQueue:
             set_upstream_drain(lambda: outlet.drain() if (outlet := here()) is not None else None)
 
     def drain(self) -> None:
-        """Wait until the sink has processed or dropped all events so far."""
+        """Wait until the sink has processed or dropped all events queued so far."""
         if self.busy:
             self.executor.submit(lambda: None).result()
 
     def enqueue(self, event: dict[str, Any]) -> None:
-        """Queue an event for delivery, or deliver it at once if the sink is inline."""
+        """Queue an event for delivery, or deliver it immediately if the sink is inline."""
         if self.inline:
             self._send([event])
             return

@@ -45,7 +45,7 @@ class _StepEvent(_Event):
 
 
 class Status(_Event):
-    """Event: a component reported its progress, with ``get_streamer``."""
+    """Event: a component reported its progress through ``get_streamer``."""
 
     event_type: Literal["status"] = "status"
     message: str = ""
@@ -72,7 +72,10 @@ class PlanMade(_Event):
 
 
 class ReplyRepaired(_Event):
-    """Event: a malformed model reply was repaired. ``repairs`` counts the repairs by name."""
+    """Event: a malformed model reply was repaired.
+
+    ``repairs`` counts how often each kind of repair was applied.
+    """
 
     event_type: Literal["reply_repaired"] = "reply_repaired"
     role: str
@@ -113,7 +116,10 @@ class StepFailed(_StepEvent):
 
 
 class StepSkipped(_StepEvent):
-    """Event: a step was skipped. ``not_needed`` is True if its condition was not met."""
+    """Event: a step was skipped.
+
+    ``not_needed`` is True if the step was skipped because its condition was not met.
+    """
 
     event_type: Literal["step_skipped"] = "step_skipped"
     reason: str
@@ -121,7 +127,7 @@ class StepSkipped(_StepEvent):
 
 
 class Retry(_Event):
-    """Event: a step or node will be retried."""
+    """Event: a failed step or node will be retried."""
 
     event_type: Literal["retry"] = "retry"
     name: str
@@ -141,21 +147,24 @@ class Replan(_Event):
 
 
 class Reclassify(_Event):
-    """Event: a new selection of capabilities was requested."""
+    """Event: a new selection of capabilities was requested during a turn."""
 
     event_type: Literal["reclassify"] = "reclassify"
     reason: str
 
 
 class TurnSuspended(_Event):
-    """Event: a run ended because the remaining steps wait for a time or an event."""
+    """Event: a run was suspended because its remaining steps wait for a time or an event."""
 
     event_type: Literal["waiting"] = "waiting"
     waits: list[dict[str, Any]]
 
 
 class StepResumed(_StepEvent):
-    """Event: a waiting step resumed, by ``time`` or by ``signal``."""
+    """Event: a waiting step resumed, because its wait ended or a signal arrived.
+
+    ``by`` is ``time`` or ``signal``.
+    """
 
     event_type: Literal["wait_over"] = "wait_over"
     by: str
@@ -163,7 +172,7 @@ class StepResumed(_StepEvent):
 
 
 class ApprovalRequested(_Event):
-    """Event: the approval of steps was requested from a person."""
+    """Event: a person was asked to approve steps."""
 
     event_type: Literal["approval_asked"] = "approval_asked"
     steps: list[dict[str, Any]]
@@ -175,21 +184,30 @@ class _OpenQuestion(_Event):
 
 
 class QuestionDropped(_OpenQuestion):
-    """Event: a new message dropped open questions. ``steps`` maps keys to capabilities."""
+    """Event: open questions were dropped because a new message arrived.
+
+    ``steps`` maps step keys to capability names.
+
+    ``steps`` maps the context keys of the affected steps to their capabilities.
+    """
 
     event_type: Literal["question_dropped"] = "question_dropped"
 
 
 class QuestionKept(_OpenQuestion):
-    """Event: open questions blocked a new message. ``steps`` maps keys to capabilities."""
+    """Event: a new message was blocked because questions are still open.
+
+    ``steps`` maps step keys to capability names.
+    """
 
     event_type: Literal["question_kept"] = "question_kept"
 
 
 class DialogueChanged(_Event):
-    """Another capability, or the planner (None), receives the next message of the thread.
+    """Event: a different capability, or the planner, will receive the thread's next message.
 
-    ``reason`` is ``opened``, ``handed over``, ``left``, ``failed``, or ``unavailable``.
+    ``capability`` is None for the planner. ``reason`` is ``opened``, ``handed over``, ``left``,
+    ``failed``, or ``unavailable``.
     """
 
     event_type: Literal["dialogue_changed"] = "dialogue_changed"
@@ -199,7 +217,10 @@ class DialogueChanged(_Event):
 
 
 class ApprovalDecided(_Event):
-    """Event: a person decided about a step. ``refused`` is why the decision does not count."""
+    """Event: a person decided whether a step may run.
+
+    ``refused`` is the reason why the decision does not count, if it was rejected.
+    """
 
     event_type: Literal["approval_given"] = "approval_given"
     context_key: str
@@ -212,9 +233,9 @@ class ApprovalDecided(_Event):
 
 
 class AnswerToken(_Event):
-    """Event: a part of the answer was generated.
+    """Event: part of the answer text was generated.
 
-    If ``resets`` is True, earlier parts no longer belong to the answer.
+    If ``resets`` is True, discard all earlier parts of the answer.
     """
 
     event_type: Literal["answer_token"] = "answer_token"
@@ -223,19 +244,22 @@ class AnswerToken(_Event):
 
 
 class AnswerPart(_Event):
-    """Event: a structured answer grew. ``value`` contains all of it so far."""
+    """Event: more of a structured answer was generated.
+
+    ``value`` contains the complete answer so far.
+    """
 
     event_type: Literal["answer_part"] = "answer_part"
     value: dict[str, Any]
 
 
 class Usage(_Event):
-    """Event: a model call used tokens.
+    """Event: a model call consumed tokens.
 
     Attributes:
         estimated: True if the model reported no usage and the tokens are an estimate.
-        request_model: Model that was requested, if the response names another one.
-        response_id: The provider's ID of the response.
+        request_model: Requested model, if the response names a different model.
+        response_id: Response ID assigned by the provider.
         finish_reasons: Reasons why the model stopped, as the provider reported them.
     """
 
@@ -254,14 +278,14 @@ class Usage(_Event):
 
 
 class ModelFallback(_Event):
-    """Event: a model call failed, so the role's next model is called.
+    """Event: a model call failed, and the role's next configured model will be called.
 
     Attributes:
         role: Role of the call.
-        model: The model that failed.
-        fallback: The model that is called next.
-        reason: Kind of the failure: ``network``, ``rate_limit``, ``refused``, ``malformed``, …
-        message: The error.
+        model: Model whose call failed.
+        fallback: Model to call next.
+        reason: Kind of failure, such as ``network``, ``rate_limit``, or ``malformed``.
+        message: Error message of the failed call.
     """
 
     event_type: Literal["model_fallback"] = "model_fallback"
@@ -273,13 +297,13 @@ class ModelFallback(_Event):
 
 
 class PromptShortened(_Event):
-    """Event: a prompt was too long, so it is sent again with fewer earlier messages.
+    """Event: a prompt was too long and will be resent with fewer earlier messages.
 
     Attributes:
         role: Role of the call.
-        model: The model.
-        messages_kept: Number of earlier messages that are sent again.
-        messages_dropped: Number of earlier messages that are omitted.
+        model: Name of the model.
+        messages_kept: Number of earlier messages that are kept in the prompt.
+        messages_dropped: Number of earlier messages that are removed from the prompt.
     """
 
     event_type: Literal["prompt_shortened"] = "prompt_shortened"
@@ -293,7 +317,7 @@ class ModelCalled(_Event):
     """Event: a model call failed or ended without an answer.
 
     Attributes:
-        error: Type of the exception.
+        error: Name of the exception type.
     """
 
     event_type: Literal["model_called"] = "model_called"
@@ -305,7 +329,7 @@ class ModelCalled(_Event):
 
 
 class ToolCalled(_Event):
-    """Event: a tool call in a step or a model's tool loop ended."""
+    """Event: a tool call ended, in a step or in the tool loop of a model."""
 
     event_type: Literal["tool_called"] = "tool_called"
     name: str
@@ -324,14 +348,17 @@ class CircuitChanged(_Event):
 
 
 class EventsDropped(_Event):
-    """Event: a slow sink missed earlier events. Only that sink receives this event."""
+    """Event: a slow sink missed earlier events.
+
+    The event is delivered only to that sink.
+    """
 
     event_type: Literal["events_lost"] = "events_lost"
     count: int
 
 
 class PolicyActionApplied(_Event):
-    """Event: a rule of a policy engine matched. ``done`` is True if its action ran."""
+    """Event: a rule of a policy engine matched. ``done`` is True if its action was executed."""
 
     event_type: Literal["policy_acted"] = "policy_acted"
     rule: str
@@ -384,7 +411,7 @@ Event = Annotated[
 
 
 def emit(event: _Event) -> None:
-    """Emit an event on the current run's stream. Outside a run, drop it.
+    """Emit an event on the current run's stream. Outside a run, the event is dropped.
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
@@ -396,7 +423,7 @@ def emit(event: _Event) -> None:
 
 
 def buffer_answer_events(events: list[_Event]) -> AbstractContextManager[None]:
-    """Context manager: collect the answer's events in a list instead of emitting them.
+    """Context manager that collects the answer events in a list instead of emitting them.
 
     >>> buffered = []
     >>> with buffer_answer_events(buffered):
@@ -408,10 +435,10 @@ def buffer_answer_events(events: list[_Event]) -> AbstractContextManager[None]:
 
 
 def parse_event(data: dict[str, Any]) -> Event:
-    """Return the typed event for a dictionary from the custom stream.
+    """Parse a dictionary from the custom stream as a typed event.
 
     Raises:
-        pydantic.ValidationError: The data is not an event of this package.
+        pydantic.ValidationError: ``data`` is not a capgraph event.
 
     >>> parse_event({"event_type": "reclassify", "reason": "x"}).reason
     'x'

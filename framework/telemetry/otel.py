@@ -53,7 +53,7 @@ _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 @dataclass(slots=True)
 class _OpenSpan:
-    """Open span, with its start time and the time of its last event in nanoseconds."""
+    """Open span, with its start time and the time of its last event, both in nanoseconds."""
 
     span: Span
     began: int
@@ -71,7 +71,7 @@ class _OpenRun:
 
 
 def _format_span_name(kind: str, name: object) -> str:
-    r"""Return a span's name. A part from outside is replaced if it contains unusual characters.
+    r"""Format the name of a span. Names with unusual characters are replaced by ``other``.
 
     >>> _format_span_name("step", "level"), _format_span_name("step", "a\nb")
     ('step level', 'step other')
@@ -82,10 +82,10 @@ def _format_span_name(kind: str, name: object) -> str:
 
 
 class CurrentTrace:
-    """Trace that spans of other instrumentations join while a run executes.
+    """Trace that the spans of other OpenTelemetry instrumentations join during a run.
 
     Args:
-        traceparent: Trace and span, as in the HTTP header ``traceparent``.
+        traceparent: IDs of the trace and span, as in the HTTP header ``traceparent``.
     """
 
     def __init__(self, traceparent: str) -> None:
@@ -105,21 +105,21 @@ class CurrentTrace:
             self._token = self._api.attach(self._context)
 
     def detach(self) -> None:
-        """Restore the earlier current span, unless another span is current."""
+        """Detach this trace and restore the previous span, unless a different span is current."""
         if self._context is not None and self._api.get_current() is self._context:
             self._api.detach(self._token)
 
 
 class OpenTelemetrySink(FlushableSink):
-    """Event sink that converts a graph's events, and a session's usage, to spans and metrics.
+    """Event sink that exports a graph's events, or a session's usage, as spans and metrics.
 
     Args:
-        tracer_provider: Provider of spans. Defaults to the global one.
-        meter_provider: Provider of metrics. Defaults to the global one.
+        tracer_provider: Provider for spans. Defaults to the global tracer provider.
+        meter_provider: Provider for metrics. Defaults to the global meter provider.
         content: True to include objectives and messages, which are user content.
-        prices: Prices of models. Defaults to the process's table and ``genai-prices``.
-        endpoint: OTLP/HTTP endpoint of a collector, such as ``http://localhost:4318``; replaces
-            ``tracer_provider``.
+        prices: Prices of models. Defaults to the process-wide table and ``genai-prices``.
+        endpoint: OTLP/HTTP endpoint of a collector, such as ``http://localhost:4318``, which
+            replaces ``tracer_provider``.
 
     Raises:
         MissingExtraError: OpenTelemetry or, with an endpoint, its exporter is not installed.
@@ -169,7 +169,10 @@ class OpenTelemetrySink(FlushableSink):
         self._ended_runs: BoundedDict[Any, SpanContext] = BoundedDict(2 * _MAX_RUNS)
 
     def run_began(self, run_id: str, agent_name: str = "") -> str | None:
-        """Start a run's root span as a child of the current span, and return its ``traceparent``."""
+        """Start the root span of a run and return its ``traceparent`` value.
+
+        The span is a child of the current span, if there is one.
+        """
         around = self._trace.get_current_span().get_span_context()
         with self._lock:
             event = {"run_id": run_id, "agent_name": agent_name}
@@ -181,7 +184,7 @@ class OpenTelemetrySink(FlushableSink):
         return f"00-{trace}-{span}-{found.trace_flags:02x}"
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
-        """Record an event."""
+        """Record a graph event or agent event as spans and metrics."""
         with self._lock:
             if isinstance(event, AgentEvent):
                 self._record_agent_event(event)
@@ -191,7 +194,7 @@ class OpenTelemetrySink(FlushableSink):
                 self._record(event)
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Record the usage of a session's turn as a span and metrics."""
+        """Record the usage of one session turn as a span and metrics."""
         event = {
             "event_type": "usage",
             "model": model,
@@ -209,7 +212,7 @@ class OpenTelemetrySink(FlushableSink):
             )
 
     def run_ended(self, event: Mapping[str, Any]) -> None:
-        """End all spans of a run."""
+        """End all open spans of a run."""
         with self._lock:
             run = self._runs.pop(str(event.get("run_id")), None)
             if run is not None:
@@ -218,7 +221,7 @@ class OpenTelemetrySink(FlushableSink):
     def _record_agent_event(self, event: AgentEvent) -> None:
         """Create a span for an agent event.
 
-        ``data["run_id"]`` groups events of the same run.
+        Events with the same ``data["run_id"]`` become children of the same run span.
         """
         fields: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
         now, run = _get_timestamp_ns(fields), None
@@ -309,7 +312,10 @@ class OpenTelemetrySink(FlushableSink):
         return run
 
     def _parse_traceparent(self, parent: str | None) -> SpanContext | None:
-        """Return the context of the span in which a turn started, possibly in another process."""
+        """Parse the ``traceparent`` of the span in which a turn started.
+
+        The turn may have started in a different process.
+        """
         if parent is None:
             return None
         _, trace, span, flags = parent.split("-")
@@ -318,7 +324,7 @@ class OpenTelemetrySink(FlushableSink):
         return found
 
     def _open_span_path(self, run: _OpenRun, event: Mapping[str, Any], now: int) -> list[_OpenSpan]:
-        """Return the spans that an event belongs to, outermost first. Missing ones are opened."""
+        """Return the spans that an event belongs to, outermost first, opening missing spans."""
         path = [run.spans[_ROOT]]
         outer = event.get("parent_id")
         if outer and (outer_span := run.spans.get(("attempt", outer))) is not None:
@@ -450,8 +456,11 @@ class OpenTelemetrySink(FlushableSink):
 
     # --- metrics --------------------------------------------------------------------------
 
-    def _bound_labels(self, **labels: object) -> dict[str, str]:
-        """Return metric labels with a bounded number of values; each value is a time series."""
+    def _limit_label_values(self, **labels: object) -> dict[str, str]:
+        """Limit metric labels to a bounded number of values.
+
+        Every distinct label value creates a time series, so further values become ``other``.
+        """
         bounded = {}
         for label, value in labels.items():
             known, text = self._label_values.setdefault(label, set()), str(value)
@@ -468,7 +477,7 @@ class OpenTelemetrySink(FlushableSink):
             }
             if event.get("error"):
                 texts["error.type"] = event["error"]
-            attributes = self._bound_labels(**texts)
+            attributes = self._limit_label_values(**texts)
             if event.get("duration") is not None:
                 self._call_durations.record(event["duration"], attributes)
             for side in ("input", "output"):
@@ -479,16 +488,22 @@ class OpenTelemetrySink(FlushableSink):
             if is_reported and (cost := self._compute_price(event)) is not None:
                 self._cost.add(cost, attributes)
         elif kind in ("step_finished", "step_failed"):
-            attributes = self._bound_labels(**{"capgraph.capability": event.get("capability")})
+            attributes = self._limit_label_values(
+                **{"capgraph.capability": event.get("capability")}
+            )
             if kind == "step_failed":
                 error_type = event.get("category") or event.get("severity")
-                attributes |= self._bound_labels(**{"error.type": error_type})
+                attributes |= self._limit_label_values(**{"error.type": error_type})
             self._step_durations.record(float(event.get("duration") or 0.0), attributes)
         elif kind == "retry":
-            self._retries.add(1, self._bound_labels(**{"capgraph.capability": event.get("name")}))
+            self._retries.add(
+                1, self._limit_label_values(**{"capgraph.capability": event.get("name")})
+            )
         elif kind == "circuit_changed":
             state = _BREAKER_STATES.get(str(event.get("state")), 0)
-            self._breakers.set(state, self._bound_labels(**{"capgraph.breaker": event.get("name")}))
+            self._breakers.set(
+                state, self._limit_label_values(**{"capgraph.breaker": event.get("name")})
+            )
 
     def _compute_price(self, event: Mapping[str, Any]) -> float | None:
         if "cost_usd" in event:

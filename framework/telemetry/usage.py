@@ -27,12 +27,13 @@ class UsageSnapshot:
     """Token usage of one model call.
 
     Attributes:
-        input_tokens: Prompt tokens that were not cached.
-        output_tokens: Output tokens.
-        cache_write_tokens: Prompt tokens written to a cache.
-        cache_read_tokens: Prompt tokens read from a cache.
-        cache_ttl: Lifetime of cached tokens, ``5m`` or ``1h``, if the provider distinguishes them.
-        tool_calls: Number of tool calls that the answer requested.
+        input_tokens: Number of prompt tokens that were not cached.
+        output_tokens: Number of output tokens.
+        cache_write_tokens: Number of prompt tokens written to a cache.
+        cache_read_tokens: Number of prompt tokens read from a cache.
+        cache_ttl: Lifetime of cached tokens, ``5m`` or ``1h``, if the provider distinguishes
+            them.
+        tool_calls: Number of tool calls requested in the response.
 
     Raises:
         ValidationError: A number is negative or not an integer.
@@ -70,7 +71,7 @@ class UsageSnapshot:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> UsageSnapshot:
-        """Create a snapshot from a dictionary that :meth:`to_dict` returned.
+        """Create a usage snapshot from a dictionary returned by :meth:`to_dict`.
 
         Unknown keys are ignored.
         """
@@ -83,12 +84,12 @@ class UsageSnapshot:
 
     @classmethod
     def from_json(cls, s: str) -> UsageSnapshot:
-        """Create a snapshot from JSON text that :meth:`to_json` returned."""
+        """Create a usage snapshot from a JSON string returned by :meth:`to_json`."""
         return cls.from_dict(json.loads(s))
 
     @classmethod
     def of_message(cls, message: Any) -> UsageSnapshot | None:
-        """Return the usage that a LangChain message reports, or ``None``.
+        """Return the token usage that a LangChain message reports, or ``None``.
 
         >>> from langchain_core.messages import AIMessage
         >>> used = {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}
@@ -114,12 +115,14 @@ class ModelPricing:
     """Prices of a model in US dollars per million tokens.
 
     Attributes:
-        input_per_million: Prompt tokens.
-        output_per_million: Output tokens.
-        cache_write_per_million: Tokens written to a cache.
-        cache_read_per_million: Tokens read from a cache.
-        cache_write_5min_per_million: Tokens cached for five minutes; 0 means the general price.
-        cache_write_1h_per_million: Tokens cached for an hour; 0 means the general price.
+        input_per_million: Price of prompt tokens.
+        output_per_million: Price of output tokens.
+        cache_write_per_million: Price of tokens written to a cache.
+        cache_read_per_million: Price of tokens read from a cache.
+        cache_write_5min_per_million: Price of tokens cached for five minutes. 0 uses
+            ``cache_write_per_million``.
+        cache_write_1h_per_million: Price of tokens cached for one hour. 0 uses
+            ``cache_write_per_million``.
 
     Raises:
         ValidationError: A price is negative or not a number.
@@ -140,7 +143,7 @@ class ModelPricing:
             check_number(name, value)
 
     def cost(self, usage: UsageSnapshot) -> float:
-        """Return the cost of a call in US dollars."""
+        """Return the cost of a model call in US dollars."""
         ttl_price = getattr(self, _TTL.get(usage.cache_ttl or "", ""), 0.0)
         return (
             usage.input_tokens * self.input_per_million
@@ -151,7 +154,7 @@ class ModelPricing:
 
 
 class PricingAlreadyRegisteredError(ValidationError):
-    """Raised if a model already has a price.
+    """Raised when registering a price for a model that already has one.
 
     Attributes:
         model: Name of the model.
@@ -163,12 +166,13 @@ class PricingAlreadyRegisteredError(ValidationError):
 class PriceTable:
     """Table of model prices, with ``genai-prices`` (extra ``costs``) as a fallback.
 
-    Case is ignored. An exact name takes precedence, then the longest registered prefix that ends at
-    a separator: ``gpt-5-mini`` matches ``gpt-5-mini-2026-01-01``.
+    Model names are case-insensitive. An exact name takes precedence over a prefix, and longer
+    prefixes take precedence over shorter ones. A prefix must end at a separator, so
+    ``gpt-5-mini`` matches ``gpt-5-mini-2026-01-01``.
 
     Args:
         prices: Prices by model name.
-        use_genai_prices: True to use ``genai-prices`` for other models.
+        use_genai_prices: True to look up unregistered models in ``genai-prices``.
 
     >>> table = PriceTable({"house-model": ModelPricing(1.0, 2.0)})
     >>> table.cost("House-Model-v2", UsageSnapshot(input_tokens=1_000_000))
@@ -187,7 +191,7 @@ class PriceTable:
     @staticmethod
     @cache
     def of_process() -> PriceTable:
-        """Return the default price table of this process."""
+        """Return the process-wide default price table."""
         return PriceTable()
 
     def register(
@@ -197,7 +201,7 @@ class PriceTable:
         *,
         on_conflict: Literal["overwrite", "error", "keep"] = "overwrite",
     ) -> None:
-        """Add the price of a model; see :func:`register_pricing`."""
+        """Register the price of a model. See :func:`register_pricing`."""
         if not model.strip() or on_conflict not in ("overwrite", "error", "keep"):
             raise ValidationError(
                 f"The model name {model!r} or on_conflict={on_conflict!r} is invalid.",
@@ -216,7 +220,7 @@ class PriceTable:
             self._prices[name] = pricing
 
     def find(self, model: str) -> ModelPricing | None:
-        """Return the registered price of a model, or ``None``."""
+        """Return the registered price that applies to a model, or ``None``."""
         name = model.strip().lower()
         with self._lock:
             if name in self._prices:
@@ -227,7 +231,7 @@ class PriceTable:
             return self._prices[max(prefixes, key=len)] if prefixes else None
 
     def cost(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return the cost of a call in US dollars, or ``None`` if the price is unknown."""
+        """Return the cost of a model call in US dollars, or ``None`` if the price is unknown."""
         pricing = self.find(model)
         if pricing is not None:
             return pricing.cost(usage)
@@ -261,17 +265,19 @@ def register_pricing(
     on_conflict: Literal["overwrite", "error", "keep"] = "overwrite",
     table: PriceTable | None = None,
 ) -> None:
-    """Register the price of a model.
+    """Register the price of a model, so that the cost of its calls can be calculated.
 
     Args:
-        model: Name of the model, or a prefix of it.
+        model: Name of the model, or a prefix of the name.
         pricing: Price of the model.
-        on_conflict: Action if the model already has a price: ``overwrite``, ``error``, or ``keep``.
-        table: Table to change. Defaults to the process's table, which graphs and trackers with their
-            own table do not use.
+        on_conflict: Action if the model already has a price: ``overwrite``, ``error``, or
+            ``keep``.
+        table: Table to change. Defaults to the process-wide table, which is not used by graphs
+            and trackers that have their own table.
 
     Raises:
-        PricingAlreadyRegisteredError: The model has a price, and ``on_conflict`` is ``error``.
+        PricingAlreadyRegisteredError: The model already has a price, and ``on_conflict`` is
+            ``error``.
 
     >>> register_pricing("house-model", ModelPricing(1.0, 2.0), table=PriceTable())
     """
@@ -279,14 +285,14 @@ def register_pricing(
 
 
 def load_pricing_from_file(path: str | Path, *, table: PriceTable | None = None) -> None:
-    """Register the prices in a JSON file: ``{"models": {name: prices}}``.
+    """Register the model prices in a JSON file of the form ``{"models": {name: prices}}``.
 
     Args:
         path: Path of the file. Prices have the field names of :class:`ModelPricing`.
-        table: Table to change; see :func:`register_pricing`.
+        table: Table to change, as for :func:`register_pricing`.
 
     Raises:
-        ValidationError: The file has another format. No price was registered.
+        ValidationError: The file has an invalid format. In that case, no prices are registered.
     """
     try:
         models = json.loads(Path(path).read_text("utf-8"))["models"]
@@ -311,9 +317,9 @@ def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
 
 
 def format_cost(cost: float | None) -> str:
-    """Return a cost as text, with four decimals below a cent and two otherwise.
+    """Format a cost in US dollars, with four decimals below one cent and two otherwise.
 
-    ``None`` becomes ``unknown``.
+    ``None`` is formatted as ``unknown``.
 
     >>> format_cost(0.0042), format_cost(1.5), format_cost(None)
     ('$0.0042', '$1.50', 'unknown')
@@ -329,11 +335,11 @@ class _Limits(Protocol):
 
 @dataclass
 class UsageTracker:
-    """Thread-safe counter of the usage of several model calls.
+    """Thread-safe counter of the token usage and cost of model calls.
 
     Attributes:
         turns: Model and usage of each call.
-        prices: Prices of models.
+        prices: Table of model prices.
 
     >>> tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1.0, 1.0)}))
     >>> tracker.record_turn("m", UsageSnapshot(input_tokens=500_000))
@@ -346,7 +352,7 @@ class UsageTracker:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def record_turn(self, model: str, usage: UsageSnapshot) -> None:
-        """Add a model call."""
+        """Record the usage of a model call."""
         with self._lock:
             self.turns.append((model, usage))
 
@@ -373,30 +379,30 @@ class UsageTracker:
         return self._sum("tool_calls")
 
     def cost_for_turn(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return the cost of a call, or ``None`` if the price is unknown."""
+        """Return the cost of a model call, or ``None`` if the price is unknown."""
         return self.prices.cost(model, usage)
 
     def total_cost(self) -> float | None:
-        """Return the cost of all calls, or ``None`` if any price is unknown."""
+        """Return the cost of all recorded calls, or ``None`` if any price is unknown."""
         costs = [self.cost_for_turn(*turn) for turn in self._calls()]
         return None if None in costs else math.fsum(c for c in costs if c is not None)
 
     def format_cost(self) -> str:
-        """Return the cost of all calls as text."""
+        """Format the total cost of all recorded calls as a string."""
         return format_cost(self.total_cost())
 
     def budget_remaining(self, budget_usd: float) -> float | None:
-        """Return the unused part of a budget, or ``None`` if the cost is unknown."""
+        """Return the unspent part of a budget, or ``None`` if the total cost is unknown."""
         cost = self.total_cost()
         return None if cost is None else budget_usd - cost
 
     def is_over_budget(self, budget_usd: float) -> bool:
-        """Return True if the cost exceeds a budget. An unknown cost counts as exceeding it."""
+        """Return True if the total cost exceeds a budget or is unknown."""
         cost = self.total_cost()
         return cost is None or cost > budget_usd
 
     def per_model_summary(self) -> dict[str, float | None]:
-        """Return the cost by model. It is ``None`` if unknown."""
+        """Return the total cost of each model. An unknown cost is ``None``."""
         found: dict[str, float | None] = {}
         for model, usage in self._calls():
             cost, before = self.cost_for_turn(model, usage), found.get(model, 0.0)
@@ -415,5 +421,5 @@ class UsageTracker:
         }
 
     def check_limits(self, limits: _Limits) -> None:
-        """Raise an error if the usage exceeds one of the ``UsageLimits``."""
+        """Raise an error if the recorded usage exceeds one of the ``UsageLimits``."""
         limits.check(self)

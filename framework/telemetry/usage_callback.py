@@ -43,7 +43,7 @@ _DEFAULT_ROLE = "capability"
 
 @dataclass(slots=True)
 class _Turn:
-    """Running turn with its call counter, and the turn that contains it."""
+    """Turn in progress with its call counter and, if nested, the turn that contains it."""
 
     budget: TurnBudget
     limit: int
@@ -70,13 +70,14 @@ _lock = Lock()  # calls come from several threads; the guarded code does not blo
 
 
 def count_model_calls(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager[None]:
-    """Context manager: count model calls inside the block, including its tasks and threads.
+    """Context manager that counts model calls made inside the block.
 
-    Calls of a turn nested in another turn's capability count for both turns. Usage is reported on
-    the stream of the outermost turn, because users receive only that stream.
+    Calls made by tasks and threads that start inside the block are included. If a capability
+    runs a nested turn, its calls count for both turns. Usage is reported on the stream of the
+    outermost turn, because users receive only that stream.
 
     Args:
-        budget: Counters of the turn.
+        budget: Counters for the turn.
         max_model_calls: Maximum number of calls in the turn, including those already counted.
 
     >>> budget = TurnBudget()
@@ -89,13 +90,16 @@ def count_model_calls(budget: TurnBudget, max_model_calls: int) -> AbstractConte
 
 
 def current_turn_budget() -> TurnBudget | None:
-    """Return the innermost running turn's counters, or ``None`` outside a turn."""
+    """Return the counters of the innermost running turn, or ``None`` outside a turn."""
     turn = _get_turn()
     return turn.budget if turn is not None else None
 
 
 def add_remote_model_calls(calls: int) -> None:
-    """Count model calls that another process made for the current turn."""
+    """Add model calls made by a different process to the counters of the current turn.
+
+    The calls also count for all turns that contain the current turn.
+    """
     with _lock:
         turn = _get_turn()
         while turn is not None:
@@ -104,7 +108,7 @@ def add_remote_model_calls(calls: int) -> None:
 
 
 def role_tag(role: str) -> str:
-    """Return the LangChain tag that marks a model call's role.
+    """Return the LangChain tag that identifies the role of a model call.
 
     >>> role_tag("planning")
     'role:planning'
@@ -113,10 +117,10 @@ def role_tag(role: str) -> str:
 
 
 class UsageCallback(BaseCallbackHandler):
-    """Callback that counts model calls, refuses calls beyond the limit, and reports usage.
+    """LangChain callback that counts model calls, enforces the limit, and reports usage.
 
-    It has no state, because :func:`count_model_calls` provides the counters. Calls outside a turn
-    are reported on the stream of the run, if any, and are not limited.
+    The callback is stateless, because :func:`count_model_calls` provides the counters. Calls
+    outside a turn are not limited, and are reported on the stream of the current run, if any.
     """
 
     # Synchronous, because LangChain drops errors of asynchronous handlers in synchronous calls.
@@ -134,7 +138,7 @@ class UsageCallback(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **callback_kwargs: Any,
     ) -> None:
-        """Count a model call before it is sent.
+        """Count a chat model call before it is sent, and refuse the call if a limit is reached.
 
         Raises:
             LimitError: The turn has reached its maximum number of calls, or a budget is exceeded.
@@ -160,7 +164,7 @@ class UsageCallback(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **callback_kwargs: Any,
     ) -> None:
-        """Count a call of a text-completion model; see :meth:`on_chat_model_start`."""
+        """Count a call to a text-completion model. See :meth:`on_chat_model_start`."""
         self.on_chat_model_start(
             serialized, [prompts], run_id=run_id, metadata=metadata, **callback_kwargs
         )
@@ -168,7 +172,7 @@ class UsageCallback(BaseCallbackHandler):
     def on_llm_end(
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
-        """Report the usage of a finished model call."""
+        """Report the token usage of a finished model call."""
         turn = _get_turn()
         # Several handlers may be notified of a call; the first one reports it.
         if turn is not None and run_id not in turn.calls:
@@ -201,7 +205,7 @@ class UsageCallback(BaseCallbackHandler):
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
-        """Report a failed model call. It still counts."""
+        """Report a failed model call, which still counts toward the limit."""
         settle_failed_call(run_id)
         if (call := _pop_call(run_id)) is not None:
             kind = type(error).__name__
@@ -213,17 +217,17 @@ class UsageCallback(BaseCallbackHandler):
     def on_tool_start(
         self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
     ) -> None:
-        """Record the start of a tool call, to measure its duration."""
+        """Record the start of a tool call in order to measure its duration."""
         if (turn := _get_turn()) is not None:
             turn.calls[run_id] = _Call(str((serialized or {}).get("name") or "tool"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        """Report a finished tool call."""
+        """Report a finished tool call and its duration."""
         if (call := _pop_call(run_id)) is not None:
             _report(telemetry.ToolCalled(name=call.name, duration=call.seconds()))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Report a failed tool call. An interrupt does not count as a failure."""
+        """Report a failed tool call. Interrupts are not reported as failures."""
         call = _pop_call(run_id)
         if call is not None and not isinstance(error, GraphBubbleUp):
             fields = {"duration": call.seconds(), "error": type(error).__name__}
@@ -269,7 +273,7 @@ def _create_failure_event(call: _Call, tags: list[str] | None, error: str) -> te
 
 
 def _report_usage(usage: telemetry.Usage, call: _Call | None, response: LLMResult) -> None:
-    """Report usage with the details of the call and the response."""
+    """Report the usage of a model call, with details from the call and its response."""
     if call is not None:
         usage.duration, usage.provider = call.seconds(), call.provider
         usage.request_model = call.name if call.name != usage.model else None

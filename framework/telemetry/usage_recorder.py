@@ -51,12 +51,12 @@ class UsageTotal:
     """Total usage of a group of model calls.
 
     Attributes:
-        model: Name of the model, or of the group.
+        model: Name of the model, or of the group if grouped by a different attribute.
         calls: Number of calls.
-        input_tokens: Prompt tokens.
-        output_tokens: Output tokens.
-        cached_tokens: Prompt tokens read from a cache.
-        cost_usd: Cost in US dollars; ``None`` if a price was unknown.
+        input_tokens: Number of prompt tokens.
+        output_tokens: Number of output tokens.
+        cached_tokens: Number of prompt tokens read from a cache.
+        cost_usd: Cost in US dollars, or ``None`` if a price was unknown.
     """
 
     model: str
@@ -68,11 +68,11 @@ class UsageTotal:
 
 
 class UsageRecorder:
-    """Recorder that writes the usage of model calls to a database in the background.
+    """Background recorder that writes the token usage of model calls to a database.
 
     Args:
-        prices: Prices of models.
-        capacity: Maximum number of queued calls. Further calls are dropped, with a log message.
+        prices: Table of model prices.
+        capacity: Maximum number of queued calls. Excess calls are dropped and logged.
     """
 
     def __init__(self, prices: PriceTable | None = None, *, capacity: int = 10_000) -> None:
@@ -87,26 +87,26 @@ class UsageRecorder:
         usage: UsageSnapshot,
         context: Mapping[str, Any],
     ) -> None:
-        """Queue a model call's usage for writing.
+        """Queue the usage of a model call to be written to the database.
 
         Args:
             tables: Tables of the database.
-            call_id: ID of the call.
+            call_id: ID of the model call.
             model: Name of the model.
-            usage: Usage of the call.
-            context: ``thread_id``, ``turn_id``, ``step_id``, ``capability``, ``role``, ``user_id``,
-                and ``tenant``, if known.
+            usage: Token usage of the call.
+            context: Origin of the call, as ``thread_id``, ``turn_id``, ``step_id``, ``capability``,
+                ``role``, ``user_id``, and ``tenant``, if known.
         """
         self._outlet.enqueue(
             {"rows": tables, "call": (call_id, model, usage), "about": dict(context)}
         )
 
     def emit(self, event: Any) -> None:
-        """Write one call. It is called in the recorder's thread."""
+        """Write one usage record. Called in the thread of the recorder."""
         self.emit_many([event])
 
     def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
-        """Write several calls. It is called in the recorder's thread."""
+        """Write several usage records. Called in the thread of the recorder."""
         by_database: dict[int, tuple[SqlExecutor, list[Any]]] = {}
         for event in events:
             if (rows := event.get("rows")) is not None:
@@ -128,7 +128,7 @@ class UsageRecorder:
         ]
 
     async def aflush(self) -> None:
-        """Wait until all queued calls are written, without blocking the event loop."""
+        """Wait until all queued usage records are written, without blocking the event loop."""
         await run_in_thread(self._outlet.drain)
 
     def flush(self) -> None:
@@ -145,15 +145,17 @@ async def usage_totals(
     tenant: str | None = None,
     group_by: str = "model",
 ) -> list[UsageTotal]:
-    """Return the total usage, grouped by model or another attribute.
+    """Return total token usage and cost, grouped by model or a different attribute.
 
     Args:
-        tables: Tables of the database.
+        tables: Tables of the usage database.
         thread_id: Include only calls of this thread.
         user_id: Include only calls for this user.
         turn_id: Include only calls of this turn.
-        tenant: Include only calls for this tenant; empty for users without a tenant.
-        group_by: ``model``, ``day``, ``user``, ``tenant``, ``thread``, ``turn``, or ``step``.
+        tenant: Include only calls for this tenant. An empty string selects users without a
+            tenant.
+        group_by: Attribute to group by, which is ``model``, ``day``, ``user``, ``tenant``,
+            ``thread``, ``turn``, or ``step``.
     """
     name = _GROUP_COLUMNS[group_by]
     filters = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id, "tenant": tenant}
@@ -176,7 +178,7 @@ def _format_group(by: str, value: Any) -> str:
 
 
 async def delete_usage(tables: SqlExecutor, *, older_than: timedelta) -> None:
-    """Delete usage records older than a period."""
+    """Delete usage records older than the given period."""
     await tables.run(
         "DELETE FROM capgraph_usage WHERE at < {now} - ?", (older_than.total_seconds(),)
     )
@@ -185,11 +187,12 @@ async def delete_usage(tables: SqlExecutor, *, older_than: timedelta) -> None:
 async def average_capability_usage(
     tables: SqlExecutor, capabilities: Sequence[str]
 ) -> dict[str, tuple[float, float, float | None]]:
-    """Return each capability's average usage per step in the last thirty days.
+    """Return the average usage per step of each capability over the last thirty days.
 
     Returns:
-        By capability: model calls, tokens, and cost in US dollars (``None`` if a price was
-            unknown). Capabilities without model calls are omitted.
+        For each capability, the average number of model calls, number of tokens, and cost in
+            US dollars (``None`` if a price was unknown). Capabilities without model calls are
+            omitted.
     """
     _, found = await tables.run(
         "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id) AS steps,"

@@ -17,24 +17,24 @@ _COLUMNS = ("model", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
 
 @runtime_checkable
 class UsageSink(Protocol):
-    """Protocol of a sink for the usage of model calls."""
+    """Protocol for sinks that record the usage and cost of model calls."""
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Record a model call. The cost is ``None`` if it is unknown."""
+        """Record the usage of a model call. ``cost_usd`` is ``None`` if the cost is unknown."""
 
 
 class NoopUsageSink:
     """Sink that discards usage."""
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Discard a model call."""
+        """Discard the usage of a model call."""
 
 
 class RingBufferUsageSink(RingBufferSink):
-    """Sink that keeps the latest model calls in memory.
+    """Usage sink that keeps the latest model calls in memory.
 
     Args:
-        capacity: Maximum number of calls.
+        capacity: Maximum number of calls to keep. The oldest call is dropped first.
 
     >>> sink = RingBufferUsageSink(capacity=1)
     >>> sink.record("a", UsageSnapshot(), 0.0); sink.record("b", UsageSnapshot(), None)
@@ -48,40 +48,44 @@ class RingBufferUsageSink(RingBufferSink):
         return self.events
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Append a model call. The oldest one is dropped if the buffer is full."""
+        """Append a model call, dropping the oldest recorded call if the buffer is full."""
         self.emit((model, usage, cost_usd))
 
 
 class FanoutUsageSink(FanoutSink):
-    """Sink that forwards each call to several sinks, then raises the first error.
+    """Usage sink that forwards each model call to several sinks.
+
+    All sinks receive the call before the first error is raised.
+
+    The call is forwarded to all sinks before the first error is raised.
 
     Args:
-        sinks: The sinks.
+        sinks: Sinks that receive each call, in order.
     """
 
     def __init__(self, sinks: Sequence[UsageSink]) -> None:
         super().__init__(sinks)  # type: ignore[arg-type]  # each is asked for what it has
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Forward a model call to all sinks."""
+        """Forward the usage of a model call to all sinks."""
         self._call_all("record", model, usage, cost_usd)
 
 
 class SqliteUsageSink(FileSink):
-    """Sink that stores model calls in a SQLite file from a separate thread.
+    """Usage sink that stores model calls in a SQLite file from a separate thread.
 
     Args:
         path: Path of the file. Several processes may share it.
-        capacity: Maximum number of queued calls. Further calls are counted as lost.
+        capacity: Maximum number of queued calls. Excess calls are dropped and counted as lost.
     """
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Queue a model call for writing."""
+        """Queue the usage of a model call for writing to the SQLite file."""
         spent = (usage.prompt_tokens, usage.output_tokens, usage.tool_calls, cost_usd)
         self.emit(dict(zip(_COLUMNS, (model, *spent), strict=True)))
 
     def totals(self) -> dict[str, dict[str, Any]]:
-        """Return the total usage by model. ``cost_usd`` is ``None`` if a price was unknown."""
+        """Return the total usage of each model. ``cost_usd`` is ``None`` if a price was unknown."""
         self._flush_now()
         with closing(self._open()) as conn:
             rows = conn.execute(

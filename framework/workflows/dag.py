@@ -74,7 +74,7 @@ class DAGWorkflow(BaseWorkflow):
 
     @validate_arguments
     def add_node(self, node: WorkflowNode) -> None:
-        """Add a node.
+        """Add a node to the workflow.
 
         Raises:
             ConfigurationError: The workflow already has a node with this name.
@@ -89,16 +89,16 @@ class DAGWorkflow(BaseWorkflow):
 
     @validate_arguments
     def add_edge(self, edge: WorkflowEdge) -> None:
-        """Add an edge. Its nodes are checked when the workflow is compiled."""
+        """Add an edge. The nodes that it connects are checked when the workflow is compiled."""
         self._edges.append(edge)
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Compile the workflow to a graph; see :meth:`BaseWorkflow.compile`.
+        """Compile the workflow to a LangGraph graph. See :meth:`BaseWorkflow.compile`.
 
         Raises:
-            ConfigurationError: There are no nodes, there is a cycle, an edge has an unknown node,
-                or a node needs a value that only a later node provides.
+            ConfigurationError: The workflow has no nodes or contains a cycle, an edge refers to an
+                unknown node, or a node needs a value that only a later node provides.
         """
         order = self._sort_nodes()
         graphs = {name: self.compile_node(self._nodes[name]) for name in order}
@@ -135,11 +135,13 @@ class DAGWorkflow(BaseWorkflow):
                 f"The workflow has a cycle: {' → '.join(reversed(exc.args[1]))}.",
                 fix="Remove an edge, or use a StateMachineWorkflow, which allows cycles.",
             ) from None
-        self._check_names(order, predecessors)
+        self._check_required_values(order, predecessors)
         return order
 
-    def _check_names(self, order: list[str], predecessors: Mapping[str, set[str]]) -> None:
-        """Check that each value a node needs is an output of one of its predecessors."""
+    def _check_required_values(
+        self, order: list[str], predecessors: Mapping[str, set[str]]
+    ) -> None:
+        """Raise an error if a node needs a value that none of its predecessors provides."""
         providers: dict[str, str] = {}
         for name in order:
             for value in self._nodes[name].outputs_map.values() or [name]:
@@ -164,7 +166,7 @@ class DAGWorkflow(BaseWorkflow):
                     )
 
     def _build_drawing(self) -> WorkflowGraph:
-        """Return a graph that only draws the workflow and never runs."""
+        """Build a graph that is used only to draw the workflow and is never run."""
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowOutput)
         for name in self._nodes:
             builder.add_node(name, lambda state: state)
@@ -185,23 +187,26 @@ class DAGWorkflow(BaseWorkflow):
 
 
 class _DagGraph(SyncGraph[Any]):
-    """Graph that draws the workflow's nodes, although they run as tasks of a single LangGraph node."""
+    """Graph that is drawn with one node per workflow node.
+
+    The nodes run as tasks of a single LangGraph node, which the drawing hides.
+    """
 
     def __init__(self, *, shape: WorkflowGraph, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.shape = shape
 
     def get_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the graph to draw, with one node for each node of the workflow."""
+        """Return a graph for drawing, with one node for each node of the workflow."""
         return self.shape.get_graph(*args, **kwargs)
 
 
 class _DagRun:
-    """Run of a directed acyclic workflow.
+    """Run of a workflow whose nodes form a directed acyclic graph.
 
-    Each node is a LangGraph task, so a finished node does not run again after a crash. LangGraph
-    derives a task's ID from the order of the calls. All tasks are therefore called at once, in a
-    fixed order, and await their predecessors inside.
+    Each workflow node runs as a LangGraph task, so finished nodes do not run again after a
+    crash. LangGraph derives the ID of a task from the order of the calls. All tasks are
+    therefore started at once in a fixed order, and each task waits for its predecessors.
     """
 
     def __init__(

@@ -37,11 +37,11 @@ from capgraph.workflows.nodes import (
 @validate_arguments
 @dataclass
 class WorkflowEvent:
-    """Event of an event-driven workflow.
+    """Event that triggers the handlers of an event-driven workflow.
 
     Attributes:
         name: Name of the event, which selects its handlers.
-        payload: JSON values that the handlers receive.
+        payload: JSON-serializable values that are passed to the handlers.
         source: ``external``, or the name of the event whose handler returned this event.
     """
 
@@ -106,27 +106,28 @@ class EventDrivenWorkflow(BaseWorkflow):
 
     @validate_arguments
     def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
-        """Register a handler for an event.
+        """Register a handler for a workflow event.
 
         Args:
             event_name: Name of the event.
-            handler: Async function that receives the event and may return one or more further
-                events; or an agent, graph, tool, or capability, which receives the task in the
+            handler: Async function that receives the event and may return one or more new events.
+                Alternatively, an agent, graph, tool, or capability, which receives the task in the
                 payload.
-            gives: Name of the event to emit when an agent has finished. Its payload has ``output``,
-                and ``task`` with the output as text. With this argument, a function counts as an
-                agent.
+            gives: Name of the event to emit when an agent has finished. The payload contains
+                ``output``, and ``task`` with the output as a string. If this argument is set, a
+                function is treated as an agent.
         """
         self._handlers.setdefault(event_name, []).append((handler, gives))
 
     def emit(self, event: Any) -> NoReturn:
-        """Raise an error, because no queue exists outside of a run.
+        """Raise an error, because events can be emitted only during a run.
 
         Raises:
             ConfigurationError: Always.
         """
         raise ConfigurationError(
-            f"{self.name} cannot emit an event outside of a run: each run has its own queue.",
+            f"{self.name} cannot emit an event outside of a run because each run has its own "
+            "event queue.",
             fix="Return the event from a handler, or pass run({'events': [event]}).",
         )
 
@@ -137,13 +138,14 @@ class EventDrivenWorkflow(BaseWorkflow):
         context: Any = None,
         config: RunnableConfig | None = None,
     ) -> WorkflowResult:
-        """Run the workflow once; see :meth:`BaseWorkflow.run`.
+        """Run the workflow once for the given events. See :meth:`BaseWorkflow.run`.
 
         Args:
-            initial_input: ``event`` or ``events``: :class:`WorkflowEvent` objects or their fields.
-                A ``task`` alone is the event ``task``.
-            context: Value of ``Runtime.context`` in graphs and tools.
-            config: Config of the run, such as callbacks.
+            initial_input: Mapping with ``event`` or ``events``, given as :class:`WorkflowEvent`
+                objects or their fields. A mapping with only ``task`` is treated as an event named
+                ``task``.
+            context: Value of ``Runtime.context`` for graphs and tools.
+            config: LangChain config for the run, such as callbacks.
 
         Raises:
             ValidationError: An event is invalid.
@@ -155,7 +157,7 @@ class EventDrivenWorkflow(BaseWorkflow):
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Compile the workflow to a graph; see :meth:`BaseWorkflow.compile`."""
+        """Compile the workflow to a LangGraph graph. See :meth:`BaseWorkflow.compile`."""
         handlers = {
             name: [
                 self._build_handler(name, index, *registration)

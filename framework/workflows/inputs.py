@@ -49,10 +49,10 @@ class WorkflowNode:
 
 
 def kind_of(node: WorkflowNode) -> NodeKind:
-    """Return the kind of a node, which determines how it receives its inputs.
+    """Return the kind of a workflow node, which determines how the node receives its inputs.
 
-    An ``agent`` reads its context in an overridden ``execute``. The model of a ``model_agent``
-    reads only the task.
+    An ``agent`` overrides ``execute`` and reads its context there. A ``model_agent`` passes
+    only the task to its model.
     """
     target = node.agent
     if is_capability(target) or isinstance(target, BaseTool):
@@ -71,7 +71,9 @@ def kind_of(node: WorkflowNode) -> NodeKind:
 def prepare_input(
     node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Any]:
-    """Return the input of a node's graph, and the context if the node is an agent.
+    """Build the input for the graph of a workflow node.
+
+    For an agent, the context is returned as well.
 
     ======================  ====================================================================
     node                    inputs
@@ -93,7 +95,7 @@ def prepare_input(
         available: Input of the workflow and outputs of earlier nodes, by name.
 
     Raises:
-        CapgraphError: A mapped value does not exist.
+        CapgraphError: A value named in ``inputs_map`` does not exist.
     """
     if missing := sorted({name for name in node.inputs_map.values() if name not in available}):
         raise CapgraphError(
@@ -116,7 +118,7 @@ def prepare_input(
         return {"task": to_task(available if is_by_name else values), "inputs": named}, None
     task = to_task(values)
     if kind in ("messages", "model_agent"):
-        task = _append_values(task, mapped, available)
+        task = _append_values_to_task(task, mapped, available)
     if kind in ("agent", "model_agent"):
         return {"task": task}, _build_agent_context(values, reads_context=kind == "agent")
     accepted = _list_accepted_keys(graph)
@@ -129,7 +131,7 @@ def prepare_input(
 def find_used_names(
     node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
 ) -> Collection[str]:
-    """Return the names of the available values that a node uses."""
+    """Return the names of the available values that a workflow node uses."""
     kind = kind_of(node)
     if node.inputs_map:
         return node.inputs_map.values()
@@ -146,7 +148,7 @@ def find_used_names(
 
 
 def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
-    """Raise an error if a node does not accept one of its mapped inputs.
+    """Raise an error if a workflow node does not accept one of its mapped inputs.
 
     Raises:
         ConfigurationError: The node does not accept a mapped input.
@@ -167,13 +169,15 @@ def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
         return
     if unused := sorted({*node.inputs_map} - {"task", *accepted}):
         raise ConfigurationError(
-            f"The node {node.node_id!r} does not accept the inputs {', '.join(unused)}.",
+            f"Node {node.node_id!r} does not accept the mapped inputs {', '.join(unused)}.",
             fix="Add parameters or state keys of these names, or map only 'task'.",
         )
 
 
 def to_task(inputs: Mapping[str, Any]) -> str:
-    """Return the task in named values: ``task``, ``query``, or else all values as JSON.
+    """Extract the task from named values.
+
+    The task is the value of ``task`` or ``query``, or else all values as JSON.
 
     Raises:
         ValidationError: The values are not a mapping, or all of them are None.
@@ -199,7 +203,7 @@ def _list_accepted_keys(graph: TaskGraph) -> Collection[str]:
 
 
 def is_capability(value: Any) -> bool:
-    """Return True if a value is a decorated capability."""
+    """Return True if a value was decorated as a capability."""
     return isinstance(getattr(value, "capability_spec", None), CapabilitySpec)
 
 
@@ -212,7 +216,13 @@ def _list_capability_fields(capability: Any) -> list[str]:
 
 
 def _build_agent_context(values: Mapping[str, Any], *, reads_context: bool) -> Any:
-    """Return an agent's context. A caller's context that is not a mapping is passed on unchanged."""
+    """Build the context of an agent from the caller's context and the workflow's values.
+
+    A caller's context that is not a mapping is passed on unchanged, because it cannot be
+    merged.
+
+    A caller's context that is not a mapping cannot be merged and is left unchanged.
+    """
     runtime = current_runtime()
     caller_context = runtime.context if runtime is not None else None
     if isinstance(caller_context, Mapping):
@@ -220,8 +230,10 @@ def _build_agent_context(values: Mapping[str, Any], *, reads_context: bool) -> A
     return dict(values) if reads_context or caller_context is None else None
 
 
-def _append_values(task: str, mapped: Mapping[str, Any], available: Mapping[str, Any]) -> str:
-    """Return a task, followed by the values that a model must read."""
+def _append_values_to_task(
+    task: str, mapped: Mapping[str, Any], available: Mapping[str, Any]
+) -> str:
+    """Append the values that a model must read to the text of its task."""
     if mapped and not {"task", "query"} & set(mapped):
         return task  # it already contains all values
     names = [name for name in mapped if name != "task"] if mapped else [LAST_OUTPUT]
@@ -231,7 +243,10 @@ def _append_values(task: str, mapped: Mapping[str, Any], available: Mapping[str,
 
 
 def _list_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return a function's parameters after the task, and whether it accepts any keyword."""
+    """Return the named parameters of a function after its first parameter, the task.
+
+    Also returns whether the function accepts arbitrary keyword arguments.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a built-in function
@@ -248,10 +263,10 @@ def _list_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]
 def _build_arguments(
     node: WorkflowNode, mapped: Mapping[str, Any], available: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a function's keyword arguments, without the task.
+    """Build the keyword arguments for a node function, excluding the task.
 
-    A parameter with a default is set only by a mapped input or by the output of the previous state,
-    because many functions bind a value as a default.
+    A parameter with a default value is set only by a mapped input or by the output of the
+    previous state, because many functions use a default to bind a value.
     """
     parameters, accepts_all = _list_parameters(node.agent)
     arguments = {name: mapped[name] for name in mapped if name != "task" and accepts_all}

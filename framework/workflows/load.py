@@ -32,20 +32,21 @@ def load_workflow(
 ) -> BaseWorkflow:
     """Load a workflow from a YAML file.
 
-    ``kind`` is ``dag`` (``nodes``, ``edges``), ``state_machine`` (``states``, ``transitions``,
-    ``initial_state``, ``terminal_states``), or ``event_driven`` (``handlers``, ``terminal_event``).
-    A condition ``when`` has the form of a plan's condition. It reads ``output``, a field of it
-    (``output.score``), ``success``, or ``error``.
+    The ``kind`` of a workflow is ``dag`` (``nodes``, ``edges``), ``state_machine`` (``states``,
+    ``transitions``, ``initial_state``, ``terminal_states``), or ``event_driven`` (``handlers``,
+    ``terminal_event``). A ``when`` condition has the same form as the condition of a plan step.
+    The condition can test ``output``, a field such as ``output.score``, ``success``, or
+    ``error``.
 
     Args:
         file: Path of the file.
-        agents: Agents by the names in the file, in addition to the file's own section ``agents``
-            (``name: "module:attribute"``).
+        agents: Agents by the names used in the file. They extend the ``agents`` section of the
+            file (``name: "module:attribute"``).
         services: Services for the capabilities and tools among the agents.
 
     Raises:
-        ConfigurationError: The file is invalid, names an unknown agent, or its nodes do not fit
-            together.
+        ConfigurationError: The file is invalid, refers to an unknown agent, or defines nodes
+            that are incompatible.
 
     >>> import asyncio, pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "flow.yml"

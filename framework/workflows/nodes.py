@@ -39,13 +39,13 @@ WorkflowGraph = SyncGraph[Any]
 
 @dataclass
 class NodeResult:
-    """Result of one workflow node.
+    """Result of running one workflow node.
 
     Attributes:
         output: Output of the node.
         success: True if the node succeeded.
-        error: Reason why the node failed, or None.
-        metadata: Further values of the node's graph.
+        error: Reason why the node failed, or None if it succeeded.
+        metadata: Additional output values of the node's graph.
     """
 
     output: Any = None
@@ -62,8 +62,8 @@ class WorkflowEdge:
     Attributes:
         source: ID of the source node.
         target: ID of the target node.
-        condition: Function, sync or async, that receives the source's result and returns True if
-            the edge is followed. Without it, the edge is always followed.
+        condition: Sync or async function that receives the result of the source node and
+            returns True to follow the edge. If None, the edge is always followed.
     """
 
     source: str
@@ -76,12 +76,12 @@ class WorkflowResult:
     """Result of a workflow run.
 
     Attributes:
-        outputs: Results by node, including those before a failure.
-        final_output: Output of the last node, or a dictionary by name if there are several last
-            nodes.
+        outputs: Results by node ID, including results from before a failure.
+        final_output: Output of the last node, or a dictionary of outputs by node name if there
+            are several final nodes.
         success: True if all required nodes succeeded. Reaching a limit is not a success.
-        error: Reason why the run failed, or None.
-        metadata: ``execution_id`` and further entries of the workflow.
+        error: Reason why the run failed, or None if it succeeded.
+        metadata: ``execution_id`` and additional entries from the workflow.
     """
 
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -92,20 +92,20 @@ class WorkflowResult:
 
 
 class WorkflowOutput(TaskOutput):
-    """Output of a workflow's graph: ``outputs`` by node, and ``metadata``."""
+    """Output of a workflow graph, with ``outputs`` by node and ``metadata``."""
 
     outputs: NotRequired[dict[str, Any]]
     metadata: NotRequired[dict[str, Any]]
 
 
 class BaseWorkflow:
-    """Base class of workflows, which run nodes in a defined order as a LangGraph graph.
+    """Base class for workflows, which run nodes in a defined order as a LangGraph graph.
 
-    A custom workflow overrides ``run``, whose result becomes the output of its graph, or
-    ``compile``.
+    A custom workflow overrides ``compile``, or overrides ``run``, whose result becomes the
+    output of the graph.
 
     Args:
-        services: Services for the capabilities and tools among the nodes.
+        services: Services for nodes that are capabilities or tools.
         name: Name of the graph.
 
     Raises:
@@ -136,15 +136,15 @@ class BaseWorkflow:
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Compile the workflow to a graph with input ``task`` and output ``output``.
+        """Compile the workflow to a LangGraph graph with input ``task`` and output ``output``.
 
         Args:
-            checkpointer: Checkpointer of the graph. Inside another graph, that graph's checkpointer
-                is used.
-            **options: Further arguments of LangGraph's ``compile``.
+            checkpointer: Checkpointer for the graph. A workflow inside an outer graph uses the
+                outer graph's checkpointer.
+            **options: Additional arguments for LangGraph's ``compile``.
 
         Raises:
-            ConfigurationError: The nodes do not fit together.
+            ConfigurationError: The nodes are incompatible with each other.
         """
 
         async def run(state: Any) -> dict[str, Any]:
@@ -172,18 +172,18 @@ class BaseWorkflow:
         context: Any = None,
         config: RunnableConfig | None = None,
     ) -> WorkflowResult:
-        """Run the workflow once, from its start.
+        """Run the workflow once from the start and return its result.
 
-        To resume a run in another process, compile the workflow with a checkpointer and invoke the
-        graph.
+        To resume an interrupted run in a different process, compile the workflow with a
+        checkpointer and invoke the graph.
 
         Args:
-            initial_input: ``task`` (or ``query``), and further values for the nodes.
-            context: Value of ``Runtime.context`` in graphs and tools.
-            config: Config of the run, such as callbacks.
+            initial_input: Mapping with ``task`` or ``query``, and additional values for the nodes.
+            context: Value of ``Runtime.context`` for graphs and tools.
+            config: LangChain config for the run, such as callbacks.
 
         Raises:
-            ConfigurationError: The nodes do not fit together.
+            ConfigurationError: The nodes are incompatible with each other.
             ValidationError: The input contains no task.
         """
         graph_input = {"task": to_task(initial_input), "inputs": dict(initial_input)}
@@ -207,7 +207,7 @@ class BaseWorkflow:
         return result
 
     def compile_node(self, node: WorkflowNode) -> TaskGraph:
-        """Return the compiled graph of one node.
+        """Compile the graph of one workflow node.
 
         Raises:
             ConfigurationError: The node cannot run a task, or it does not accept a mapped input.
@@ -222,7 +222,7 @@ class BaseWorkflow:
 
 
 def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
-    """Return the workflow result that a graph's output represents."""
+    """Convert the output of a workflow graph to a ``WorkflowResult``."""
     questions = [item.value for item in graph_output.get(INTERRUPT) or ()]
     metadata = dict(graph_output.get("metadata") or {})
     outputs = {
@@ -244,14 +244,14 @@ def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
 
 
 def to_node_result(output: Any) -> Any:
-    """Return a node's result, or the list of its results if the node ran several times."""
+    """Convert stored node output to a result, or to a list if the node ran several times."""
     return (
         [NodeResult(**one) for one in output] if isinstance(output, list) else NodeResult(**output)
     )
 
 
 class NodeOutput(TypedDict):
-    """Output of a node as plain data, as it is stored in a graph's state."""
+    """Output of a workflow node as plain data, as stored in the state of a graph."""
 
     output: Any
     success: bool
@@ -260,7 +260,7 @@ class NodeOutput(TypedDict):
 
 
 def _to_node_output(item: Any) -> NodeOutput:
-    """Return a custom workflow's output, which may be any value, as plain data."""
+    """Convert an output of a custom workflow, which may be any value, to plain data."""
     if not hasattr(item, "success"):
         return {"output": item, "success": True, "error": None, "metadata": {}}
     details = dict(item.metadata)
@@ -279,11 +279,11 @@ async def run_node(
     labels: Mapping[str, str],
     services: Services | None,
 ) -> NodeOutput:
-    """Run a node and return its output. Failures are returned, not raised.
+    """Run a workflow node. Ordinary failures are returned as part of the output, not raised.
 
     Args:
         node: Node to run.
-        graph: Graph of the node, from :meth:`BaseWorkflow.compile_node`.
+        graph: Graph of the node, compiled by :meth:`BaseWorkflow.compile_node`.
         available: Input of the workflow and outputs of earlier nodes, by name.
         labels: Provenance labels of the values that reach the node.
         services: Services of the workflow.
@@ -325,7 +325,10 @@ def create_failed_output(error: str) -> NodeOutput:
 
 
 def get_published_values(node_id: str, output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a node provides to others: its mapped outputs, or its output by ID."""
+    """Return the values that a node provides to other nodes.
+
+    These are the mapped outputs, or else the whole output under the ID of the node.
+    """
     mapped = output["metadata"].get("mapped")
     return dict(mapped) if mapped else {node_id: output["output"]}
 
@@ -337,7 +340,7 @@ def _read_field(node: WorkflowNode, name: str, output: Any, other_values: Mappin
         if isinstance(source, Mapping) and name in source:
             return source[name]
     raise CapgraphError(
-        f"The output of {node.node_id!r} has no field {name!r}: {short_text(output, 200)}.",
+        f"The output of node {node.node_id!r} has no field {name!r}: {short_text(output, 200)}.",
         fix="Use a field of the output in outputs_map, or 'output'.",
     )
 
@@ -345,7 +348,7 @@ def _read_field(node: WorkflowNode, name: str, output: Any, other_values: Mappin
 async def evaluate_condition(
     condition: Callable[[NodeResult], Any] | None, output: Mapping[str, Any]
 ) -> bool:
-    """Return True if an edge's condition is met by a node's output.
+    """Evaluate the condition of an edge against the output of its source node.
 
     Raises:
         CapgraphError: The condition raised an exception.

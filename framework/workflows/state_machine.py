@@ -129,7 +129,7 @@ class StateMachineWorkflow(BaseWorkflow):
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Compile the workflow to a graph; see :meth:`BaseWorkflow.compile`."""
+        """Compile the state machine to a LangGraph graph. See :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=NamedInputs, output_schema=WorkflowOutput)
         first = "__begin__" if "start" in self._states else "start"
         builder.add_node(
@@ -210,7 +210,12 @@ class StateMachineWorkflow(BaseWorkflow):
     async def _choose_next(
         self, state: str, output: NodeOutput, transition_count: int
     ) -> tuple[str | None, str | None]:
-        """Return the next state, or None with the reason why the run ends without success."""
+        """Choose the next state of the state machine.
+
+        Returns None at the end of the run, with the reason if the run did not succeed.
+
+        If there is none, returns None and the reason why the run ends without success.
+        """
         rules = self._transitions.get(state, [])
         error = None if output["success"] else f"{state}: {output['error']}"
         try:
@@ -232,10 +237,10 @@ class StateMachineWorkflow(BaseWorkflow):
 
 
 def _create_node(state: str, agent: Any) -> WorkflowNode:
-    """Return the workflow node of a state.
+    """Create the workflow node for a state of a state machine.
 
     Raises:
-        ConfigurationError: The node has another name than the state.
+        ConfigurationError: The ID of the node differs from the name of the state.
     """
     node = agent if isinstance(agent, WorkflowNode) else WorkflowNode(state, agent)
     if node.node_id != state:

@@ -11,22 +11,25 @@ if TYPE_CHECKING:  # langchain_core.messages is slow to import
 
 
 class ModelCaller(Protocol):
-    """Function that calls a chat model with structured output.
+    """Protocol of functions that call a chat model and return structured output.
 
-    The call counts toward usage and budgets and emits events. An example is
+    Each call counts toward usage and budgets, and emits events. An example is
     ``functools.partial(capgraph.models.structured, role)``.
     """
 
     async def __call__(self, schema: type[BaseModel], messages: Sequence[BaseMessage]) -> Any:
-        """Return an instance of ``schema``.
+        """Call the chat model and return its reply as an instance of ``schema``.
 
         Raises:
-            ModelError: The model returned no valid instance.
+            ModelError: The model did not return a valid instance.
         """
 
 
 class AgentOutcome(Protocol):
-    """Result of an agent. Implementations may have further attributes."""
+    """Protocol for the result of an agent's task.
+
+    Implementations may have additional attributes.
+    """
 
     @property
     def output(self) -> Any:
@@ -43,10 +46,13 @@ class AgentOutcome(Protocol):
 
 @runtime_checkable
 class Agent(Protocol):
-    """Agent that executes a task. An object with ``compile()`` runs as a graph instead."""
+    """Protocol of agents that execute a task.
+
+    An agent with a ``compile()`` method is run as a graph instead.
+    """
 
     async def execute(self, task: str, context: Any = None) -> AgentOutcome:
-        """Execute a task.
+        """Execute a task and return its outcome.
 
         Args:
             task: Text of the task.

@@ -14,14 +14,14 @@ _INVISIBLE = {"Cf", "Cc"}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The user on whose behalf a turn runs.
+    """User on whose behalf the agent's turn runs.
 
     Attributes:
         user_id: ID of the user.
-        role: Role, which permissions refer to.
+        role: Role of the user, which determines permissions.
         tenant: Tenant to which the user belongs.
-        authenticated: True if a server has authenticated the user. Identity fields in
-            ``configurable`` are ignored then.
+        authenticated: True if a server has authenticated the user. In this case, identity
+            fields in ``configurable`` are ignored.
     """
 
     user_id: str | None = None
@@ -31,7 +31,7 @@ class Caller:
 
     @property
     def storage_key(self) -> str | None:
-        """Directory name that is unique to the user on any file system. None without a user ID.
+        """Directory name that is unique to this user on any file system, or None without a user ID.
 
         >>> Caller("Ada/..", tenant="b@c").storage_key
         '%41da%2f%2e%2e@b%40c'
@@ -47,11 +47,12 @@ class Caller:
 
 
 def normalize_user_id(user_id: str) -> str:
-    """Return the form in which user IDs are compared, so that spellings of one ID are one person.
+    """Normalize a user ID so that different spellings of the same ID compare equal.
 
-    Case, compatibility characters, surrounding spaces, and invisible characters do not count.
+    Differences in case, compatibility characters, surrounding spaces, and invisible characters
+    are removed.
 
-    >>> normalize_user_id(" USER1"), normalize_user_id("us\u200ber\uff11")
+    >>> normalize_user_id(" USER1"), normalize_user_id("us​er１")
     ('user1', 'user1')
     """
     # Folding may yield characters that NFKC composes differently.
@@ -60,6 +61,6 @@ def normalize_user_id(user_id: str) -> str:
 
 
 def _escape_name(text: str) -> str:
-    """Escape text so that names stay distinct on case-insensitive file systems, too."""
+    """Escape text for use in file names that stay distinct on case-insensitive file systems."""
     data = text.encode("utf-8", "surrogatepass")
     return "".join(chr(byte) if byte in _SAFE_BYTES else f"%{byte:02x}" for byte in data)

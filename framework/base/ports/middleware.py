@@ -13,11 +13,12 @@ CallNext = Callable[..., Awaitable[Any]]
 
 @runtime_checkable
 class Middleware(Protocol):
-    """Wrapper of an attempt in one of the :data:`~capgraph.base.ports.STAGES`.
+    """Middleware that wraps each step attempt at one of the :data:`~capgraph.base.ports.STAGES`.
 
     In the stages ``observe`` to ``finalize``, ``call_next`` returns a ``StepRecord`` or an
-    ``ApprovalRequest``. In the stages ``acquire`` to ``call`` it returns the raw result and raises
-    the capability's exceptions. LangGraph's control-flow exceptions and cancellation must propagate.
+    ``ApprovalRequest``. In the stages ``acquire`` to ``call``, it returns the raw result and
+    raises the capability's exceptions. LangGraph's control-flow exceptions and cancellation
+    must propagate.
     """
 
     @property
@@ -25,15 +26,19 @@ class Middleware(Protocol):
         """Name of the stage."""
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Wrap an attempt: ``await call_next(attempt)`` and return its result."""
+        """Wrap one attempt at a step.
+
+        Call ``await call_next(attempt)`` to continue, and return its result.
+        """
 
 
 @runtime_checkable
 class ModelCallMiddleware(Protocol):
-    """Wrapper of a model call in one of the :data:`~capgraph.base.ports.STAGES`.
+    """Middleware that wraps each model call at one of the :data:`~capgraph.base.ports.STAGES`.
 
-    One object may be a :class:`Middleware` too. In the stages ``observe`` to ``finalize``,
-    ``call_next`` returns the parsed answer, otherwise the raw one.
+    The same object may also be a :class:`Middleware`. In the stages ``observe`` to
+    ``finalize``, ``call_next`` returns the parsed answer. In all other stages, it returns the
+    raw answer.
     """
 
     @property
@@ -41,44 +46,47 @@ class ModelCallMiddleware(Protocol):
         """Name of the stage."""
 
     async def wrap_model_call(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Wrap a model call: ``await call_next(attempt)`` and return its result."""
+        """Wrap one call to a chat model.
+
+        Call ``await call_next(attempt)`` to continue, and return its result.
+        """
 
 
 @runtime_checkable
 class RetryRule(Protocol):
-    """Retry policy that replaces the capability's ``get_retry_policy`` in the stage ``retry``.
+    """Retry policy that overrides the capability's ``get_retry_policy`` in the ``retry`` stage.
 
-    ``capgraph.behaviors.RetryBehavior`` implements it.
+    ``capgraph.behaviors.RetryBehavior`` implements this protocol.
     """
 
     @property
     def max_attempts(self) -> int:
-        """Maximum number of attempts, the first one included."""
+        """Maximum number of attempts, including the first attempt."""
 
     def applies(self, error: BaseException | None, failure: Failure) -> bool:
-        """Return True if the failure should be retried.
+        """Return True if a failed attempt at a step should be retried.
 
         Args:
-            error: Exception of the attempt, or None if it is unknown.
+            error: Exception that the attempt raised, or None if it is unknown.
             failure: Classification of the exception.
         """
 
     def delay(self, failures: int) -> float:
-        """Return the delay before the next attempt, in seconds.
+        """Return the delay before the next retry, in seconds.
 
         Args:
             failures: Number of failed attempts so far.
         """
 
     def policy(self) -> dict[str, Any]:
-        """Return the rule in the form of ``get_retry_policy``."""
+        """Return the retry rule as a dictionary in the format of ``get_retry_policy``."""
 
 
 @runtime_checkable
 class TimeLimit(Protocol):
-    """Time limit that replaces the capability's ``timeout_seconds`` in the stage ``timeout``.
+    """Time limit that overrides the capability's ``timeout_seconds`` in the ``timeout`` stage.
 
-    ``capgraph.behaviors.TimeoutBehavior`` implements it.
+    ``capgraph.behaviors.TimeoutBehavior`` implements this protocol.
     """
 
     @property
@@ -88,15 +96,16 @@ class TimeLimit(Protocol):
 
 @dataclass(slots=True)
 class BehaviorContext:
-    """Description of a step for the hooks of behaviors. All hooks of a step share one instance.
+    """Description of a step that is passed to behavior hooks. All hooks of a step share it.
 
     Attributes:
         agent_id: Name of the capability. For a model call, the role of the model.
         task: Objective of the step.
-        attempt: Number of attempts started. It is 1 before the first one.
-        execution_id: ID of the step within its run, the same for all attempts.
+        attempt: Number of attempts started so far, or 1 before the first attempt.
+        execution_id: ID of the step within its run, which is the same for all attempts.
         last_completed_step: Index of the last completed step, or -1 if no step has completed.
-        metadata: Dictionary for the behaviors' own data. It is empty when the step starts.
+        metadata: Dictionary in which behaviors can store their own data. It is empty when the
+            step starts.
     """
 
     agent_id: str
@@ -109,17 +118,17 @@ class BehaviorContext:
 
 @runtime_checkable
 class Behavior(Protocol):
-    """Hooks that run before a step, after it, and when it fails.
+    """Protocol of behaviors, whose hooks run before a step, after a step, and when a step fails.
 
-    Each hook may be a coroutine function. ``capgraph.behaviors.BaseBehavior`` documents the return
-    values.
+    Each hook may be a coroutine function. The return values are documented in
+    ``capgraph.behaviors.BaseBehavior``.
     """
 
     def before_execute(self, context: BehaviorContext) -> Any:
         """Run before the step starts."""
 
     def after_execute(self, context: BehaviorContext, result: Any) -> Any:
-        """Run after the step and optionally replace its result.
+        """Run after the step, and optionally return a replacement for its result.
 
         Args:
             context: Description of the step.
@@ -127,39 +136,39 @@ class Behavior(Protocol):
         """
 
     def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        """Run when the step fails and optionally return a result instead.
+        """Run when the step fails, and optionally return a fallback result.
 
         Args:
-            context: Description of the step.
+            context: Description of the failed step.
             error: Exception that the step raised.
         """
 
 
 @runtime_checkable
 class AvailabilityProvider(Protocol):
-    """Behavior that reports unavailable capabilities, so that plans avoid them."""
+    """Behavior that reports which capabilities are unavailable so that plans can avoid them."""
 
     async def unavailable_capabilities(self, capabilities: Collection[str]) -> Mapping[str, str]:
-        """Return the unavailable capabilities.
+        """Return the capabilities that are currently unavailable.
 
         Args:
             capabilities: Names of the capabilities to check.
 
         Returns:
-            The reason and the expected end of each unavailability, by capability name.
+            The reason for each unavailability and its expected end, by capability name.
         """
         ...
 
 
 @runtime_checkable
 class TurnGuardrail(Protocol):
-    """Guardrails of a graph that check the input and the answer of a turn."""
+    """Guardrails that check the user input and the final answer of an agent's turn."""
 
     async def check_message(self, text: str) -> tuple[str, Sequence[str]]:
-        """Check a user message.
+        """Check a message that the user sends to the agent.
 
         Returns:
-            The message, possibly rewritten, and the reasons why it needs approval.
+            The message, possibly rewritten, and the reasons why it requires approval.
 
         Raises:
             GuardrailViolatedError: The message is blocked.
@@ -169,10 +178,10 @@ class TurnGuardrail(Protocol):
     async def check_context(
         self, contexts: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Check context data that a caller sends.
+        """Check the context data that a caller sends with a request.
 
         Returns:
-            The data, possibly rewritten, and the reasons why it needs approval.
+            The data, possibly rewritten, and the reasons why it requires approval.
 
         Raises:
             GuardrailViolatedError: The data is blocked.
@@ -180,13 +189,13 @@ class TurnGuardrail(Protocol):
         ...
 
     async def check_answer(self, text: str, *, node: str) -> str:
-        """Return the final message of a turn, possibly rewritten."""
+        """Check the final message of a turn, and return the message, possibly rewritten."""
 
     def merged_with(self, others: Sequence[Any]) -> TurnGuardrail:
-        """Combine this guardrail with others.
+        """Return a guardrail that combines this guardrail with others.
 
         Args:
-            others: Further guardrails, which run after this one.
+            others: Additional guardrails, which run after this guardrail.
         """
 
 

@@ -14,14 +14,15 @@ from capgraph.base.ports.steps import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Decision of a policy about a plan or a step.
+    """Decision of a policy on a plan or a step, with reasons.
 
     Attributes:
         decision: ``allow``, ``deny``, or ``ask`` (require approval).
-        problems: Reasons, in sentences. The approver and the planner read them.
+        problems: Reasons for the decision as sentences, which the approver and the planner
+            read.
 
     Raises:
-        ValueError: ``decision`` is none of the three, or ``problems`` is a string.
+        ValueError: ``decision`` is not a valid value, or ``problems`` is a string.
 
     >>> Verdict("deny", problems=["No payments on Sundays."]).decision
     'deny'
@@ -43,7 +44,9 @@ class Verdict:
 
 
 class PermissionMode(IntEnum):
-    """Level of access that a caller has or a capability requires. Higher levels include lower ones.
+    """Level of access that a caller has or that a capability requires.
+
+    Higher levels include all lower levels.
 
     >>> PermissionMode.READ_ONLY < PermissionMode.of("workspace_write") < PermissionMode.FULL_ACCESS
     True
@@ -55,10 +58,10 @@ class PermissionMode(IntEnum):
 
     @classmethod
     def of(cls, value: Any) -> PermissionMode:
-        """Return the mode for a member, a name, or a number.
+        """Convert a permission mode, its name, or its number to a permission mode.
 
         Raises:
-            ValueError: The value does not match any mode.
+            ValueError: The value does not match any permission mode.
         """
         name = value.strip().upper() if isinstance(value, str) else None
         for mode in cls:
@@ -69,11 +72,11 @@ class PermissionMode(IntEnum):
 
 
 class GateResult(NamedTuple):
-    """Evaluation of a result that a gate accepts.
+    """Evaluation of a step result that a quality gate accepts.
 
     Attributes:
-        level: Quality level; higher is better.
-        approval_reason: Reason why the result needs approval. Empty if it does not.
+        level: Quality level. Higher values are better.
+        approval_reason: Reason why the result requires approval, or an empty string.
     """
 
     level: int | None = None
@@ -81,23 +84,26 @@ class GateResult(NamedTuple):
 
 
 class ResultGate(Protocol):
-    """Quality check of a result, such as ``capgraph.governance.QualityGate``."""
+    """Gate that checks the quality of a result, such as ``capgraph.governance.QualityGate``."""
 
     async def evaluate_result(self, result: Any, subject: str) -> GateResult:
-        """Evaluate a result.
+        """Evaluate the quality of a result.
 
         Args:
             result: Result of the step.
-            subject: Name of the step or answer, for messages.
+            subject: Name of the step or answer, for error messages.
 
         Raises:
-            CapgraphError: The quality is too low. The severity of the error decides how the turn
+            CapgraphError: The quality is too low. The severity of the error determines how the turn
                 continues.
         """
 
 
 class TurnSnapshot(Protocol):
-    """Read-only view of a turn that policies receive. ``capgraph.state.TurnView`` implements it."""
+    """Read-only view of the current turn, as passed to policies.
+
+    ``capgraph.state.TurnView`` implements this protocol.
+    """
 
     @property
     def task(self) -> str:
@@ -109,11 +115,11 @@ class TurnSnapshot(Protocol):
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
-        """State entries of the finished steps, by context key."""
+        """State entries for the results of finished steps, by context key."""
 
     @property
     def contexts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Context data, by context type and context key."""
+        """Stored context data of the turn, by context type and context key."""
 
     @property
     def thread_id(self) -> str | None:
@@ -125,42 +131,47 @@ class TurnSnapshot(Protocol):
 
     @property
     def callers(self) -> Sequence[Caller]:
-        """The caller with the role at the start of the turn, and with the current role.
+        """Caller with the role at the start of the turn, and caller with the current role.
 
-        A step is permitted only if both roles permit it.
+        A step is permitted only if both roles permit the step.
         """
 
 
 class PlanPolicy(Protocol):
-    """Policy that reviews a plan before it is accepted."""
+    """Policy that reviews each plan before the plan is accepted."""
 
     async def review(self, plan: ExecutionPlan, view: TurnSnapshot) -> Verdict:
-        """Allow a plan, deny it, or require approval."""
+        """Review an execution plan and allow it, deny it, or require approval."""
 
 
 class StepPolicy(Protocol):
-    """Policy that allows or denies a step when the plan is accepted and again before the step starts.
+    """Policy that allows or denies individual steps.
 
-    A policy with the attribute ``decides_by_name = True`` reads only the caller and the capability's
-    name. It is evaluated first, before guardrails and hooks run and parameters are validated.
+    Each step is evaluated when the plan is accepted, and again before the step starts.
+
+    A policy with the attribute ``decides_by_name = True`` considers only the caller and the
+    capability's name. It is evaluated before guardrails, hooks, and parameter validation.
     """
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
-        """Allow a step, deny it, or require approval."""
+        """Decide whether a step is allowed, denied, or requires approval."""
 
 
 class FlowPolicy(Protocol):
-    """Information-flow policy: tracks data labels and determines which steps may receive labeled data."""
+    """Information-flow policy that tracks data labels.
+
+    The policy decides which steps may receive labeled data.
+    """
 
     def labels_for_step(
         self, spec: Any, step: PlannedStep, view: Any, *, include_plan_text: bool = True
     ) -> Mapping[str, str]:
-        """Return the labels of a step's input data.
+        """Return the data labels of a step's input data, each with its source.
 
         Args:
             spec: ``CapabilitySpec`` of the step's capability.
             step: Planned step.
-            view: ``TurnView`` of the turn.
+            view: ``TurnView`` of the current turn.
             include_plan_text: True to include the labels of the plan's own text.
         """
 
@@ -174,22 +185,22 @@ class FlowPolicy(Protocol):
         """
 
     def stored_labels(self, kind: str, key: str, view: Any) -> Mapping[str, str]:
-        """Return the labels of a stored context, each with its source.
+        """Return the data labels of a stored context, each with its source.
 
         Args:
             kind: Name of the context type.
-            key: Context key.
-            view: ``TurnView`` of the turn.
+            key: Context key of the stored data.
+            view: ``TurnView`` of the current turn.
         """
 
     def label_record(
         self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
     ) -> StepRecord:
-        """Return a copy of the record with the labels of the step's outputs.
+        """Return a copy of a step record with the data labels of the step's outputs.
 
         Args:
             record: Outcome of the step.
             spec: ``CapabilitySpec`` of the step's capability.
             labels: Labels of the step's inputs, each with its source.
-            view: ``TurnView`` of the turn.
+            view: ``TurnView`` of the current turn.
         """

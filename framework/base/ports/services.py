@@ -12,20 +12,23 @@ class KeyValueStore(Protocol):
     """Store of values by key, such as a state store."""
 
     async def set(self, key: str, value: Any, /) -> Any:
-        """Store a value and replace the previous one."""
+        """Store a value under a key, replacing any previous value."""
 
 
 class StepDispatcher(Protocol):
-    """Dispatcher of steps to other workers. ``capgraph.scale`` implements it."""
+    """Dispatcher that sends steps to worker processes.
+
+    ``capgraph.scale`` implements this protocol.
+    """
 
     def serves(self, queue: str) -> bool:
         """Return True if this process runs jobs of the queue."""
 
     async def is_dispatched(self, name: str) -> bool:
-        """Return True if the step was dispatched before, by any process.
+        """Return True if any process has already dispatched the step.
 
         Args:
-            name: ID of the step. It does not depend on the process that runs the turn.
+            name: ID of the step, which is the same in every process that runs the turn.
         """
 
     async def dispatch(
@@ -66,7 +69,9 @@ class StepDispatcher(Protocol):
         ...
 
     def slot(self, name: str, limit: int) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that holds a concurrency slot shared by all processes.
+        """Return a context manager that holds a concurrency slot.
+
+        The slots are shared by all processes.
 
         Args:
             name: Name of the capability.
@@ -78,27 +83,27 @@ class Sink(Protocol):
     """Receiver of run events."""
 
     def emit(self, event: Any) -> Any:
-        """Process one event. May be a coroutine function."""
+        """Process a single event. Implementations may be coroutine functions."""
 
 
 class SqlExecutor(Protocol):
-    """Access to the project's own tables in the database that stores the threads.
+    """Access to capgraph's own tables in the database that stores the threads.
 
-    Statements use ``?`` for values, ``{now}`` for the database clock in seconds, and ``{name}`` for
-    text columns that sort by code point.
+    SQL statements contain ``?`` for each value, ``{now}`` for the database clock in seconds,
+    and ``{name}`` for text columns that sort by code point.
     """
 
     async def run(
         self, statement: str, values: tuple[Any, ...] = ()
     ) -> tuple[int, list[tuple[Any, ...]]]:
-        """Run one statement in its own transaction.
+        """Run a single SQL statement in its own transaction.
 
         Args:
             statement: SQL statement with placeholders.
-            values: Values for the placeholders ``?``.
+            values: Values for the ``?`` placeholders.
 
         Returns:
-            The number of affected rows and the returned rows.
+            Number of affected rows, and the rows that the statement returned.
 
         Raises:
             PersistenceError: The statement failed, or the database is unavailable.
@@ -108,15 +113,15 @@ class SqlExecutor(Protocol):
     def run_blocking(
         self, statement: str, values: tuple[Any, ...] = ()
     ) -> tuple[int, list[tuple[Any, ...]]] | None:
-        """Run one statement on a separate connection, from a thread without an event loop.
+        """Run a single SQL statement on a separate connection, from a thread without an event loop.
 
         Args:
             statement: SQL statement with placeholders.
-            values: Values for the placeholders ``?``.
+            values: Values for the ``?`` placeholders.
 
         Returns:
-            The number of affected rows and the returned rows. None if the database is in memory, so
-            that no second connection can reach it.
+            Number of affected rows, and the rows that the statement returned. None for an in-memory
+            database, which a second connection cannot access.
 
         Raises:
             PersistenceError: The statement failed, or the database is unavailable.

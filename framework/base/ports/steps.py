@@ -33,12 +33,12 @@ Source = Literal["run", "ledger", "cache", "fallback", "record"]
 
 
 class ShortCircuit(NamedTuple):
-    """A result that ``finalize`` uses instead of calling the stages inside it.
+    """Result that the ``finalize`` stage uses instead of calling the inner stages.
 
     Attributes:
-        value: The result, in any form that the capability may return.
-        source: Origin of the result, which the step's record contains.
-        is_emitted: True if the event for the end of the step has been emitted.
+        value: Result in any form that the capability may return.
+        source: Origin of the result, which is stored in the step's record.
+        is_emitted: True if the event for the end of the step has already been emitted.
     """
 
     value: Any
@@ -47,13 +47,13 @@ class ShortCircuit(NamedTuple):
 
 
 class ForEachElement(NamedTuple):
-    """The list element for which one copy of a ``for_each`` step runs.
+    """List element that is processed by one copy of a ``for_each`` step.
 
     Attributes:
         name: Name under which the step refers to the element.
-        value: The element, as plain data.
-        number: Index of the element, from 0.
-        of: Number of elements in the list.
+        value: Value of the element as plain data.
+        number: Zero-based index of the element.
+        of: Total number of elements in the list.
     """
 
     name: str
@@ -106,16 +106,19 @@ class Attempt:
 
     @property
     def element_values(self) -> dict[str, Any]:
-        """The list element by its name. Empty if the step has no ``for_each``."""
+        """Current list element of a ``for_each`` step, as a dictionary with the element's name.
+
+        The dictionary is empty for other steps.
+        """
         return {} if self.element is None else {self.element.name: self.element.value}
 
     @property
     def is_replayed(self) -> bool:
-        """True if the result comes from the recording of an earlier run."""
+        """True if the result was replayed from the recording of an earlier run."""
         return self.short_circuit is not None and self.short_circuit.source == "record"
 
     def event_fields(self) -> dict[str, Any]:
-        """Return the fields that all events of this attempt share."""
+        """Return the fields that are common to all events of this attempt."""
         element = self.element
         return {
             **({"element": element.number, "elements": element.of} if element is not None else {}),
@@ -172,7 +175,7 @@ class Failure:
         return ErrorClassification(self.severity, self.message, dict(self.metadata))
 
     def to_state(self) -> dict[str, Any]:
-        """Return the failure as plain data for the graph state."""
+        """Convert the failure to plain data for the graph state."""
         origin = {
             "capability_name": self.capability,
             "node_name": self.node,
@@ -192,7 +195,10 @@ class Failure:
 
     @classmethod
     def from_state(cls, info: Mapping[str, Any]) -> Failure:
-        """Create a failure from the result of :meth:`to_state`. An invalid severity becomes CRITICAL."""
+        """Create a failure from the output of :meth:`to_state`.
+
+        An invalid severity is replaced with CRITICAL.
+        """
         classification = info.get("classification") or {}
         try:
             severity = ErrorSeverity(classification.get("severity"))
@@ -273,11 +279,11 @@ class StepRecord:
 
     @classmethod
     def from_attempt(cls, attempt: Attempt, **fields: Any) -> StepRecord:
-        """Create the record of an attempt.
+        """Create a step record from an attempt.
 
         Args:
-            attempt: Attempt that supplies the key, the capability, the index, and the objective.
-            **fields: Values of the other fields.
+            attempt: Attempt that provides the key, capability, index, and objective of the step.
+            **fields: Values for all other fields of the record.
 
         >>> attempt = Attempt("read", {}, "level")
         >>> StepRecord.from_attempt(attempt, skipped="not needed").key
@@ -287,11 +293,11 @@ class StepRecord:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Context key of each output, by context type."""
+        """Context keys of the step's outputs, by context type."""
         return {kind: next(iter(entries)) for kind, entries in self.contexts.items()}
 
     def to_state_entry(self) -> dict[str, Any]:
-        """Return the step's entry for ``execution_step_results`` in the graph state."""
+        """Convert the step record to an ``execution_step_results`` entry for the graph state."""
         entry: dict[str, Any] = {
             "step_index": self.index,
             "capability": self.capability,
@@ -350,6 +356,6 @@ class ApprovalRequest:
     approvals: Mapping[str, Any] = field(default_factory=dict)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the request as plain data, without empty fields."""
+        """Convert the approval request to plain data, omitting empty fields."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value}

@@ -28,7 +28,10 @@ app: typer.Typer = typer.Typer(
 @app.callback()
 @with_shared_options("config", "db", "submit", "engine", "temporal", "as_json")
 def approvals(context: typer.Context, shared: SharedOptions) -> None:
-    """List open questions, or answer them with --submit; list, add, and revoke approval rules."""
+    """Answer approval requests, and manage approval rules.
+
+    Without a subcommand, list the open requests, or answer them with --submit.
+    """
     if context.invoked_subcommand is None and shared.submit:
         from capgraph.cli.submit import submit_answers
 
@@ -73,7 +76,7 @@ def waiting(
         int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")
     ] = 50,
 ) -> None:
-    """List open questions: who has approved, and who must still approve."""
+    """List open approval requests, with approvals given and missing."""
     from capgraph.stores import waiting_questions
 
     questions_by_thread = shared.run_with_database(
@@ -120,7 +123,7 @@ def allow(
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Reason for the rule.")] = "",
 ) -> None:
-    """Add an approval rule: the capability runs without a question."""
+    """Add a rule that lets a capability run without approval."""
     from capgraph.stores import StandingRule, add_rule
 
     read_registry(shared.settings()).capability(capability)
@@ -140,7 +143,7 @@ def revoke(
     shared: SharedOptions,
     rule: Annotated[str, typer.Argument(help="ID of the rule, or its first characters.")],
 ) -> None:
-    """Revoke an approval rule."""
+    """Revoke an approval rule, so that approval is required again."""
     from capgraph.stores import list_rules, revoke_rule
 
     async def change(_: object, store: BaseStore) -> str:
@@ -151,7 +154,8 @@ def revoke(
         ]
         if rule and len(matches) > 1:
             raise ConfigurationError(
-                f"The ID {rule[:80]!r} is ambiguous: {len(matches)} rules start with it.",
+                f"Rule ID {rule[:80]!r} is ambiguous, because {len(matches)} rules have IDs that "
+                "start with it.",
                 fix="Pass more characters of the ID.",
             )
         # The store rejects an unknown ID.

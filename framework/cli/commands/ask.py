@@ -69,8 +69,8 @@ def ask(
     timeline_recorder = Timeline()
     with open_session(view, ("capgraph", "ask"), shared, user=user) as session:
         session.watchers.append(timeline_recorder.record)
-        answers = _answer_provider(answer, as_json)
-        graph_input = _first_input(
+        answers = _choose_answer_provider(answer, as_json)
+        graph_input = _make_graph_input(
             session, question, plan, abandon, answers if answer is not None else None
         )
         end = session.run_turn(graph_input, question, answers)
@@ -81,8 +81,12 @@ def ask(
     raise typer.Exit(ExitCode.of_status(end.status))
 
 
-def _answer_provider(approval: bool | None, as_json: bool) -> AnswerProvider | None:
-    """Return the provider of answers: the option, the user at the terminal, or none."""
+def _choose_answer_provider(approval: bool | None, as_json: bool) -> AnswerProvider | None:
+    """Return the function that answers approval requests during a turn.
+
+    The ``--yes`` or ``--no`` option takes precedence over prompting in the terminal. Return
+    ``None`` if neither is possible.
+    """
     from capgraph.cli.questions import answer_by_option, ask_all
 
     if approval is not None:
@@ -92,14 +96,17 @@ def _answer_provider(approval: bool | None, as_json: bool) -> AnswerProvider | N
     return None
 
 
-def _first_input(
+def _make_graph_input(
     session: Session,
     question: str | None,
     plan: Path | None,
     abandon: bool,
     answers: AnswerProvider | None,
 ) -> Any:
-    """Return the input of the graph; ``None`` to resume an unfinished turn."""
+    """Return the graph input for the first run of the ``ask`` command.
+
+    The input is ``None`` to resume an unfinished turn.
+    """
     from capgraph.planning.waits import is_wait_interrupt
 
     state = session.state()

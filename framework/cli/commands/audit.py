@@ -46,7 +46,10 @@ def verify(
         typer.Option("--anchor", help="Head of the chain that was stored elsewhere (hex)."),
     ] = None,
 ) -> None:
-    """Verify that no record was changed. The exit code is 1 if one was."""
+    """Verify that no record of the audit log was changed.
+
+    The exit code is 1 if the log is invalid.
+    """
     report = _run_with_audit(shared, lambda audit: audit.averify(anchor))
     if not report.valid:
         print_text(f"The audit log is invalid. {report.problem}")
@@ -57,7 +60,10 @@ def verify(
 @app.command("anchor")
 @with_shared_options("config", "db")
 def anchor(shared: SharedOptions) -> None:
-    """Print the head of the chain, to be stored elsewhere and passed to 'verify --anchor'."""
+    """Print the latest hash of the audit log's hash chain, for use with 'verify --anchor'.
+
+    Store the hash outside the database, so that later changes to the audit log can be detected.
+    """
     report = _run_with_audit(shared, lambda audit: audit.averify())
     if not report.valid:
         typer.echo(f"The audit log is invalid. {report.problem}", err=True)
@@ -73,7 +79,7 @@ def export(
         ExportFormat, typer.Option("--format", help="Output format.")
     ] = ExportFormat.JSON,
 ) -> None:
-    """Print all records as a JSON array or as CSV."""
+    """Print all audit records as a JSON array or as CSV."""
 
     async def write(audit: AuditTable) -> None:
         if format_ is ExportFormat.CSV:
@@ -96,7 +102,7 @@ def export(
 @app.command("show")
 @with_shared_options("config", "db")
 def show(shared: SharedOptions, thread: Annotated[str, typer.Argument(help="Thread ID.")]) -> None:
-    """Show the audit records of a thread, without message content."""
+    """Show the audit records of a thread. Message contents are never included."""
 
     async def read(audit: AuditTable) -> list[str]:
         return [
@@ -139,7 +145,7 @@ def _run_with_audit(shared: SharedOptions, work: Callable[[AuditTable], Awaitabl
         audit = Persistence.of(saver).audit_table(settings.signing_key, settings.name)
         if audit is None:
             raise ConfigurationError(
-                "The database has no audit log.",
+                "The database does not support an audit log.",
                 fix="Use an SQLite file or postgresql://… as --db.",
             )
         return await work(audit)

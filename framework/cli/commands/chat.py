@@ -58,13 +58,13 @@ def chat(shared: SharedOptions) -> None:
 
 @dataclass
 class _Chat:
-    """Interactive loop: reads lines, runs turns, and asks for approvals."""
+    """Interactive chat session: reads lines, runs turns, and asks for approvals."""
 
     session: Session
     console: Console
 
     def handle_line(self) -> bool:
-        """Read and handle a line. Return False to exit."""
+        """Read and handle one line of the chat. Return False when the user exits."""
         try:
             line = input(_PROMPT).strip()
         except EOFError:
@@ -107,7 +107,7 @@ class _Chat:
                 self.continue_turn()
 
     def welcome(self) -> None:
-        """Print the agent's name and the latest messages."""
+        """Print the agent's name, the thread ID, and the latest messages of the thread."""
         name = one_line(self.session.agent.settings.name)
         self.console.print(f"{name}, thread {one_line(self.session.thread_id)}", style="bold")
         self.console.print(
@@ -121,7 +121,10 @@ class _Chat:
             )
 
     def continue_turn(self) -> None:
-        """Resume an unfinished turn if the user agrees."""
+        """Resume the thread's unfinished turn.
+
+        A turn that was interrupted without an open question is resumed only if the user agrees.
+        """
         state = self.session.state()
         if state.interrupts:
             self._run_turn(None)

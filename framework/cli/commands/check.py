@@ -58,9 +58,9 @@ def check(
     host: HostOption = "127.0.0.1",
     auth: AuthOption = None,
 ) -> None:
-    """Check configuration, registry, extras, models, and database.
+    """Check the configuration, packages, models, and database.
 
-    Nothing is executed. With --db, also report waiting threads, plans, and approvals that the
+    No turn is run. With --db, also report waiting threads, plans, and approvals that the
     current code cannot resume. With --host or --auth, also check the server with these options.
     """
     results = list(
@@ -84,13 +84,13 @@ def iter_findings(
     host: str = "127.0.0.1",
     auth: Path | None = None,
 ) -> Iterator[Finding]:
-    """Check everything that the options select.
+    """Run the configuration checks selected by the command-line options.
 
     Args:
         shared: Shared options.
         ask_models: True to send a test request to each model, which costs a few tokens.
-        show_methods: True to show how each model produces structured output. Servers for which this
-            is unknown are probed again.
+        show_methods: True to show how each model produces structured output. Servers for which
+            this is unknown are probed again.
         host: Address of the server to check.
         auth: Token file of the server to check.
     """
@@ -136,11 +136,13 @@ def iter_findings(
 def check_registry(
     settings: Settings, *, offline: bool, url: str
 ) -> Generator[Finding, None, Registry | None]:
-    """Load modules and recipes, and report all problems. Return the registry if it is complete.
+    """Load modules and recipes into a registry, and yield a finding for each problem.
+
+    The generator returns the registry if it is complete.
 
     Args:
         settings: The settings.
-        offline: True if no model plans.
+        offline: True if the agent plans without a model.
         url: Database URL; empty if it is invalid.
     """
     from capgraph.base import RegistryError
@@ -169,7 +171,7 @@ def check_registry(
 def check_server(
     settings: Settings, registry: Registry, *, host: str = "127.0.0.1", auth: Path | None = None
 ) -> Iterator[Finding]:
-    """Create the server without starting it, and report why it refuses the settings."""
+    """Create the server without starting it, and yield a finding if the settings are rejected."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     from capgraph.graph import build_graph
@@ -190,7 +192,7 @@ def check_server(
 
 
 def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterator[Finding]:
-    """Report the tools, graphs, agents, and MCP servers that became capabilities."""
+    """Report the configured tools, graphs, agents, and MCP servers loaded as capabilities."""
     from capgraph.graph.diagnostics import Finding
 
     sections = {name: getattr(settings, name) for name in ("tools", "graphs", "agents")}
@@ -209,7 +211,10 @@ def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterat
 
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
-    """Check optional packages that are imported late. Loading reports the others."""
+    """Check that optional packages imported only on first use are installed.
+
+    Optional packages that are imported earlier are already checked when the registry is loaded.
+    """
     from capgraph.base.errors import MissingExtraError, require_extra
     from capgraph.graph.diagnostics import Finding
 
@@ -238,7 +243,7 @@ def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
 
 
 async def check_database(url: str, settings: Settings) -> Finding:
-    """Open the database and read from it."""
+    """Check that the configured database can be opened and read."""
     from capgraph.configs.logger import mask_secrets
     from capgraph.graph.diagnostics import Finding
 
@@ -254,7 +259,7 @@ async def check_database(url: str, settings: Settings) -> Finding:
 
 
 async def check_waiting_threads(url: str, settings: Settings) -> list[Finding]:
-    """Report waiting threads that the current code cannot resume. Only reads the database."""
+    """Report waiting threads that the current code cannot resume. The database is not modified."""
     from capgraph.adapters import open_registry
     from capgraph.evaluation import check_threads
     from capgraph.graph.diagnostics import Finding
@@ -282,7 +287,7 @@ async def check_waiting_threads(url: str, settings: Settings) -> list[Finding]:
 
 
 async def check_models(configured: Any, *, ask_models: bool) -> list[Finding]:
-    """Create every configured model and send it a test request.
+    """Create every configured model and optionally send a test request to each of them.
 
     Args:
         configured: Models in any form that ``build_graph`` accepts; empty for none.
@@ -315,11 +320,11 @@ async def check_models(configured: Any, *, ask_models: bool) -> list[Finding]:
 
 
 async def check_methods(configured: Any, *, probe_unknown: bool) -> list[Finding]:
-    """Report how the model of each role produces structured output.
+    """Report the structured output method of the model that each role uses.
 
     Args:
         configured: Models in any form that ``build_graph`` accepts.
-        probe_unknown: True to probe servers for which this is unknown.
+        probe_unknown: True to probe model servers whose method is unknown.
     """
     from capgraph.graph.diagnostics import Finding
     from capgraph.models.probing import describe_methods, probe_models

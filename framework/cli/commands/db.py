@@ -25,11 +25,11 @@ def _group() -> None:
 @app.command("upgrade")
 @with_shared_options("config", "db")
 def upgrade(shared: SharedOptions) -> None:
-    """Migrate the tables of a database to the current version."""
+    """Migrate the database schema to the current version."""
     from capgraph.stores.schema import MIGRATIONS
 
     async def nothing(saver: BaseCheckpointSaver[Any], store: object) -> None:
-        """Do nothing: opening a database migrates it."""
+        """Do nothing, because opening the database already migrates its schema."""
 
     shared.run_with_database(nothing)
     print_text(f"The schema is at version {len(MIGRATIONS)}.")

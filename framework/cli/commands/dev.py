@@ -37,7 +37,7 @@ def dev(
         bool, typer.Option("--no-open", help="Do not open the console in a browser.")
     ] = False,
 ) -> None:
-    """Run the server, and restart it when a file changes."""
+    """Run a development server that restarts when a file changes."""
     from capgraph.base.errors import require_extra
     from capgraph.serve.server import open_listening_socket
 
@@ -79,7 +79,7 @@ async def _start(arguments: list[str]) -> asyncio.subprocess.Process:
 
 
 async def _stop(server: asyncio.subprocess.Process) -> None:
-    """Stop the server at its next safe point, or kill it after ten seconds."""
+    """Stop the server process gracefully, or kill it if it is still running after ten seconds."""
     if server.returncode is not None:
         return  # it exited by itself, for example because of an error in a changed file
     server.send_signal(signal.SIGTERM)

@@ -135,7 +135,10 @@ def _write_dataset(
 
 
 def _select_cases(dataset: Dataset, names: Sequence[str]) -> Dataset:
-    """Return the dataset with only the named cases; with all cases if none are named."""
+    """Return a copy of an evaluation dataset that contains only the named cases.
+
+    If no names are given, all cases are kept.
+    """
     unknown = sorted(set(names) - {case.name for case in dataset.cases})
     if unknown:
         raise ConfigurationError(
@@ -149,7 +152,10 @@ def _select_cases(dataset: Dataset, names: Sequence[str]) -> Dataset:
 async def _run_reports(
     dataset: Dataset, configs: Sequence[Path | None], models: Sequence[str | None], jobs: int
 ) -> tuple[list[Report], Path | None]:
-    """Return a report for each configuration and model, and the folder of stored runs."""
+    """Run an evaluation dataset with each configuration and model.
+
+    Return one report per combination, and the folder in which the runs are stored, if any.
+    """
     from capgraph.adapters import open_registry
     from capgraph.evaluation import evaluate, validate_dataset
 
@@ -196,7 +202,7 @@ def _print_reports(reports: Sequence[Report], thresholds: Thresholds) -> None:
         for result in report.failures:
             for line in _failure_lines(result, f"{report.label}: " if len(reports) > 1 else ""):
                 print_text(line)
-    heading, *rows = _report_rows(reports, thresholds)
+    heading, *rows = _iter_report_rows(reports, thresholds)
     # In a pipe, the heading distinguishes the reports.
     print_rows(heading, rows if sys.stdout.isatty() else [heading, *rows])
     for shortfall in reports[0].check_thresholds(thresholds):
@@ -213,8 +219,10 @@ def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
     yield ""
 
 
-def _report_rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
-    """Yield the heading and one row per metric."""
+def _iter_report_rows(
+    reports: Sequence[Report], thresholds: Thresholds
+) -> Iterator[tuple[str, ...]]:
+    """Yield the heading row and one row per metric of an evaluation comparison table."""
     from capgraph.evaluation import METRICS
 
     yield ("figure", *(report.label for report in reports), "at least")

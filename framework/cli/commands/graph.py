@@ -32,7 +32,7 @@ def graph(
         bool, typer.Option("--mermaid", help="Print a Mermaid flowchart instead of a tree.")
     ] = False,
 ) -> None:
-    """Draw the agent, a plan, or a run as a tree."""
+    """Draw the agent, a plan, or the last run of a thread."""
     if plan is not None and thread is not None:
         raise ConfigurationError(
             "--plan cannot be combined with --thread.", fix="Pass one of them."

@@ -33,7 +33,7 @@ def project(
     name: _NameArgument,
     folder: Annotated[Path, typer.Option("--in", help="Parent folder of the project.")] = Path(),
 ) -> None:
-    """Create a project: an agent with two capabilities, a configuration, and tests."""
+    """Create a new agent project with two capabilities, a configuration, and tests."""
     package = python_name(name)
     if package in _RESERVED_NAMES or package in sys.stdlib_module_names:
         raise ConfigurationError(
@@ -62,7 +62,7 @@ def capability(
     ] = False,
     folder: _ProjectOption = Path(),
 ) -> None:
-    """Create a capability and its test in this project."""
+    """Create a capability and its test in an existing project."""
     module, (package, _) = python_name(name), read_project(folder)
     klass = f"{_to_camel_case(module)}Capability"
     _write_with_test(
@@ -89,10 +89,10 @@ def node(
     ] = None,
     folder: _ProjectOption = Path(),
 ) -> None:
-    """Create a node that replaces a built-in node, and its test, in this project.
+    """Create a graph node that replaces a built-in node, and a test for the new node.
 
-    If the project already has a node of its own in that position and --role is omitted, the new
-    node runs after it.
+    If the project has already replaced the built-in node and --role is omitted, the new node
+    runs after the existing replacement.
     """
     from capgraph.registry import Registry
 
@@ -132,7 +132,7 @@ def node(
 
 
 def python_name(name: str) -> str:
-    """Return a valid Python identifier for a name.
+    """Convert a name to a valid Python identifier.
 
     Raises:
         ConfigurationError: The name cannot be converted.
@@ -150,18 +150,18 @@ def python_name(name: str) -> str:
 
 
 def read_project(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return the package and the configuration of the project in a folder.
+    """Return the package name and the parsed configuration of the project in a folder.
 
     Raises:
-        ConfigurationError: The folder has no configuration, or none of its modules is a package
-            there.
+        ConfigurationError: The folder has no configuration, or none of the configured modules
+            is a package in the folder.
     """
     from capgraph.configs.yaml_files import read_yaml
 
     config = folder / "capgraph.yml"
     if not config.is_file():
         raise ConfigurationError(
-            f"The folder {str(folder)!r} has no capgraph.yml.",
+            f"Folder {str(folder)!r} is not a project folder, because it has no capgraph.yml.",
             fix="Change to a project folder, or create one: capgraph new project NAME.",
         )
     settings = read_yaml(config)
@@ -189,7 +189,7 @@ def _write_with_test(
 
 
 def _write(files: Iterable[tuple[Path, Path]], **values: str) -> None:
-    """Write all files or none. Existing files are not overwritten."""
+    """Create all files from their templates, or none of them if one already exists."""
     from capgraph.cli.terminal import one_line, write_file
 
     texts = {

@@ -48,7 +48,7 @@ def save(
         ),
     ] = None,
 ) -> None:
-    """Save the plan of a thread's last turn as a recipe file."""
+    """Save the plan of a thread's last turn as a reusable recipe."""
     from capgraph.graph.turn_runner import load_thread_values
     from capgraph.planning import Recipe, recipe_of
     from capgraph.registry import load_recipe, save_recipe
@@ -65,7 +65,7 @@ def save(
             capability = agent.registry.capabilities.get(name)
             if capability is not None and recipe_of(capability) is None:
                 raise ConfigurationError(
-                    f"The name {name!r} is used by a capability that is not a recipe.",
+                    f"The name {name!r} is already used by a capability that is not a recipe.",
                     fix="Choose another name.",
                 )
             recipe = Recipe.from_turn(

@@ -36,7 +36,7 @@ def record(
         Path | None, typer.Option("--out", "-o", help="Output file (default: standard output).")
     ] = None,
 ) -> None:
-    """Write a turn of a thread as JSON for 'replay'. Secrets are masked."""
+    """Export a turn of a thread as JSON for 'capgraph replay'. Secrets are masked."""
     from capgraph.configs.logger import SecretMasker, use_masker
 
     with use_masker(SecretMasker.of(shared.settings())):
@@ -65,9 +65,10 @@ def replay(
         typer.Option("--from", help="Execute steps from this one on; they must have no effects."),
     ] = None,
 ) -> None:
-    """Replay a turn from its recorded results, and compare them.
+    """Replay a recorded turn and compare the results.
 
-    No external system is called. The exit code is 0 if the results are equal, and 1 otherwise.
+    Nothing is written to external systems. The exit code is 0 if the new results equal the
+    recorded results, and 1 otherwise.
     """
     from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker

@@ -38,12 +38,12 @@ def run(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output.")] = False,
 ) -> None:
-    """Run a workflow from a file.
+    """Run a workflow from a YAML file.
 
-    Its nodes may use the configured capabilities by name.
+    Its nodes can use the configured capabilities by name.
 
-    With --thread, the run is stored in the database. Omit the task to resume an unfinished run; use
-    --answer to resume one that asks a question.
+    With the option --thread, the run is stored in the database. Omit the task to resume an
+    unfinished run. To resume a run that is waiting for an answer, use the option --answer.
     """
     settings = shared.settings()
 

@@ -27,7 +27,7 @@ def add(
         typer.Option("--thread", "-t", help="Thread to use (default: a new one each time)."),
     ] = None,
 ) -> None:
-    """Ask a question at scheduled times; prints the schedule's ID."""
+    """Schedule a recurring question, and print the schedule ID."""
     from capgraph.pipeline.run_config import configured_caller
     from capgraph.scale.schedules import Schedule
 
@@ -67,7 +67,7 @@ def list_(shared: SharedOptions) -> None:
 def remove(
     shared: SharedOptions, schedule: Annotated[str, typer.Argument(help="ID of the schedule.")]
 ) -> None:
-    """Delete a schedule."""
+    """Delete a schedule, so that its question is no longer asked."""
     from capgraph.scale.schedules import Schedules
 
     if not shared.run_with_engine(lambda opened, saver: Schedules(saver).remove(schedule, opened)):

@@ -65,7 +65,10 @@ def serve(
         bool, typer.Option("--no-open", help="Do not open the console in a browser.")
     ] = False,
 ) -> None:
-    """Run the server: console, JSON API, AG-UI, MCP, A2A. On SIGTERM, hand over running turns."""
+    """Run the server for the console, JSON API, AG-UI, MCP, A2A.
+
+    On SIGTERM, running turns are handed over to other processes.
+    """
     from capgraph.base.errors import require_extra
     from capgraph.configs.logger import configure_logging
 
@@ -84,15 +87,16 @@ def serve(
 
 
 def server_settings(shared: SharedOptions, host: str, auth: Path | None) -> Settings:
-    """Return the settings of the server, with the stricter defaults of a server of several users.
+    """Return the server settings, with stricter defaults if the server has several users.
 
     Args:
         shared: Shared options.
         host: Address to listen on.
-        auth: Token file; ``None`` without one.
+        auth: Token file, or ``None``.
 
     Raises:
-        ConfigurationError: The address requires a login, or the token file does not exist.
+        ConfigurationError: The address requires authentication, or the token file does not
+            exist.
     """
     from capgraph.serve.security import is_loopback
 
@@ -154,7 +158,9 @@ async def _serve(
                 print(f"serving {address}{suffix}", flush=True)  # noqa: T201
                 if is_interactive():
                     print_text(
-                        _banner(address, [getattr(r, "path", "") for r in application.routes])
+                        _format_banner(
+                            address, [getattr(r, "path", "") for r in application.routes]
+                        )
                     )
                 if link and open_browser and is_interactive():
                     typer.launch(suffix.strip())
@@ -162,8 +168,8 @@ async def _serve(
             return await Server(application, listening, ready).listen()
 
 
-def _banner(address: str, paths: Iterable[str]) -> str:
-    """Return the addresses of what is served, one per line."""
+def _format_banner(address: str, paths: Iterable[str]) -> str:
+    """Return the startup message that lists the address of each service, one per line."""
     rows = [
         f"  {name:<10}{address}{prefix[1:]}"
         for name, prefix in _SERVED.items()

@@ -30,7 +30,7 @@ def settings(
         ),
     ] = False,
 ) -> None:
-    """Show every setting with its value and its source."""
+    """Show every setting with its value and its origin."""
     from capgraph.configs.logger import mask_data
     from capgraph.configs.settings import Settings
     from capgraph.configs.yaml_files import read_yaml
@@ -67,7 +67,7 @@ def settings(
 def iter_settings(
     section: BaseModel, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and the plain value of each setting."""
+    """Yield the path and the JSON-compatible value of each setting, including nested settings."""
     from pydantic import BaseModel
 
     plain = section.model_dump(mode="json")
@@ -88,7 +88,7 @@ def _has_path(values: Any, path: tuple[str, ...]) -> bool:
 
 
 def settings_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of the settings, with descriptions from the docstrings."""
+    """Return the JSON schema of a settings model, with descriptions taken from its docstrings."""
     schema = model.model_json_schema()
     for part in [schema, *schema["$defs"].values()]:
         _, _, listed = part.get("description", "").partition("Attributes:\n")

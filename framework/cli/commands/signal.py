@@ -30,7 +30,8 @@ def signal_(
 ) -> None:
     """Send an event to the step of a thread that waits for it.
 
-    An event that arrives before a step waits for it is stored. Sending it again has no effect.
+    An event that arrives before a step waits for it is stored. Sending the same event again has
+    no effect.
     """
     from capgraph.cli.session import open_session
     from capgraph.cli.views import make_view

@@ -26,7 +26,10 @@ def stop_(
         str, typer.Option("--reason", help="Reason, recorded as the outcome of the turns.")
     ] = "",
 ) -> None:
-    """Stop runs in all processes at their next safe point."""
+    """Stop runs in all processes at their next safe point.
+
+    With --clear, remove a stop; with --list, show the active stops.
+    """
     from capgraph.governance import clear_stop, list_stops, stop
 
     if show_list:

@@ -40,7 +40,7 @@ def list_(
         ),
     ] = None,
 ) -> None:
-    """List threads, the most recently saved first."""
+    """List threads, starting with the most recently saved thread."""
     from capgraph.stores import list_threads
 
     threads = shared.run_with_database(
@@ -58,7 +58,7 @@ def list_(
 @app.command("show")
 @with_shared_options("config", "db", "as_json")
 def show(shared: SharedOptions, thread: _Thread) -> None:
-    """Show the status and the messages of a thread."""
+    """Show the status of a thread and all of its messages."""
     from capgraph.cli.questions import question_lines
     from capgraph.stores import thread_messages
 
@@ -108,9 +108,10 @@ def prune(
         bool, typer.Option("--yes", help="Do not ask for confirmation.")
     ] = False,
 ) -> None:
-    """Delete the history of threads, or whole threads.
+    """Delete the checkpoint history of threads, or whole threads.
 
-    Without arguments, apply the settings persistence.keep_turns, keep_checkpoints, and keep_days.
+    Without arguments, apply the settings persistence.keep_turns, keep_checkpoints, and
+    keep_days.
     """
     from capgraph.stores import prune_threads
 
@@ -161,7 +162,7 @@ def fork(
         bool, typer.Option("--force", help="Copy even if a turn is unfinished.")
     ] = False,
 ) -> None:
-    """Copy a thread so that you can continue both copies independently."""
+    """Copy a thread, so that both copies can be continued separately."""
     from capgraph.pipeline.run_config import configured_caller
     from capgraph.stores import fork_thread
 

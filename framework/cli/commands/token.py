@@ -27,7 +27,7 @@ def token(
         float | None, typer.Option("--days", min=0.0, help="Lifetime in days (default: unlimited).")
     ] = None,
 ) -> None:
-    """Create or revoke the token of a user."""
+    """Create or revoke an API token of a user."""
     from capgraph.configs.errors import ConfigurationError
     from capgraph.serve.tokens import issue_token, revoke_token
 
@@ -45,7 +45,7 @@ def token(
         )
     if len(roles or ()) > 1:
         raise ConfigurationError(
-            f"A user can have only one role: {', '.join(map(repr, roles or ()))}.",
+            f"A user can have only one role, but several were given: {', '.join(map(repr, roles or ()))}.",
             fix="Define a role in the permission settings that combines them.",
         )
     role = roles[0] if roles else None

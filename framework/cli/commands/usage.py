@@ -36,7 +36,7 @@ def usage(
         typer.Option("--by", help="Grouping of the calls."),
     ] = "model",
 ) -> None:
-    """Show calls, tokens, and cost of the models."""
+    """Show model calls, their tokens, and their cost."""
     from capgraph.stores import Persistence
     from capgraph.telemetry import format_cost
     from capgraph.telemetry.usage_recorder import usage_totals

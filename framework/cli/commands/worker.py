@@ -52,7 +52,7 @@ def worker(
         bool, typer.Option("--while-stdin", help="Exit when standard input closes.")
     ] = False,
 ) -> None:
-    """Run turns and steps of a queue. On SIGTERM, hand over running ones to other workers."""
+    """Run queued turns and steps. On SIGTERM, hand over running jobs to other workers."""
     from capgraph.base.spec import QUEUE_PATTERN
     from capgraph.configs.logger import configure_logging
 
@@ -103,7 +103,10 @@ async def _run_worker(
 
 
 def _install_signal_handlers(worker: Worker) -> list[int]:
-    """Drain on the first signal and exit on the second. Return a list with the exit code."""
+    """Install signal handlers that drain the worker on the first signal and exit on the second.
+
+    Return a list whose only item is the exit code of the process.
+    """
     from capgraph.graph.turn_runner import DRAIN_SECONDS
 
     loop, code = asyncio.get_running_loop(), [int(ExitCode.FAILED)]
@@ -134,7 +137,7 @@ def _install_signal_handlers(worker: Worker) -> list[int]:
 
 
 def _drain_when_stdin_closes() -> None:
-    """Drain when standard input closes, because the parent process has ended."""
+    """Drain the worker when standard input closes, which means that the parent process ended."""
     loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def handle_input() -> None:
@@ -156,7 +159,7 @@ def workers(
         ),
     ] = False,
 ) -> None:
-    """List the live workers, their jobs, and the waiting jobs."""
+    """List live workers with their jobs, and the waiting jobs."""
     from capgraph.scale import list_workers
     from capgraph.stores import Persistence
 

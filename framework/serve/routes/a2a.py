@@ -52,14 +52,14 @@ def endpoint(
     uploads: Uploads | None = None,
     artifacts: Artifacts | None = None,
 ) -> tuple[list[BaseRoute], Callable[[], AbstractAsyncContextManager[None]]]:
-    """Return the routes of A2A, and the context manager to enter while they are served.
+    """Return the A2A routes and the context manager to enter while they are served.
 
     Args:
-        runs: The runs.
-        threads: The threads.
+        runs: Runs of the served graph.
+        threads: The users' threads.
         services: Services of the graph. Its capabilities become the skills of the agent card.
         settings: Settings of the server.
-        uploads: The users' uploads; ``None`` refuses files.
+        uploads: The users' uploads; ``None`` rejects files.
         artifacts: Files that steps produced.
     """
     template = _build_card(services, settings, uploads)
@@ -93,7 +93,7 @@ def endpoint(
 
 
 def _require_json(endpoint: Any) -> Any:
-    """Return the JSON-RPC endpoint wrapped in a check of the content type."""
+    """Wrap a JSON-RPC endpoint so that it rejects requests whose content type is not JSON."""
 
     async def check(request: Request) -> Response:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -147,7 +147,7 @@ def _build_card(services: Services, settings: ServeSettings, uploads: Uploads | 
 
 
 class _CallerContextBuilder(DefaultServerCallContextBuilder):
-    """Builder that passes the authenticated caller to the request handler."""
+    """Context builder that passes the authenticated caller to the A2A request handler."""
 
     def __init__(self, settings: ServeSettings) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ from capgraph.serve.threads import to_json_safe
 
 
 def routes(activity: ActivityReader, status: StatusReader) -> list[Operation]:
-    """Return the read-only routes.
+    """Return the read-only routes for recorded activity and the agent's status.
 
     Args:
         activity: Reader of recorded activity.

@@ -39,11 +39,11 @@ _REPEATABLE_STATUSES = frozenset({"failed", "stopped", "cancelled"})
 
 
 def routes(runs: Runs, threads: Threads, settings: ServeSettings) -> list[Operation]:
-    """Return the route of AG-UI.
+    """Return the route that serves the AG-UI protocol.
 
     Args:
-        runs: The runs.
-        threads: The threads.
+        runs: Runs of the served graph.
+        threads: The users' threads.
         settings: Settings of the server.
     """
     handler = _Handler(runs, threads, stops=settings.agui.stop_on_disconnect)
@@ -76,12 +76,12 @@ def routes(runs: Runs, threads: Threads, settings: ServeSettings) -> list[Operat
 
 
 class _Handler:
-    """Handler of AG-UI requests.
+    """Handler for AG-UI requests.
 
     Args:
-        runs: The runs.
-        threads: The threads.
-        stops: True if a closed connection stops its run.
+        runs: Runs of the served graph.
+        threads: The users' threads.
+        stops: True to stop a run when its client disconnects.
     """
 
     def __init__(self, runs: Runs, threads: Threads, *, stops: bool) -> None:
@@ -89,7 +89,7 @@ class _Handler:
         self._stopping: set[asyncio.Task[Any]] = set()
 
     async def start(self, caller: Caller, run_input: RunAgentInput) -> EventPages:
-        """Start a run, resume one with answers, or attach to one, and return its events."""
+        """Start a run, resume one with answers, or attach to an existing one. Return its events."""
         thread_id = run_input.thread_id
         state = await self._thread_state(caller, thread_id)
         request = read_request(
@@ -103,15 +103,15 @@ class _Handler:
                 )
             except AnswerRefusedError as exc:
                 questions = await self._runs.list_questions(caller, thread_id)
-                return _refusal_events(*ids, questions, exc.problems)
+                return _invalid_answer_events(*ids, questions, exc.problems)
             return self._client_events(caller, run, ids, await self._follow(caller, run))
         turn = await self._runs.latest_turn(caller, thread_id)
-        if turn is None or not _repeats(turn, request):
+        if turn is None or not _attaches_to_last_run(turn, request):
             run = await self._start_run(caller, thread_id, request)
             return self._client_events(caller, run, ids, await self._follow(caller, run))
         pages = self._attach(caller, turn, state)
         if turn.is_active and request.message not in (None, turn.message):
-            pages = self._then_start(caller, thread_id, request, pages)
+            pages = self._follow_then_start(caller, thread_id, request, pages)
         return self._client_events(caller, turn.run, ids, pages)
 
     async def _thread_state(self, caller: Caller, thread_id: str) -> Mapping[str, Any]:
@@ -139,7 +139,7 @@ class _Handler:
     async def _attach(
         self, caller: Caller, turn: Turn, state: Mapping[str, Any]
     ) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yield the events of a run that another request started, after the thread's messages."""
+        """Yield a thread's messages, then the events of a run that a different request started."""
         messages = [
             {name: message[name] for name in ("id", "role", "content")}
             for message in state.get("messages") or ()
@@ -162,12 +162,12 @@ class _Handler:
                     texts.insert(1, snapshot)
                 yield [(0, text) for text in texts]
 
-    async def _then_start(
+    async def _follow_then_start(
         self, caller: Caller, thread_id: str, request: AguiRequest, pages: EventPages
     ) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yield the events of an active run, and then those of a run for a new message.
+        """Yield the events of an active run, and then those of a new run for the client's message.
 
-        For the client, both are one run.
+        The client sees both as one run.
         """
         async with aclosing(pages):  # type: ignore[type-var]
             async for page in pages:
@@ -185,9 +185,9 @@ class _Handler:
     async def _client_events(
         self, caller: Caller, run: Run, ids: tuple[str, str], pages: EventPages
     ) -> AsyncIterator[list[tuple[int, str]]]:
-        """Number the events of a response and replace the run ID with the client's.
+        """Number the events of a response and replace the server's run ID with the client's.
 
-        The server's run ID is added to the metadata.
+        The server's run ID is added to the event metadata.
         """
         number, has_ended = 0, False
         try:
@@ -214,8 +214,8 @@ class _Handler:
             await self._runs.stop(caller, turn.run.run_id)
 
 
-def _repeats(turn: Turn, request: AguiRequest) -> bool:
-    """Return True if a request only attaches to the thread's last run."""
+def _attaches_to_last_run(turn: Turn, request: AguiRequest) -> bool:
+    """Return True if a request attaches to the thread's last run instead of starting a new run."""
     if request.plan is not None:
         return False
     is_same = (request.message_id, request.message) == (turn.message_id, turn.message)
@@ -244,13 +244,16 @@ def _rename_run(text: str, run_id: str, client_run_id: str) -> str:
     )
 
 
-async def _refusal_events(
+async def _invalid_answer_events(
     thread_id: str,
     run_id: str,
     questions: Sequence[Mapping[str, Any]],
     problems: list[dict[str, str]],
 ) -> AsyncIterator[list[tuple[int, str]]]:
-    """Yield the events of a run that an invalid answer ends. Its questions stay open."""
+    """Yield AG-UI events that report an invalid answer to the client.
+
+    The events form a run that ends immediately. Its questions stay open.
+    """
     translator = EventTranslator(thread_id, run_id)
     result = {"thread_id": thread_id, "status": "waiting"}
     metadata = {"capgraph": {"problems": problems}}

@@ -40,7 +40,7 @@ THREAD_PATH = "/api/threads/{id:path}"
 
 
 async def read_json_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object in a request body. An empty body is an empty object.
+    """Parse a request body as a JSON object. An empty body is treated as an empty object.
 
     Raises:
         BadRequestError: The body is not a JSON object.
@@ -51,10 +51,10 @@ async def read_json_body(request: Request) -> dict[str, Any]:
         # Lone surrogates and infinite numbers cannot be stored or returned.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
         if exceeds_depth(document, _MAX_DEPTH):
-            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+            raise ValueError(f"the JSON document is nested more than {_MAX_DEPTH} levels deep")
     except (ValueError, RecursionError) as exc:
         raise BadRequestError(
-            f"The body is not valid JSON: {exc}.", fix="Send a JSON object."
+            f"The request body is not valid JSON: {exc}.", fix="Send a JSON object."
         ) from exc
     if not isinstance(document, dict):
         raise BadRequestError("The body is not a JSON object.", fix='Send {"…": …}.')
@@ -64,7 +64,7 @@ async def read_json_body(request: Request) -> dict[str, Any]:
 def _parse_int(text: str) -> int:
     number = int(text)
     if not -(2**63) <= number < 2**64:
-        raise ValueError(f"{text[:40]} does not fit 64 bits")
+        raise ValueError(f"the integer {text[:40]} does not fit in 64 bits")
     return number
 
 
@@ -79,7 +79,7 @@ def _text_field(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def query_int(request: Request, name: str, default: int) -> int:
-    """Return an integer query parameter.
+    """Parse a query parameter as a non-negative integer.
 
     Raises:
         BadRequestError: The parameter is not a number.
@@ -97,17 +97,17 @@ _RUN_FIELDS = ("message", "plan", "context", "files")
 
 
 def page_response(page_of_items: tuple[list[dict[str, Any]], str | None]) -> Response:
-    """Return a page of a list with the cursor of the next page."""
+    """Return a JSON response with a page of items and the cursor of the next page."""
     items, next_cursor = page_of_items
     return JSONResponse({"items": items, "next": next_cursor})
 
 
 def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list[Operation]:
-    """Return the routes below ``/api``.
+    """Return the routes of the JSON API below ``/api``.
 
     Args:
-        runs: The runs.
-        threads: The threads.
+        runs: Runs of the served graph.
+        threads: The users' threads.
         uploads: The users' uploads; ``None`` if uploads are disabled.
     """
     return [*_thread_routes(runs, threads), *_run_routes(runs, threads, uploads)]
@@ -186,7 +186,7 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
 
 
 async def _read_context(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
-    """Return the context data of a request body, including the uploads that it names."""
+    """Return the context data of a request, including the uploaded files that the body names."""
     file_ids, context = body.get("files") or [], body.get("context")
     if not isinstance(file_ids, list) or not all(isinstance(one, str) for one in file_ids):
         raise BadRequestError("'files' is not a list of IDs.", fix='Send {"files": ["…"]}.')
@@ -206,7 +206,7 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
         await threads.resolve(caller, thread)
         if unknown := sorted(body.keys() - set(_RUN_FIELDS)):
             raise BadRequestError(
-                f"The body has the unknown field {unknown[0]!r}.",
+                f"The request body contains the unknown field {unknown[0]!r}.",
                 fix=suggest_fix(unknown[0], candidates=_RUN_FIELDS),
             )
         run = await runs.start(

@@ -19,7 +19,7 @@ _MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Static file in memory.
+    """Static file held in memory, with a compressed copy.
 
     Attributes:
         media_type: Media type of the file.
@@ -54,7 +54,7 @@ def _load_file(path: Path) -> _File:
 
 
 def routes(*, oidc: bool = False) -> list[Route]:
-    """Return the routes of the console.
+    """Return the routes of the web console.
 
     Args:
         oidc: True if the login page links to an OpenID Connect provider.

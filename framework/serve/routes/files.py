@@ -28,7 +28,7 @@ _SANDBOX_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:;
 
 
 def routes(uploads: Uploads | None, artifacts: Artifacts) -> list[Operation]:
-    """Return the routes of files.
+    """Return the routes for uploaded files and for files that steps produced.
 
     Args:
         uploads: The users' uploads; ``None`` if uploads are disabled.
@@ -119,7 +119,7 @@ def _artifact_routes(artifacts: Artifacts) -> list[Operation]:
 
 
 def _file_response(name: str, content_type: str, file: BinaryIO, size: int) -> Response:
-    """Return a file as an attachment."""
+    """Return a response that downloads a file as an attachment."""
     headers = {
         "content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "content-length": str(size),
@@ -129,7 +129,7 @@ def _file_response(name: str, content_type: str, file: BinaryIO, size: int) -> R
 
 
 async def _iter_chunks(file: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """Yield the announced number of bytes, even if the file is still growing."""
+    """Yield at most ``size`` bytes of a file in chunks, even if the file is still growing."""
     with file:
         while size > 0 and (chunk := await asyncio.to_thread(file.read, min(_CHUNK_BYTES, size))):
             size -= len(chunk)

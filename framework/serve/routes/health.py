@@ -37,10 +37,10 @@ class _RunCollector:
 
 
 def routes(runs: Runs, name: str, registry: CollectorRegistry) -> list[Route]:
-    """Return the routes for operators.
+    """Return the routes for health checks and metrics.
 
     Args:
-        runs: The runs.
+        runs: Runs of the served graph.
         name: Name of the agent.
         registry: Registry of the metrics.
     """

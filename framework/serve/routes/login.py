@@ -56,7 +56,7 @@ def login_page(
     oidc: bool = False,
     thread: str | None = None,
 ) -> Response:
-    """Return the login page, which needs no script.
+    """Return the login page, which works without JavaScript.
 
     Args:
         request: The request.
@@ -78,10 +78,10 @@ def login_page(
 
 
 def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
-    """Return the routes for login and logout.
+    """Return the routes for user login and logout.
 
     Args:
-        authenticator: Authenticates users and stores their sessions.
+        authenticator: Authenticator for users, which stores their sessions.
         oidc: True if an OpenID Connect provider is configured.
     """
 
@@ -133,7 +133,10 @@ async def start_session(
     *,
     thread: str | None = None,
 ) -> Response:
-    """Start a session and redirect the browser to the console, optionally to a thread."""
+    """Start a login session and redirect the browser to the console.
+
+    If ``thread`` is given, the console opens that thread.
+    """
     answer = RedirectResponse(f"{_prefix(request)}/{_thread_query(thread)}", 303)
     answer.set_cookie(
         SESSION_COOKIE,
@@ -148,7 +151,7 @@ async def start_session(
 
 
 def _prefix(request: Request) -> str:
-    """Return the path at which the server is mounted."""
+    """Return the path prefix at which the server is mounted, or an empty string."""
     return str(request.scope.get("root_path") or "")
 
 

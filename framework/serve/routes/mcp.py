@@ -104,11 +104,11 @@ def endpoint(
     uploads: Uploads | None,
     artifacts: Artifacts,
 ) -> tuple[list[Route], Callable[[], AbstractAsyncContextManager[None]]]:
-    """Return the route ``/mcp``, and the context manager to enter while it is served.
+    """Return the ``/mcp`` route and the context manager to enter while it is served.
 
     Args:
-        runs: The runs.
-        threads: The threads.
+        runs: Runs of the served graph.
+        threads: The users' threads.
         services: Services of the graph.
         settings: Settings of the server; ``mcp.tools`` selects the capabilities offered as tools.
         uploads: The users' uploads; ``None`` if uploads are disabled.
@@ -121,7 +121,7 @@ def endpoint(
     known, tools = services.registry.capabilities, settings.mcp.tools
     if unknown := sorted({*tools} - {*known} | {ASK_TOOL} & {*tools}):
         raise ConfigurationError(
-            f"serve.mcp.tools contains {unknown}: unknown capabilities or reserved names.",
+            f"serve.mcp.tools contains unknown capabilities or reserved names: {unknown}.",
             fix=suggest_fix(*unknown, candidates=known),
         )
     if unknown := sorted({*settings.mcp.task_tools} - {*tools, ASK_TOOL}):
@@ -135,7 +135,7 @@ def endpoint(
 
 
 class _McpEndpoint:
-    """ASGI application: an MCP server whose tool calls are runs."""
+    """ASGI application for an MCP server that executes each tool call as a run."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _McpEndpoint:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Run the session manager until the server shuts down."""
+        """Run the MCP session manager until the server shuts down."""
         started = asyncio.Event()
 
         async def run_manager() -> None:
@@ -198,9 +198,9 @@ class _McpEndpoint:
             await asyncio.wait({task})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request.
+        """Handle an MCP request.
 
-        Sessions and the state of questions belong to the caller who opened them.
+        Sessions and open questions are accessible only to the caller who opened them.
         """
         assert self._manager is not None, "the application's lifespan must be entered"
         if self._runs.is_draining:
@@ -230,7 +230,7 @@ class _McpEndpoint:
     async def _end_oldest_session(
         self, app: ASGIApp, scope: Scope, caller: Caller, session: str
     ) -> None:
-        """Record that a user has used a session, and end the user's oldest one if there are too many."""
+        """Record the use of an MCP session, and end the user's oldest session above the limit."""
         sessions = self._sessions.setdefault((caller.tenant, caller.user_id), {})
         sessions.pop(session, None)
         sessions[session] = None
@@ -249,7 +249,7 @@ class _McpEndpoint:
         await app({**scope, "method": "DELETE", "headers": headers}, receive_nothing, ignore)
 
     async def _set_level(self, call: _Call, params: SetLevelRequestParams) -> EmptyResult:
-        """Set the level of log messages of a session, which is specific to earlier versions."""
+        """Set the minimum log level of a session, for clients of earlier protocol versions."""
         self._log_levels[_session_of(call)] = params.level
         return EmptyResult()
 
@@ -348,7 +348,7 @@ class _McpEndpoint:
     async def _start_capability(
         self, caller: Caller, name: str, arguments: Mapping[str, Any], idempotency_key: Any
     ) -> Run:
-        """Start a run of one capability. Calls with the same idempotency key share one run."""
+        """Start a run of a single capability. Calls with the same idempotency key share one run."""
         spec = self._services.registry.capabilities[name]
         step, contexts = parse_request(spec, arguments)
         check_parameter_types(spec, step["parameters"])
@@ -370,9 +370,9 @@ class _McpEndpoint:
     async def _follow(
         self, caller: Caller, run: Run, context: Context[Any, Any], seconds: float | None
     ) -> tuple[Run, dict[str, Any]] | HandlerResult:
-        """Follow a run and those that continue it, and ask the client's user its questions.
+        """Follow a run and its continuations, and forward their questions to the client's user.
 
-        After ``seconds``, return a task.
+        If the run has not ended after ``seconds``, return a task.
         """
         answers = dict(context.input_responses or {})
         call = context.request_context
@@ -414,7 +414,10 @@ class _McpEndpoint:
         context: Context[Any, Any],
         responses: Mapping[str, Any],
     ) -> Run | HandlerResult:
-        """Ask the client's user until the answer is valid. Return the run that continues."""
+        """Ask the client's user a run's question until the answer is valid.
+
+        Return the run that continues with the answer.
+        """
         question_id = question["question_id"]
         # A capability may name its own question. Responses to other forms are ignored.
         form_name = str(question.get("name") or question_id)
@@ -462,12 +465,12 @@ def _session_of(call: _Call) -> str:
 
 
 class _ProgressReporter:
-    """Reporter that sends the progress of a run to the client, also as log messages.
+    """Reporter that sends a run's progress to the MCP client, also as log messages.
 
     Args:
-        context: Context of the call.
-        level: Lowest level of log messages for a client of an earlier protocol version; ``None`` for
-            no messages. Others set it in each request.
+        context: Context of the MCP tool call.
+        level: Lowest level of log messages for a client of an earlier protocol version;
+            ``None`` for no messages. Newer clients set it in each request.
     """
 
     def __init__(self, context: Context[Any, Any], level: LoggingLevel | None) -> None:
@@ -480,7 +483,7 @@ class _ProgressReporter:
         self._reported = 0.0
 
     async def report_event(self, event: Mapping[str, Any]) -> None:
-        """Report an event if it is relevant to users."""
+        """Report a run event to the MCP client if the event is relevant to users."""
         match event["type"]:
             case "ACTIVITY_SNAPSHOT":
                 self._steps, self._done = len(event["content"]["steps"]), 0

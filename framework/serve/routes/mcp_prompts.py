@@ -23,11 +23,11 @@ from capgraph.registry import Registry
 
 
 class _PromptSource(NamedTuple):
-    """Request that a prompt contains.
+    """Source of an MCP prompt, which contains a request to the agent.
 
     Attributes:
         description: Description of the prompt.
-        request: The request.
+        request: Request text of the prompt.
         recipe: Recipe whose parameters are the prompt's arguments.
     """
 
@@ -37,9 +37,9 @@ class _PromptSource(NamedTuple):
 
 
 class McpPrompts:
-    """Prompts of the server.
+    """MCP prompts offered by the server.
 
-    Each recipe and each capability with an example request is a prompt of that name.
+    Each recipe and each capability with an example request becomes a prompt with the same name.
 
     Args:
         services: Services of the graph.
@@ -49,7 +49,7 @@ class McpPrompts:
         self._services = services
 
     def list_prompts(self, caller: Caller) -> ListPromptsResult:
-        """Return the prompts whose capabilities the caller may use."""
+        """Return the MCP prompts whose capabilities the caller may use."""
         prompts = [
             Prompt(
                 name=name,
@@ -70,7 +70,7 @@ class McpPrompts:
         return ListPromptsResult(prompts=prompts)
 
     def get(self, caller: Caller, name: str, arguments: Mapping[str, str]) -> GetPromptResult:
-        """Return the request of a prompt with its arguments.
+        """Return the request text of a prompt with the arguments filled in.
 
         Raises:
             MCPError: The prompt does not exist, or an argument is missing or unknown.
@@ -96,7 +96,7 @@ class McpPrompts:
         return GetPromptResult(description=source.description, messages=[message])
 
     def complete(self, caller: Caller, name: str, argument: str, prefix: str) -> list[str]:
-        """Return the values of a prompt's argument in examples that begin with a prefix."""
+        """Suggest values from examples that complete the prefix of a prompt argument."""
         source = self._sources(caller).get(name)
         if source is None or source.recipe is None:
             return []

@@ -49,13 +49,13 @@ _TEXT_TYPES = ("text/", "application/json")
 
 
 class McpResources:
-    """Resources of the server.
+    """MCP resources offered by the server.
 
     Args:
         threads: The users' threads.
         uploads: The users' uploads; ``None`` if uploads are disabled.
         artifacts: Artifacts that steps produced.
-        files: Paths of the operator's files by their URIs.
+        files: Paths of the operator's files, by URI.
 
     Raises:
         ConfigurationError: A file does not exist, or a URI is reserved.
@@ -79,7 +79,10 @@ class McpResources:
                 )
 
     async def list_resources(self, caller: Caller, cursor: str | None) -> ListResourcesResult:
-        """Return a page of the caller's threads. The first page contains all files, too."""
+        """Return a page of the caller's threads as MCP resources.
+
+        The first page also contains all files.
+        """
         threads, next_cursor = await self._threads.list_page(caller, after=cursor)
         resources = [_thread_resource(thread["thread_id"], thread["title"]) for thread in threads]
         if cursor is None:
@@ -116,7 +119,7 @@ class McpResources:
         )
 
     async def read(self, caller: Caller, uri: str) -> ReadResourceResult:
-        """Return the content of a resource.
+        """Return the content of an MCP resource.
 
         Raises:
             MCPError: The resource does not exist or is too large.
@@ -158,23 +161,24 @@ class McpResources:
         return ReadResourceResult(contents=[contents])
 
     async def complete(self, caller: Caller, argument: str, prefix: str) -> list[str]:
-        """Return the IDs of the caller's threads that begin with a prefix."""
+        """Suggest the caller's thread IDs that begin with a prefix."""
         if argument != "thread":
             return []
         threads, _ = await self._threads.list_page(caller, query=prefix)
         return [t["thread_id"] for t in threads if t["thread_id"].startswith(prefix)]
 
     async def artifact_content(self, caller: Caller, thread_id: str) -> list[ContentBlock]:
-        """Return the artifacts of a thread as content of a tool result.
+        """Return a thread's artifacts as content blocks of an MCP tool result.
 
-        Pictures, sounds, and short text files are included. Others are links to their resources.
+        Images, audio, and short text files are embedded. Other artifacts are links to their
+        resources.
         """
         artifacts = await self._artifacts.list_artifacts(caller, thread_id)
         return [await _artifact_block(thread_id, artifact) for artifact in artifacts]
 
 
 class _TooLargeError(NotFoundError):
-    """The file is too large for a response."""
+    """Raised if a file is too large for an MCP response."""
 
 
 async def _artifact_block(thread_id: str, artifact: Artifact) -> ContentBlock:

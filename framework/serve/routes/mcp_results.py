@@ -36,7 +36,7 @@ _OPEN_QUESTION_SCHEMA = {
 
 
 class McpResults:
-    """Results of runs that tool calls started.
+    """Results of the runs that MCP tool calls started.
 
     Args:
         threads: The users' threads.
@@ -50,7 +50,7 @@ class McpResults:
     async def read(
         self, caller: Caller, run: Run, last_event: Mapping[str, Any], *, is_step: bool
     ) -> CallToolResult:
-        """Return the result of a run that has ended.
+        """Return the MCP tool result for a run that has ended.
 
         Args:
             caller: The caller.
@@ -83,7 +83,10 @@ class McpResults:
     def open_question(
         self, run: Run, question: Mapping[str, Any], request: Request
     ) -> CallToolResult:
-        """Return a question with a link to the console. The question stays open."""
+        """Return a tool result with an open question and a link to the console.
+
+        The question stays open.
+        """
         text = f"{self.describe_wait(run, question, request)} or use a client with elicitation."
         content = {"status": "waiting", "thread": run.thread_id, "run_id": run.run_id}
         return _with_structured_content(
@@ -91,15 +94,15 @@ class McpResults:
         )
 
     def describe_wait(self, run: Run, question: Mapping[str, Any], request: Request) -> str:
-        """Return a sentence with the question of a run and the link to answer it."""
+        """Describe a run's open question and link to the console page that accepts the answer."""
         link = thread_link(self._settings, request, run.thread_id)
         return f"A person must decide first. {describe_question(question)} Fix: answer at {link}"
 
 
 def allow_open_question(tool: Tool) -> Tool:
-    """Return a copy of a tool whose output schema also accepts an open question.
+    """Return a copy of an MCP tool whose output schema also accepts an open question.
 
-    Approval rules and capabilities can ask at run time, so each tool may return a question.
+    Any tool may return a question, because approval rules and capabilities can ask at run time.
     """
     if tool.output_schema is None:
         return tool
@@ -111,7 +114,7 @@ def allow_open_question(tool: Tool) -> Tool:
 
 
 def _final_records(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the records of the steps that no other step reads. A recipe has several steps."""
+    """Return the records of a plan's final steps, whose results no other step reads."""
     steps = (state.get("planning_execution_plan") or {}).get("steps") or ()
     steps = [step for step in steps if step["capability"] not in TERMINAL_STEPS]
     keys = {step["context_key"] for step in steps}
@@ -132,5 +135,5 @@ def _turn_result(run: Run, last_event: Mapping[str, Any]) -> CallToolResult:
 
 
 def _with_structured_content(result: CallToolResult, content: Mapping[str, Any]) -> CallToolResult:
-    """Return a copy of a result with structured content that identifies the turn."""
+    """Return a copy of a tool result with structured content that identifies the turn."""
     return result.model_copy(update={"structured_content": dict(content)})

@@ -60,11 +60,11 @@ class _UpdateTaskParams(_TaskParams):
 
 
 class McpTasks:
-    """The tasks extension of an MCP server.
+    """Tasks extension of the MCP server, which lets clients poll long tool calls.
 
     Args:
-        runs: The runs.
-        results: Results of ended runs.
+        runs: Runs of the served graph.
+        results: Results of runs that have ended.
         services: Services of the graph.
         settings: Settings of the server.
     """
@@ -76,14 +76,14 @@ class McpTasks:
         self._masker, self._settings = services.masker, settings
 
     def register(self, server: Server[Any]) -> None:
-        """Announce the extension and add its methods."""
+        """Register the tasks extension and its request handlers with an MCP server."""
         server.extensions[TASKS_EXTENSION] = {}
         server.add_request_handler("tasks/get", _TaskParams, self._get)
         server.add_request_handler("tasks/update", _UpdateTaskParams, self._update)
         server.add_request_handler("tasks/cancel", _TaskParams, self._cancel)
 
     def seconds_until_task(self, call: _Call, tool: str) -> float | None:
-        """Return the seconds after which a call becomes a task; ``None`` if it never does.
+        """Return the seconds after which a tool call becomes a task, or ``None`` for never.
 
         Raises:
             MCPError: The tool runs as a task only, and the client does not declare the extension.
@@ -96,7 +96,7 @@ class McpTasks:
         return 0.0 if is_required else self._settings.mcp.task_after_seconds
 
     async def create(self, caller: Caller, run: Run) -> dict[str, Any]:
-        """Return the result of a call whose turn continues as a task."""
+        """Return the tool call result that tells the client that the turn continues as a task."""
         turn = await self._runs.latest_turn(caller, run.thread_id)
         assert turn is not None, "the thread has the run"
         return {"resultType": "task", **self._describe(turn), "status": "working"}
@@ -134,7 +134,9 @@ class McpTasks:
         if (last_event.get("result") or {}).get("error"):
             message = str(last_event.get("message") or "The run failed.")
             return {"status": "failed", "error": {"code": INTERNAL_ERROR, "message": message}}
-        result = await self._results.read(caller, turn.run, last_event, is_step=_is_step(turn))
+        result = await self._results.read(
+            caller, turn.run, last_event, is_step=_is_capability_call(turn)
+        )
         dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {"status": "completed", "result": dumped}
 
@@ -169,7 +171,7 @@ class McpTasks:
             answers = {
                 question["question_id"]: read_answer(question["question_id"], question, responses)
                 for question in questions
-                if (responses := _responses_to(question, params.input_responses))
+                if (responses := _find_responses(question, params.input_responses))
             }
             if answers:
                 run = await self._runs.answer_all(caller, answers)
@@ -178,7 +180,11 @@ class McpTasks:
         return {}
 
     async def _wait_for_end(self, caller: Caller, run: Run) -> None:
-        """Wait until a run ends, which happens soon, because its turn has another open question."""
+        """Wait for a run to end, up to a short timeout.
+
+        The run is expected to end soon, because its turn has a different question that is still
+        open.
+        """
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(_PARTIAL_ANSWER_SECONDS),
@@ -231,7 +237,7 @@ def _missing_extension_error() -> MCPError:
 
 
 def _check_request(call: _Call, params: _TaskParams) -> None:
-    """Raise an error unless the client may call a method of the extension for a task."""
+    """Reject a task request if the client may not call methods of the tasks extension."""
     if call.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         raise MCPError(METHOD_NOT_FOUND, "Method not found", call.method)
     if not _supports_tasks(call):
@@ -243,16 +249,16 @@ def _check_request(call: _Call, params: _TaskParams) -> None:
         )
 
 
-def _is_step(turn: Turn) -> bool:
-    """Return True if a tool call of one capability started the turn."""
+def _is_capability_call(turn: Turn) -> bool:
+    """Return True if the turn started with an MCP tool call of a single capability."""
     steps = (turn.requests[0][1].get("plan") or {}).get("steps") or ()
     return [step.get("context_key") for step in steps] == [STEP_KEY]
 
 
-def _responses_to(
+def _find_responses(
     question: Mapping[str, Any], responses: Mapping[str, Any]
 ) -> dict[str, ElicitResult] | None:
-    """Return the responses to a question; ``None`` if the client did not answer it.
+    """Return the client's responses to a question, or ``None`` if it was not answered.
 
     Raises:
         MCPError: The question has several forms, and some of them have no response.

@@ -27,7 +27,7 @@ _TIMEOUT_SECONDS = 10
 
 
 class LoginFailedError(CapgraphError):
-    """Raised when a login at the provider fails."""
+    """Raised if a login at the OpenID Connect provider fails."""
 
     code = "CG-LOGIN"
 
@@ -37,11 +37,11 @@ def routes(
 ) -> list[Route]:
     """Return the routes for login at an OpenID Connect provider.
 
-    The state of a login is stored in a signed cookie, so any server process with the same
-    ``serve.session_secret`` can complete it.
+    The login state is stored in a signed cookie, so any server process with the same
+    ``serve.session_secret`` can complete the login.
 
     Args:
-        authenticator: Stores the sessions.
+        authenticator: Authenticator whose sessions store the logins.
         settings: Settings of the provider.
         serve: Settings of the server.
 
@@ -96,9 +96,9 @@ def routes(
 
 
 def _provider_client(settings: OidcSettings) -> Any:
-    """Return authlib's client of the provider.
+    """Create the authlib client for the OpenID Connect provider.
 
-    Certificates are loaded here, because requests must not read files on the event loop.
+    Certificates are loaded in advance, because requests must not read files on the event loop.
     """
     import httpx
     from authlib.integrations.starlette_client import OAuth
@@ -150,7 +150,7 @@ async def _claims(client: Any, request: Request, settings: OidcSettings) -> Mapp
         ) from exc
     except Exception as exc:
         get_logger("serve", "oidc").warning("A login failed: %s", exc)
-        raise LoginFailedError("The provider did not confirm the login.") from exc
+        raise LoginFailedError("The OpenID Connect provider did not confirm the login.") from exc
     return claims
 
 

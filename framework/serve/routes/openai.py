@@ -37,14 +37,14 @@ _TURN_FAILED_STATUS = 422
 
 
 def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
-    """Return the routes below ``/v1``.
+    """Return the OpenAI-compatible routes below ``/v1``.
 
-    Each request starts a thread of its own, unless ``metadata.thread_id`` or
-    ``previous_response_id`` continues one. A question ends the answer with its text and a link to
-    the console.
+    Each request starts a new thread, unless ``metadata.thread_id`` or ``previous_response_id``
+    selects an existing one. If the agent asks a question, the answer ends with the text of the
+    question and a link to the console.
 
     Args:
-        runs: The runs.
+        runs: Runs of the served graph.
         settings: Settings of the server.
     """
     api = _Endpoints(runs, settings)
@@ -112,7 +112,7 @@ class _Endpoints:
         return answer
 
     async def _start_run(self, caller: Caller, answer_request: AnswerRequest) -> Run:
-        """Resume the turn whose calls have results, or start one."""
+        """Resume the turn that is waiting for the request's tool results, or start a new turn."""
         client_tools = answer_request.tools.client_tools
         if answer_request.tool_results:
             try:

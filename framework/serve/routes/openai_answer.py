@@ -19,11 +19,11 @@ _FAILED_STATUSES = frozenset({"failed", "stopped"})
 
 
 class AnswerError(NamedTuple):
-    """Reason why a turn has no answer.
+    """Error that explains why a turn produced no answer.
 
     Attributes:
-        message: Text for the user.
-        code: Code of the error.
+        message: Error message for the user.
+        code: Error code.
     """
 
     message: str
@@ -65,12 +65,15 @@ class Answer:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """IDs of the thread and the run, and the outcome of the turn."""
+        """IDs of the thread and the run, and the outcome of the turn if it has ended."""
         ids = {"thread_id": self.run.thread_id, "run_id": self.run.run_id}
         return {**ids, "status": self.status} if self.status else ids
 
     async def iter_text(self) -> AsyncIterator[str]:
-        """Yield the parts of the text. Afterwards, the attributes describe the end of the run."""
+        """Yield the answer text in parts.
+
+        After the last part, the attributes of the answer describe how the run ended.
+        """
         if not self._tools.answer_tools:
             async with aclosing(self._iter_streamed()) as parts:  # type: ignore[type-var]
                 async for part in parts:
@@ -133,7 +136,7 @@ class Answer:
             self.output_tokens += usage.get("outputTokens") or 0
 
     def _remaining_text(self, end: Mapping[str, Any], streamed: str) -> list[str]:
-        """Return the text of the last event that was not streamed."""
+        """Return the parts of the final answer or question that have not been streamed yet."""
         outcome = end.get("outcome") or {}
         if self.error is not None:
             return []
@@ -146,7 +149,7 @@ class Answer:
 
 
 def _question_text(interrupt: Mapping[str, Any]) -> str:
-    """Return the text of a question, with the description and the parameters of each step."""
+    """Format a question as text, with the description and parameters of each affected step."""
     question = interrupt["metadata"]["capgraph"]
     lines = []
     for step in question.get("steps") or ():

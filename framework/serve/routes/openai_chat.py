@@ -13,14 +13,14 @@ from capgraph.serve.sse import encode_event
 
 
 class CompletionWriter:
-    """Writer of a chat completion.
+    """Writer that formats an answer as an OpenAI chat completion.
 
     Attributes:
-        answer: The answer.
+        answer: Answer to format.
 
     Args:
-        answer: The answer.
-        includes_usage: True to end the stream with the usage.
+        answer: Answer to format.
+        includes_usage: True to end the stream with the token usage.
     """
 
     def __init__(self, answer: Answer, *, includes_usage: bool = False) -> None:
@@ -33,7 +33,7 @@ class CompletionWriter:
         }
 
     async def write(self) -> dict[str, Any]:
-        """Wait for the answer and return the completion."""
+        """Wait for the complete answer and return it as a chat completion object."""
         text = "".join([part async for part in self.answer.iter_text()])
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls := self._calls():

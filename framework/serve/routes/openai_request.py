@@ -98,15 +98,15 @@ def check_options(
     supported: Iterable[str],
     options: Mapping[str, tuple[tuple[Any, ...], str]],
 ) -> None:
-    """Refuse unknown options, and options that the agent does not support.
+    """Reject request options that are unknown or that the agent does not support.
 
     Args:
         body: Body of the request.
         supported: Options that have an effect, besides those of both APIs.
-        options: Other known options, with the values that make no difference.
+        options: Other known options, with the values that have no effect.
 
     Raises:
-        BadRequestError: An option is refused; ``param`` names it.
+        BadRequestError: An option is rejected; ``param`` contains its name.
         NotFoundError: The model does not exist.
     """
     check_model(body.get("model") or MODEL_NAME)
@@ -123,17 +123,17 @@ def check_options(
         neutral_values, fix = options[name]
         if not any(value == neutral for neutral in neutral_values):
             raise BadRequestError(
-                f"The parameter {name!r} is not supported: the agent cannot apply it.",
+                f"The parameter {name!r} is not supported, because the agent cannot apply it.",
                 fix=fix,
                 param=name,
             )
 
 
 def check_model(name: Any) -> None:
-    """Check that a model is the agent.
+    """Check that a requested model name is the name under which the agent is served.
 
     Raises:
-        NotFoundError: It is not.
+        NotFoundError: The name is a different one.
     """
     if name != MODEL_NAME:
         raise NotFoundError(
@@ -142,7 +142,7 @@ def check_model(name: Any) -> None:
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> AnswerRequest:
-    """Return the request of a chat completion.
+    """Parse the body of an OpenAI chat completion request.
 
     Raises:
         BadRequestError: The request is invalid, or the agent does not support one of its options.
@@ -177,14 +177,16 @@ def parse_chat_request(body: Mapping[str, Any]) -> AnswerRequest:
         thread,
         tools,
         tool_results,
-        *_answer_type(answer_schema, "response_format", tools),
+        *_select_answer_schema(answer_schema, "response_format", tools),
         is_streamed=bool(body.get("stream")),
         includes_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
     )
 
 
 def parse_responses_request(body: Mapping[str, Any]) -> AnswerRequest:
-    """Return the request of a response. Its thread is that of ``previous_response_id``.
+    """Parse the body of a request to the OpenAI Responses API.
+
+    ``previous_response_id`` selects the thread that the request continues.
 
     Raises:
         BadRequestError: The request is invalid, or the agent does not support one of its options.
@@ -205,7 +207,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> AnswerRequest:
     text_format = text.get("format") if isinstance(text, Mapping) else text
     if isinstance(text, Mapping) and text.get("verbosity") not in (None, "medium"):
         raise BadRequestError(
-            "The parameter 'text.verbosity' is not supported: the agent cannot apply it.",
+            "The parameter 'text.verbosity' is not supported, because the agent cannot apply it.",
             fix=_SETTINGS_FIX,
             param="text.verbosity",
         )
@@ -216,16 +218,19 @@ def parse_responses_request(body: Mapping[str, Any]) -> AnswerRequest:
         None,
         tools,
         tool_results,
-        *_answer_type(answer_schema, "text.format", tools),
+        *_select_answer_schema(answer_schema, "text.format", tools),
         messages_param="input",
         is_streamed=bool(body.get("stream")),
     )
 
 
-def _answer_type(
+def _select_answer_schema(
     schema: Mapping[str, Any] | None, param: str, tools: FunctionTools
 ) -> tuple[Mapping[str, Any] | None, str]:
-    """Return the schema of the answer and the parameter that determines it."""
+    """Return the JSON schema of the answer and the request parameter that determines it.
+
+    A tool choice that requires a call conflicts with a response format.
+    """
     if not tools.answer_tools:
         return schema, param
     if schema is not None:
@@ -245,12 +250,13 @@ def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parse_format(value: Any, param: str, nested_in: str | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema of a response format, or ``None`` for text.
+    """Return the JSON schema of a response format, or ``None`` for plain text.
 
     Args:
-        value: The response format.
-        param: Its parameter.
-        nested_in: Member of the format that contains the schema; ``None`` if the format does.
+        value: Response format from the request.
+        param: Name of the request parameter that contains the format.
+        nested_in: Member of the format that contains the schema; ``None`` if the format itself
+            contains it.
     """
     kind = value.get("type") if isinstance(value, Mapping) else value
     if kind is None or kind == "text":
@@ -267,9 +273,9 @@ def _parse_format(value: Any, param: str, nested_in: str | None) -> Mapping[str,
 
 
 class _Conversation:
-    """Messages of a request, converted to those of the graph.
+    """Messages of an OpenAI request, converted to messages of the graph.
 
-    Calls of tools and their results become text, which every model role reads.
+    Tool calls and their results are converted to text, because every model role can read text.
     """
 
     def __init__(self, param: str) -> None:
@@ -280,12 +286,12 @@ class _Conversation:
         self._unmatched: list[str] = []
 
     def add_text(self, role: str, content: str) -> None:
-        """Add a message."""
+        """Add a text message. The role ``developer`` is treated as ``system``."""
         role = "system" if role == "developer" else role
         self._messages.append({"role": role, "content": content})
 
     def add(self, message: Any) -> None:
-        """Add a message of a chat completion."""
+        """Add a message of an OpenAI chat completion request."""
         where = f"{self._param}[{len(self._messages)}]"
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
@@ -305,7 +311,7 @@ class _Conversation:
         self.add_text(role, "\n".join(filter(None, texts)))
 
     def add_item(self, item: Any) -> None:
-        """Add an input item of a response."""
+        """Add an input item of an OpenAI Responses request, such as a function call."""
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         where = f"{self._param}[{len(self._messages)}]"
         if kind == "message":
@@ -325,7 +331,7 @@ class _Conversation:
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str):
             raise BadRequestError(
-                f"{where} has a call without a function name.",
+                f"{where} contains a tool call without a function name.",
                 fix="Send the name and the arguments of each call.",
                 param=where,
             )
@@ -341,10 +347,10 @@ class _Conversation:
         self.add_text("assistant", f"The tool {name} returned: {text}")
 
     def split(self) -> tuple[str | None, list[dict[str, Any]], dict[str, str]]:
-        """Return the last user message, the messages before it, and the results of tools after it.
+        """Split the conversation into its last user message, earlier messages, and tool results.
 
-        If results follow the user message, the history contains their texts, too, for an agent
-        that did not make the calls.
+        If tool results follow the user message, the history also contains them as text, for an
+        agent that did not make the calls.
         """
         results: dict[str, str] = {}
         count = len(self._messages)
@@ -368,7 +374,7 @@ class _Conversation:
 
 
 def unmatched_result_error(call_id: str, param: str) -> BadRequestError:
-    """Return the error for the result of an unknown call."""
+    """Create the error for a tool result that does not match any tool call."""
     return BadRequestError(
         f"The tool result {call_id!r:.80} has no matching tool call before it.",
         fix="Send the assistant's message with the tool call before its result.",
@@ -377,7 +383,7 @@ def unmatched_result_error(call_id: str, param: str) -> BadRequestError:
 
 
 def _text(content: Any, where: str) -> str:
-    """Return text, or the joined text of content parts."""
+    """Return message content as text, joining the texts of its content parts."""
     if isinstance(content, list):
         parts = [
             part.get("text")

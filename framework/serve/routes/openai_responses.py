@@ -15,13 +15,13 @@ RESPONSE_PREFIX = "resp_"
 
 
 class ResponseWriter:
-    """Writer of a response.
+    """Writer that formats an answer as a response of the OpenAI Responses API.
 
     Attributes:
-        answer: The answer.
+        answer: Answer to format.
 
     Args:
-        answer: The answer.
+        answer: Answer to format.
         body: Body of the request, whose options the response repeats.
     """
 
@@ -32,7 +32,7 @@ class ResponseWriter:
         self._number = -1
 
     async def write(self) -> dict[str, Any]:
-        """Wait for the answer and return the response."""
+        """Wait for the complete answer and return it as a response object."""
         return self._response("".join([part async for part in self.answer.iter_text()]))
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -76,7 +76,7 @@ class ResponseWriter:
         return encode_event({"type": kind, "sequence_number": self._number, **fields}, kind)
 
     def _response(self, text: str | None) -> dict[str, Any]:
-        """Return the response with its text; ``None`` while the run is active."""
+        """Return the response object with its text, which is ``None`` while the run is active."""
         answer, error = self.answer, self.answer.error
         status = "in_progress" if text is None else "failed" if error else "completed"
         read, written = answer.input_tokens, answer.output_tokens
@@ -111,7 +111,7 @@ class ResponseWriter:
         }
 
     def _output(self, text: str) -> list[dict[str, Any]]:
-        """Return the message and the calls of a completed response."""
+        """Return the output items of a completed response, which are its message and tool calls."""
         calls = self.answer.tool_calls
         items = [
             {

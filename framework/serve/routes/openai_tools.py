@@ -18,12 +18,12 @@ _CHOICES = "'none', 'auto', 'required', or the name of a function"
 
 
 class ToolCall(NamedTuple):
-    """Call of a function that the client must run.
+    """Function call that the client must execute.
 
     Attributes:
         call_id: ID of the call.
         name: Name of the function.
-        arguments: Arguments as JSON text.
+        arguments: Arguments as a JSON string.
     """
 
     call_id: str
@@ -33,12 +33,12 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FunctionTools:
-    """Functions of a request.
+    """Functions that an OpenAI request declares as tools.
 
     Attributes:
         client_tools: Functions that the agent may call, as arguments of
             :func:`~capgraph.scale.client_tools.client_tool`.
-        answer_tools: Functions of which the answer must call one, in the same form.
+        answer_tools: Functions of which the answer must call exactly one, in the same form.
         is_parallel: False if an answer may contain only one call.
     """
 
@@ -48,7 +48,7 @@ class FunctionTools:
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """JSON schema of an answer that calls one of the answer tools; ``None`` without them.
+        """JSON schema of an answer that calls an answer tool, or ``None`` without answer tools.
 
         >>> FunctionTools(answer_tools=[{"name": "f", "parameters": {}}]).answer_schema["required"]
         ['call']
@@ -81,11 +81,13 @@ class FunctionTools:
         return {**schema, "$defs": definitions} if definitions else schema
 
     def read_answer(self, text: str, run_id: str) -> ToolCall | None:
-        """Return the call that an answer contains; ``None`` if the answer is a question to the user.
+        """Parse the tool call that an answer contains.
+
+        Return ``None`` if the answer is a question to the user.
 
         Args:
             text: Text of the answer.
-            run_id: ID of the run, from which the ID of the call is made.
+            run_id: ID of the run, from which the ID of the tool call is derived.
         """
         try:
             call = json.loads(text)["call"]
@@ -96,14 +98,14 @@ class FunctionTools:
 
 
 def parse_tools(body: Mapping[str, Any], *, is_nested: bool) -> FunctionTools:
-    """Return the functions of a request.
+    """Parse the functions and the tool choice of an OpenAI request.
 
     Args:
         body: Body of the request.
         is_nested: True if ``function`` contains the fields of a function, as in chat completions.
 
     Raises:
-        BadRequestError: A tool is not a function, or the choice names none of them.
+        BadRequestError: A tool is not a function, or the tool choice names an unknown function.
     """
     tools = body.get("tools") or []
     if not isinstance(tools, list):
@@ -127,7 +129,7 @@ def parse_tools(body: Mapping[str, Any], *, is_nested: bool) -> FunctionTools:
 
 
 def _chosen_name(choice: Any, is_nested: bool) -> Any:
-    """Return the name of the function that a choice requires; ``None`` for any other choice."""
+    """Return the function name that a tool choice requires, or ``None`` if it requires none."""
     if not isinstance(choice, Mapping) or choice.get("type") != "function":
         return None
     function = choice.get("function") if is_nested else choice

@@ -56,7 +56,7 @@ TURN = {"type": ["integer", "null"], "minimum": 1}
 
 
 def routes(recorded: RecordedRuns, settings: ServeSettings) -> list[BaseRoute]:
-    """Return the routes of recorded runs.
+    """Return the routes for recorded runs and for links that share them.
 
     Args:
         recorded: Recorded runs of the users' threads.
@@ -169,7 +169,10 @@ def _page(title: str, body: str, status: int = 200) -> Response:
 
 
 def _render(run: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the parts of a run's page. The page has no script and no form."""
+    """Yield the HTML of a read-only page that shows a run.
+
+    The page contains no scripts and no forms.
+    """
     at = datetime.fromtimestamp(run["at"], UTC)
     yield f"<h1>{_text(run['agent'])}</h1>"
     yield f'<p class="quiet">Read-only view of a run · {at:%Y-%m-%d %H:%M} UTC</p>'
@@ -201,7 +204,7 @@ def _describe_cost(cost: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    """Return untrusted text as HTML, with invisible characters escaped."""
+    """Escape untrusted text for HTML, including invisible characters."""
     text = str(value or "")
     cut = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
     lines = cut.replace("\r\n", "\n").split("\n")
