@@ -145,7 +145,7 @@ async def test_what_cannot_be_compared_is_a_failure_that_says_so() -> None:
     given = planned(step("a", "says"), step("b", "loose", when=when("a.wind", ">", 3)), ANSWER)
     out = await agent.ainvoke(given)
     assert status(out) == "failed"
-    assert "a.wind is 'strong': 'a.wind > 3'" in said(out)
+    assert "'a.wind > 3': a.wind is 'strong'" in said(out)
 
 
 async def test_the_time_limit_of_a_step_takes_the_place_of_its_capabilitys() -> None:

@@ -86,7 +86,7 @@ async def test_a_turn_ends_with_a_message(turn: Any, role: str, given: Any) -> N
 async def test_a_place_that_does_not_exist_is_told(turn: Any, role: str, place: Any) -> None:
     out = await turn(role, Command(goto=place))
     assert status(out) == "failed"
-    assert "unknown nodes ['nowhere']" in message_and_reason(out)
+    assert "unknown nodes: ['nowhere']" in message_and_reason(out)
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "begin_turn"])

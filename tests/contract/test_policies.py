@@ -297,7 +297,7 @@ class _Nods:
     ("policy", "told"),
     [
         (_Raises(), "the policy server is away"),
-        (_Shrugs(), "verdict of a policy for the plan: none"),
+        (_Shrugs(), "verdict for the plan: none"),
         (_Nods(), "(look): true"),
     ],
 )

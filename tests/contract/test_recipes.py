@@ -324,7 +324,7 @@ async def test_what_reads_a_recipe_reads_its_last_steps() -> None:
     assert out["execution_outcome"]["status"] == "completed"
     # In this one the place stands inside a title, where only a plain value can stand.
     out = await build_graph(registry(await report())).ainvoke(given)
-    assert "'place' is the reference 'first.place'" in out["execution_outcome"]["reason"]
+    assert "'place' is used inside" in out["execution_outcome"]["reason"]
 
 
 async def test_a_condition_and_optional_hold_for_all_steps(log: list[str]) -> None:
@@ -375,7 +375,7 @@ async def test_where_a_recipe_waits_its_first_steps_wait() -> None:
     assert list(out["execution_outcome"]["waiting"]) == ["it.w"]
     given["planning_execution_plan"] = {"steps": [whole]}
     out = await graph.ainvoke({**given, "messages": [("user", "Go on")]}, config)
-    assert "'place' is the reference" in out["execution_outcome"]["reason"]
+    assert "'place' is used inside" in out["execution_outcome"]["reason"]
 
 
 async def test_what_a_step_waits_for_may_be_a_parameter() -> None:

@@ -199,7 +199,7 @@ async def test_a_policy_may_refuse_the_undoing(turn: Any) -> None:
 async def test_where_the_budget_is_used_up_what_is_left_done_is_told(turn: Any) -> None:
     out = await turn(House(), budget=Budget(steps=3)).ask()
     assert "no power" in said(out)
-    assert "not undone: Do a; Do b (The plan exceeds a budget." in said(out)
+    assert "not undone: Do a; Do b (The estimated usage of the plan exceeds a budget." in said(out)
 
 
 async def test_nothing_is_offered_where_nothing_was_done_or_all_went_well(

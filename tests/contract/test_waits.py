@@ -458,7 +458,7 @@ async def test_foreign_callers_wake_nothing(tools: list[Any], ran: list[Any]) ->
 
     with pytest.raises(PolicyError, match="another tenant"):
         await it.signal("paid", **sender(user_id="eve", role="clerk", tenant="south"))
-    with pytest.raises(PolicyError, match="may not use the capability 'act'"):
+    with pytest.raises(PolicyError, match="'act'"):
         await it.signal("paid", **sender(user_id="eve", role="guest", tenant="north"))
     assert ran == []
     # Without a name it is the program itself; the turn goes on as whoever began it.

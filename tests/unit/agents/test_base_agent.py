@@ -381,7 +381,7 @@ async def test_a_failed_run_is_resumed(around: list[Any]) -> None:
     assert (await agent.resume_from(name)).output == "done"
     again = await agent.resume_from(name, from_step=0)
     assert (again.output, ran) == ("once more", [1, 2, 2])
-    with pytest.raises(ValueError, match="no step 7"):
+    with pytest.raises(ValueError, match="from_step is 7"):
         await agent.resume_from(name, from_step=7)
 
 

@@ -173,7 +173,7 @@ async def test_invalid_options_are_refused() -> None:
         ReActAgent(None)
     with pytest.raises(ConfigurationError, match=r"5 in ReActAgent\.behaviors"):
         await ReActAgent(scripted(), behaviors=[5]).execute("Go")
-    with pytest.raises(ConfigurationError, match="must be unique: 2 tools have the names add"):
+    with pytest.raises(ConfigurationError, match="must be unique, but 2 tools share the names add"):
         await ReActAgent(scripted(), tools=[add, add]).execute("Go")
     with pytest.raises(ConfigurationError, match="handoff target"):
         handoff("")

@@ -170,7 +170,7 @@ def test_max_iterations_is_checked_before_the_call() -> None:
     with agent(max_iterations=2).session() as session:
         for _ in range(2):
             session.run_turn(lambda: calls.append(1))
-        with pytest.raises(MaxIterationsExceededError, match="max_iterations=2"):
+        with pytest.raises(MaxIterationsExceededError, match="limit of 2 turns"):
             session.run_turn(lambda: calls.append(1))
     assert len(calls) == 2
 

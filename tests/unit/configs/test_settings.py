@@ -156,7 +156,7 @@ def test_variables_in_files(write: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("WHO", "me")
     found = load_settings(write("name: ${WHO}\ndescription: by ${NOBODY:-someone}"))
     assert (found.name, found.description) == ("me", "by someone")
-    with pytest.raises(ConfigurationError, match=r"'NOBODY' is not set, but 'model'"):
+    with pytest.raises(ConfigurationError, match=r"'NOBODY', which 'model'"):
         load_settings(write("model: ${NOBODY}"))
 
 

@@ -252,7 +252,7 @@ def test_include_exclude_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert list(registry.capabilities) == ["b"]
     assert registry.capabilities["b"].cls is module.Other
-    with pytest.raises(RegistryError, match="cannot replace 'z'"):
+    with pytest.raises(RegistryError, match="cannot replace the capability 'z'"):
         registry.configure(override={"z": "capgraph_replacements:Other"})
     with pytest.raises(RegistryError, match="'q'"):
         registry.configure(include=["q"])
