@@ -120,7 +120,9 @@ def test_a_key_of_the_framework_is_not_declared_anew() -> None:
     class MyState(AgentState, total=False):
         messages: Annotated[list[Any], add]
 
-    with pytest.raises(CapgraphError, match=r"MyState must not redeclare keys of AgentState: messages"):
+    with pytest.raises(
+        CapgraphError, match=r"MyState must not redeclare keys of AgentState: messages"
+    ):
         build_graph([read], state_schema=MyState)
 
 

@@ -47,7 +47,7 @@ def test_an_unacceptable_risk_stops_work_and_is_named() -> None:
     risks.add(Risk("R2", "bursts", "unacceptable"))  # type: ignore[arg-type]
     with pytest.raises(RiskUnacceptableError, match="R2: bursts"):
         risks.assert_no_unacceptable()
-    with pytest.raises(ValueError, match="Duplicate risk 'R2'"):
+    with pytest.raises(ValueError, match="Risk 'R2' is already registered"):
         risks.add(Risk("R2", "again", ResidualRiskLevel.LOW))
     with pytest.raises(ValueError, match="'huge' is unknown"):
         Risk("R3", "x", "huge")  # type: ignore[arg-type]

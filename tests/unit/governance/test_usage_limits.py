@@ -37,7 +37,9 @@ def _tracker(**used: int) -> UsageTracker:
 )
 def test_usage_above_a_limit_raises(limit: str, used: dict[str, int]) -> None:
     limits = UsageLimits(**{limit: 10})  # type: ignore[arg-type]
-    with pytest.raises(UsageLimitExceededError, match=f"11, which exceeds {limit}=10") as told:
+    with pytest.raises(
+        UsageLimitExceededError, match=f"11, which exceeds the limit {limit}=10"
+    ) as told:
         _tracker(**used).check_limits(limits)
     assert told.value.limit_name == limit
     UsageLimits(**{limit: 11}).check(_tracker(**used))  # type: ignore[arg-type]
