@@ -157,7 +157,8 @@ def test_broken_recipe_does_not_hide_other_findings(tmp_path):
     broken.write_text("version: 1\nname: report\n")
     settings = Settings(recipes=[str(broken)], capabilities={"nothing": {}})
     found = [f.text for f in checks.check_registry(settings, offline=True, url="")]
-    assert f"'{broken}'" in found[0] and "description: Field required" in found[0]
+    assert f"'{broken}'" in found[0]
+    assert "description: Field required" in found[0]
     assert any(text.startswith("capabilities.nothing: ") for text in found)
 
 
