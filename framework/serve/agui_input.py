@@ -15,8 +15,6 @@ from capgraph.configs.suggestions import suggest_fix
 if TYPE_CHECKING:
     from ag_ui.core import RunAgentInput
 
-CONTEXT_ID = "agui-context"
-"""ID of the message with the client's context. Each request replaces it."""
 _ROLES = {"developer": "system"}
 _OPTIONS = ("plan", "context")
 
@@ -28,6 +26,7 @@ class AguiRequest:
     Attributes:
         message: Text of the new user message.
         message_id: The client's ID of this message.
+        instructions: Context of the client for this turn; empty without a context.
         history: Earlier messages that the thread does not contain.
         answers: Answers by question ID. Results of client tools are answers, too.
         plan: Plan that the client supplied.
@@ -38,6 +37,7 @@ class AguiRequest:
 
     message: str | None
     message_id: str | None
+    instructions: str
     history: list[dict[str, Any]]
     answers: dict[str, Any]
     plan: Any
@@ -50,8 +50,6 @@ def read_request(
     run_input: RunAgentInput,
     thread_state: Mapping[str, Any],
     shared_keys: Collection[str],
-    *,
-    has_chat_model: bool,
 ) -> AguiRequest:
     """Parse and validate the input of an AG-UI run.
 
@@ -59,7 +57,6 @@ def read_request(
         run_input: Input from the AG-UI client.
         thread_state: State of the thread as plain data; empty for a new thread.
         shared_keys: State keys that clients may send.
-        has_chat_model: True if a chat model can read instructions.
 
     Raises:
         ValidationError: The input contains something that the agent cannot use.
@@ -78,16 +75,13 @@ def read_request(
             "The request must not contain both answers and a new message.",
             fix="Send the message after the answers.",
         )
-    # A turn has one context: that of its message.
-    history[:0] = _context_messages(run_input.context or (), known)
-    if not has_chat_model and any(one["role"] == "system" for one in history):
-        raise ValidationError(
-            "The request has a context or system messages, but no chat model is configured.",
-            fix="Remove them, or configure a model.",
-        )
     return AguiRequest(
         message=None if message is None else _text(message),
         message_id=None if message is None else message.id,
+        # A turn has one context: that of its message.
+        instructions="\n".join(
+            f"{one.description}: {one.value}" for one in run_input.context or ()
+        ),
         history=history if message is not None else [],
         answers=answers,
         plan=options.get("plan"),
@@ -160,21 +154,6 @@ def _unknown_messages(
         if calls or data["content"]:
             unknown.insert(0, data)
     return unknown
-
-
-def _context_messages(
-    context: Sequence[Any], thread_messages: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return a system message with the client's context, or a removal of the earlier message.
-
-    The list is empty if there is neither a current nor an earlier context.
-    """
-    if context:
-        content = "\n".join(f"{one.description}: {one.value}" for one in context)
-        return [{"role": "system", "content": content, "id": CONTEXT_ID}]
-    if any(one["id"] == CONTEXT_ID for one in thread_messages):
-        return [{"role": "remove", "content": "", "id": CONTEXT_ID}]
-    return []
 
 
 def _message_data(message: Any) -> dict[str, Any]:

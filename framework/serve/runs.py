@@ -68,6 +68,8 @@ _RECOVER_SECONDS = 5.0
 _PRUNE_SECONDS = 3600.0
 _MAX_LISTED_RUNS = 500
 """Maximum number of runs that are searched for those of a turn."""
+INSTRUCTIONS_ID = "client-instructions"
+"""ID of the message with a client's instructions. Those of the next request replace it."""
 _OWN_ROLES = frozenset({"user", "system", "developer"})
 """Roles of messages that the client's user wrote."""
 _MAX_UNLOGGED_THREADS = 50
@@ -199,6 +201,8 @@ class Runs:
         state: Mapping[str, Any] | None = None,
         client_tools: Sequence[Mapping[str, Any]] | None = None,
         answer_schema: Mapping[str, Any] | None = None,
+        instructions: str | None = None,
+        response_options: Mapping[str, Any] | None = None,
     ) -> Run:
         """Start a run in the background, for a message, a plan, or answers, and return it.
 
@@ -216,6 +220,9 @@ class Runs:
             client_tools: Tools of the client, as arguments of
                 :func:`~capgraph.scale.client_tools.client_tool`.
             answer_schema: JSON schema of the answer. Requires a chat model.
+            instructions: Instructions of the client for this turn. They replace those of the
+                thread's last request; ``None`` keeps them. Requires a chat model.
+            response_options: Options of the request that its response repeats.
 
         Raises:
             ThreadBusyError: The thread has an active run.
@@ -232,6 +239,13 @@ class Runs:
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Send a non-empty message.")
         history = await self._with_labels(caller, history or ())
+        history[:0] = await self._instruction_messages(caller, thread_id, instructions)
+        if not self.has_chat_model and any(one["role"] == "system" for one in history):
+            raise ValidationError(
+                "The request has instructions or system messages, but no chat model is configured.",
+                fix="Remove them, or configure a model.",
+                facts={"key": "instructions"},
+            )
         fields: dict[str, Any] = {
             "message": message,
             "plan": plan,
@@ -242,6 +256,7 @@ class Runs:
             "state": dict(state) if state else None,
             "client_tools": list(client_tools) if client_tools else None,
             "answer_schema": answer_schema,
+            "response_options": response_options,
         }
         request = {name: value for name, value in fields.items() if value is not None}
         # A new message instead of an answer cancels the open question.
@@ -324,6 +339,22 @@ class Runs:
             )
         return labeled
 
+    async def _instruction_messages(
+        self, caller: Caller, thread_id: str, instructions: str | None
+    ) -> list[Mapping[str, Any]]:
+        """Return the message that adds, replaces, or removes the client's instructions in a thread."""
+        if instructions:
+            return [{"role": "system", "content": instructions, "id": INSTRUCTIONS_ID}]
+        if instructions is None:
+            return []
+        try:
+            state = await self._threads.state(caller, thread_id)
+        except NotFoundError:
+            return []
+        if any(one["id"] == INSTRUCTIONS_ID for one in state["messages"]):
+            return [{"role": "remove", "content": "", "id": INSTRUCTIONS_ID}]
+        return []
+
     async def _record_current_roles(self, storage_id: str) -> None:
         """Record the current roles of the users on whose behalf a turn continues."""
         if self._current is None:
@@ -364,9 +395,14 @@ class Runs:
         Raises:
             NotFoundError: The run does not exist or belongs to another user.
         """
-        return self._public_run(caller, await self._get_own(caller, run_id))
+        return self._public_run(caller, await self.get_logged(caller, run_id))
 
-    async def _get_own(self, caller: Caller, run_id: str) -> LoggedRun:
+    async def get_logged(self, caller: Caller, run_id: str) -> LoggedRun:
+        """Return the log's entry of one of the caller's runs, with its request.
+
+        Raises:
+            NotFoundError: The run does not exist or belongs to another user.
+        """
         run = await self._log.get(run_id)
         if run is None or run.owner != self._threads.owner_prefix(caller):
             raise NotFoundError("The run does not exist.", fix="Start a run.")
@@ -378,7 +414,7 @@ class Runs:
         Raises:
             NotFoundError: The run does not exist or is not the first of a turn.
         """
-        first = await self._get_own(caller, run_id)
+        first = await self.get_logged(caller, run_id)
         runs = await self._log.thread_runs(first.thread_id, _MAX_LISTED_RUNS)
         for turn in self._group_turns(caller, runs):
             if turn.turn_id == run_id:
@@ -431,7 +467,7 @@ class Runs:
         self, caller: Caller, run_id: str, after: int = 0
     ) -> AsyncIterator[list[tuple[int, str]]]:
         """Return an iterator of pages of a run's events as JSON text; see :meth:`events`."""
-        await self._get_own(caller, run_id)
+        await self.get_logged(caller, run_id)
         return self._log.follow(run_id, after)
 
     async def events(
@@ -470,7 +506,7 @@ class Runs:
             NotFoundError: The run does not exist.
             ThreadBusyError: A different run is currently resuming the turn.
         """
-        run = await self._get_own(caller, run_id)
+        run = await self.get_logged(caller, run_id)
         latest = run.status == "waiting" and await self._log.thread_runs(run.thread_id, 1)
         if latest and latest[0].run_id == run_id:
             lease = await self._persistence.leases.acquire(run.thread_id)
@@ -614,6 +650,7 @@ class Runs:
         client_tools: Sequence[Mapping[str, Any]] | None = None,
         answer_schema: Mapping[str, Any] | None = None,
         message_id: str | None = None,
+        response_options: Mapping[str, Any] | None = None,
     ) -> Run:
         """Answer several questions of one thread and return the run that resumes the turn.
 
@@ -625,6 +662,7 @@ class Runs:
             client_tools: As for :meth:`start`. Defaults to the tools of the turn.
             answer_schema: JSON schema of the answer, which must equal the turn's.
             message_id: The client's ID of the message with the answer.
+            response_options: As for :meth:`start`.
 
         Raises:
             NotFoundError: A question does not exist or belongs to another thread.
@@ -665,6 +703,7 @@ class Runs:
         }
         try:
             request |= {"answers": answers_by_interrupt, "message_id": message_id}
+            request |= {"response_options": response_options} if response_options else {}
             return await self._start(caller, storage_id, request, answers.keys())
         except ThreadBusyError:
             await self._check_still_open(storage_id, answers.keys())

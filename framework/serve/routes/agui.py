@@ -16,7 +16,7 @@ from capgraph.base.errors import CapgraphError
 from capgraph.base.ports import Caller
 from capgraph.configs.settings import ServeSettings
 from capgraph.scale.agui_events import EventTranslator
-from capgraph.serve.agui_input import CONTEXT_ID, AguiRequest, read_request
+from capgraph.serve.agui_input import AguiRequest, read_request
 from capgraph.serve.identity import caller_of
 from capgraph.serve.openapi import ANY, NAME, TEXT, Operation, object_schema
 from capgraph.serve.problems import (
@@ -26,7 +26,7 @@ from capgraph.serve.problems import (
     public_message_line,
 )
 from capgraph.serve.routes.api import read_json_body
-from capgraph.serve.runs import Run, Runs, Turn
+from capgraph.serve.runs import INSTRUCTIONS_ID, Run, Runs, Turn
 from capgraph.serve.sse import EventPages, event_stream
 from capgraph.serve.threads import Threads
 from capgraph.stores.run_log import TERMINAL_EVENTS
@@ -92,9 +92,7 @@ class _Handler:
         """Start a run, resume one with answers, or attach to an existing one. Return its events."""
         thread_id = run_input.thread_id
         state = await self._thread_state(caller, thread_id)
-        request = read_request(
-            run_input, state, self._runs.shared_keys, has_chat_model=self._runs.has_chat_model
-        )
+        request = read_request(run_input, state, self._runs.shared_keys)
         ids = thread_id, run_input.run_id
         if request.answers:
             try:
@@ -126,6 +124,7 @@ class _Handler:
             thread_id,
             message=request.message,
             message_id=request.message_id,
+            instructions=request.instructions,
             history=request.history,
             plan=request.plan,
             context=request.context_data,
@@ -143,7 +142,8 @@ class _Handler:
         messages = [
             {name: message[name] for name in ("id", "role", "content")}
             for message in state.get("messages") or ()
-            if message["role"] in ("user", "assistant", "system") and message["id"] != CONTEXT_ID
+            if message["role"] in ("user", "assistant", "system")
+            and message["id"] != INSTRUCTIONS_ID
         ]
         if turn.is_active:
             # The events contain the answer of the active turn.

@@ -18,17 +18,17 @@ from capgraph.serve.problems import BadRequestError, NotFoundError, problem_resp
 from capgraph.serve.routes.api import read_json_body
 from capgraph.serve.routes.openai_answer import Answer
 from capgraph.serve.routes.openai_chat import CompletionWriter
+from capgraph.serve.routes.openai_messages import ROLES, unmatched_result_error
 from capgraph.serve.routes.openai_request import (
     MODEL_NAME,
-    ROLES,
     AnswerRequest,
     check_model,
     parse_chat_request,
     parse_responses_request,
-    unmatched_result_error,
+    parse_retrieval,
 )
 from capgraph.serve.routes.openai_responses import RESPONSE_PREFIX, ResponseWriter
-from capgraph.serve.routes.openai_tools import FunctionTools
+from capgraph.serve.routes.openai_tools import FunctionTools, parse_tools
 from capgraph.serve.runs import Run, Runs
 
 _MODEL = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
@@ -82,14 +82,21 @@ class _Endpoints:
         if (previous := body.get("previous_response_id")) is not None:
             run = await self._find_run(request, str(previous))
             answer_request = replace(answer_request, thread_id=run.thread_id)
-        writer = ResponseWriter(await self._start(request, answer_request), body)
+        answer = await self._start(request, answer_request)
+        writer = ResponseWriter(answer, answer_request.response_options)
         return await _respond(writer, is_streamed=answer_request.is_streamed)
 
     async def get_response(self, request: Request) -> Response:
+        is_streamed = parse_retrieval(request.query_params)
         run = await self._find_run(request, request.path_params["response"])
-        return JSONResponse(
-            await ResponseWriter(self._answer_of(request, run, FunctionTools()), {}).write()
-        )
+        logged = await self._runs.get_logged(caller_of(request), run.run_id)
+        options = logged.request.get("response_options") or {}
+        answer = self._answer_of(request, run, parse_tools(options, is_nested=False))
+        answer.created = int(logged.created_at)
+        writer = ResponseWriter(answer, options)
+        if is_streamed:
+            return await _respond(writer, is_streamed=True)
+        return JSONResponse(await writer.write())
 
     async def list_models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_MODEL]})
@@ -102,8 +109,12 @@ class _Endpoints:
         try:
             run = await self._start_run(caller_of(request), answer_request)
         except ValidationError as exc:
-            params = {"execution_answer_schema": answer_request.format_param}
-            param = (params | {"client_tools": "tools"}).get(exc.facts.get("key", ""))
+            params = {
+                "execution_answer_schema": answer_request.format_param,
+                "client_tools": "tools",
+                "instructions": answer_request.instructions_param,
+            }
+            param = params.get(exc.facts.get("key", ""))
             if param is None:
                 raise
             raise BadRequestError(exc.message, fix=exc.fix, param=param) from exc
@@ -122,6 +133,7 @@ class _Endpoints:
                     thread_id=answer_request.thread_id,
                     client_tools=client_tools,
                     answer_schema=answer_request.answer_schema,
+                    response_options=answer_request.response_options,
                 )
             except NotFoundError as exc:
                 if answer_request.message is None:
@@ -132,9 +144,11 @@ class _Endpoints:
             caller,
             answer_request.thread_id or uuid.uuid4().hex,
             message=answer_request.message,
+            instructions=answer_request.instructions,
             history=answer_request.history,
             client_tools=client_tools,
             answer_schema=answer_request.answer_schema,
+            response_options=answer_request.response_options,
         )
 
     def _answer_of(self, request: Request, run: Run, tools: FunctionTools) -> Answer:

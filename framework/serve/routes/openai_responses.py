@@ -22,12 +22,12 @@ class ResponseWriter:
 
     Args:
         answer: Answer to format.
-        body: Body of the request, whose options the response repeats.
+        options: Options of the request that the response repeats.
     """
 
-    def __init__(self, answer: Answer, body: Mapping[str, Any]) -> None:
+    def __init__(self, answer: Answer, options: Mapping[str, Any]) -> None:
         self.answer = answer
-        self._body = body
+        self._options = options
         self._message_id = f"msg_{answer.run.run_id}"
         self._number = -1
 
@@ -97,16 +97,16 @@ class ResponseWriter:
             "error": error
             and {"code": "server_error", "message": f"{error.message} ({error.code})"},
             "usage": None if text is None else usage,
-            "metadata": {**(self._body.get("metadata") or {}), **answer.metadata},
+            "metadata": {**(self._options.get("metadata") or {}), **answer.metadata},
             "incomplete_details": None,
-            "instructions": self._body.get("instructions"),
-            "parallel_tool_calls": self._body.get("parallel_tool_calls") is not False,
-            "previous_response_id": self._body.get("previous_response_id"),
+            "instructions": self._options.get("instructions"),
+            "parallel_tool_calls": self._options.get("parallel_tool_calls") is not False,
+            "previous_response_id": self._options.get("previous_response_id"),
             "store": True,
             "temperature": None,
-            "text": self._body.get("text") or {"format": {"type": "text"}},
-            "tool_choice": self._body.get("tool_choice") or "auto",
-            "tools": self._body.get("tools") or [],
+            "text": self._options.get("text") or {"format": {"type": "text"}},
+            "tool_choice": self._options.get("tool_choice") or "auto",
+            "tools": self._options.get("tools") or [],
             "top_p": None,
         }
 

@@ -73,12 +73,17 @@ async def measure_pressure() -> str:
         ("temperature", 0.2),
         ("seed", 1),
         ("tempature", 1),
+        ("stream", "yes"),
+        ("stream_options.include_usag", True),
     ],
 )
 async def test_unsupported_options_are_refused_by_name(option: str, value: Any) -> None:
     async with served() as serving:
         client = await openai_client(serving)
-        body: Any = {option: value}
+        *parents, name = option.split(".")
+        body: Any = {name: value}
+        for parent in parents:
+            body = {parent: body}
         with pytest.raises(openai.BadRequestError) as refusal:
             await client.chat.completions.create(model=MODEL, messages=ASK, extra_body=body)
         assert refusal.value.param == option
@@ -158,6 +163,43 @@ async def test_history_with_tool_calls_reaches_the_model() -> None:
     assert "Answer in verse." in second
 
 
+async def test_instructions_apply_to_one_request() -> None:
+    model = ScriptedModel(responses=answer)
+
+    def last_prompts(count: int) -> str:
+        return "\n".join(call.prompt for call in model.calls[count:])
+
+    async with served(read_level, model=model) as serving:
+        client = await openai_client(serving)
+        text = "read the level of the tank"
+        first = await client.responses.create(model=MODEL, input=text, instructions="Use verse.")
+        assert "Use verse." in last_prompts(0)
+        assert first.metadata is not None
+        thread = {"thread_id": first.metadata["thread_id"]}
+        system: Any = {"role": "system", "content": "Use rhyme."}
+        count = len(model.calls)
+        await client.chat.completions.create(model=MODEL, messages=[system, *ASK], metadata=thread)
+        assert "Use rhyme." in last_prompts(count)
+        assert "Use verse." not in last_prompts(count)
+        count = len(model.calls)
+        await client.responses.create(model=MODEL, input=text, previous_response_id=first.id)
+        assert "Use verse." in last_prompts(0)
+        assert "Use" not in last_prompts(count)
+
+
+async def test_instructions_without_a_model_are_refused() -> None:
+    async with served() as serving:
+        client = await openai_client(serving)
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await client.responses.create(model=MODEL, input="read", instructions="Use verse.")
+        assert refusal.value.param == "instructions"
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "system", "content": "Use verse."}, *ASK]
+            )
+        assert refusal.value.param == "messages"
+
+
 async def test_json_schema_is_the_answer_type_of_one_request() -> None:
     async with served(read_level, model=ScriptedModel(responses=answer)) as serving:
         client = await openai_client(serving)
@@ -212,6 +254,10 @@ async def test_responses_continue_a_thread_and_stream() -> None:
         with pytest.raises(openai.BadRequestError) as refusal:
             await client.responses.create(model=MODEL, input="read", max_output_tokens=5)
         assert refusal.value.param == "max_output_tokens"
+        for text in ({"verbosity": "low"}, {"verbos": "low"}):
+            with pytest.raises(openai.BadRequestError) as refusal:
+                await client.responses.create(model=MODEL, input="read", extra_body={"text": text})
+            assert refusal.value.param == f"text.{next(iter(text))}"
 
 
 @pytest.mark.parametrize("stops", [True, False])

@@ -175,6 +175,31 @@ async def test_responses_call_functions() -> None:
         assert last.output_text == "It is warm."
 
 
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+@pytest.mark.parametrize("is_parallel", [True, False])
+async def test_stored_response_contains_its_calls(tool_choice: Any, is_parallel: bool) -> None:
+    call = {"name": "get-weather", "arguments": {"city": "Rome"}}
+    async with served(read_level, model=model("Rome", "Oslo", call=call)) as serving:
+        client = await openai_client(serving)
+        created = await client.responses.create(
+            model=MODEL,
+            input=QUESTION,
+            instructions="Answer in verse.",
+            metadata={"page": "7"},
+            tools=[_flat(function())],
+            tool_choice=tool_choice,
+            parallel_tool_calls=is_parallel,
+        )
+        kinds = {item.type for item in created.output}
+        assert kinds == {"function_call"}
+        assert await client.responses.retrieve(created.id) == created
+        events = [event async for event in await client.responses.retrieve(created.id, stream=True)]
+        assert events[-1].type == "response.completed"
+        assert events[-1].response == created
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.retrieve(created.id, include=["reasoning.encrypted_content"])
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
