@@ -198,7 +198,9 @@ async def _check_labels(
     input_labels = flow.labels_for_step(
         execution.spec, step, execution.view, include_plan_text=False
     )
-    without_plan_text = flow.check(execution.spec, step, {**outer_labels, **input_labels})
+    without_plan_text = flow.check(
+        execution.spec, step, {**outer_labels, **input_labels, **execution.file_labels}
+    )
     if without_plan_text.decision == "allow" and execution.view.steps:
         # The plan was approved with its literal values.
         agreed = await execution.context.ledger.approvals.is_approved(

@@ -37,6 +37,7 @@ from capgraph.pipeline import (
     timeout,
     validate,
 )
+from capgraph.pipeline.labeled_data import receive_files
 from capgraph.pipeline.middleware import find_last_of_type, is_rule, sort_middleware, stage_of
 from capgraph.pipeline.runner_config import RunnerConfig
 from capgraph.pipeline.step_execution import (
@@ -90,7 +91,10 @@ def compose_stages(
     authorize_step: Any = partial(authorize.authorize, policies=policies)
     if not authorize.may_need_authorization(spec, config.settings, policies):
         authorize_step = authorize.authorize_if_flagged
-    gates: dict[str, list[Any]] = {"validate": [validate.validate], "authorize": [authorize_step]}
+    gates: dict[str, list[Any]] = {
+        "validate": [validate.validate],
+        "authorize": [authorize_step, receive_files],
+    }
     if by_name:
         gates["validate"].append(partial(authorize.authorize_caller, policies=by_name))
     call_next: NextStage = call.call

@@ -2,24 +2,37 @@
 
 Inputs of a step have labels in the thread. A step can also read the LangGraph store and state keys of
 the application directly. Their labels are stored with the data, and added to the step that reads it.
+The labels of a file that a step wrote are stored under the path of the file. They are added to each step
+whose parameters or inputs name the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, SearchOp
 
+from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ErrorSeverity, PolicyError
-from capgraph.base.ports import Attempt
+from capgraph.base.ports import Attempt, StepRecord
 from capgraph.langgraph_compat import RUNTIME_KEY, replace_configurable
 from capgraph.pipeline.authorize import planned_step
+from capgraph.pipeline.effect_ledger import serialize_inputs
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.step_execution import StepExecution, propagate_labels
+from capgraph.state import load_context
 from capgraph.state.turn_view import STATE_KIND
+from capgraph.stores.stored_labels import StoredLabels
 
+_MAX_PATH_CHARS = 4096
+_CLOCK_TOLERANCE_SECONDS = 0.1
+"""Difference between the process's clock and the modification times of a file system."""
 _LABELS = "capgraph labels"
 """First part of the namespaces with the labels of items."""
 
@@ -170,3 +183,113 @@ def receive_state(execution: StepExecution, attempt: Attempt, path: tuple[str, .
 
 def _find_input_keys(attempt: Attempt) -> set[str]:
     return {key for entry in attempt.step.get("inputs") or () for key in entry.values()}
+
+
+async def receive_files(execution: StepExecution, attempt: Attempt) -> Attempt:
+    """Add the labels of the files that a step's parameters and inputs name to the step."""
+    if execution.flow is not None:
+        execution.named_texts = frozenset(
+            _iterate_path_texts([dict(attempt.values), serialize_inputs(attempt.inputs)])
+        )
+        execution.file_labels = await _find_file_labels(execution)
+        execution.labels = {**execution.file_labels, **execution.labels}
+    return attempt
+
+
+async def record_file_labels(
+    execution: StepExecution, record: StepRecord, started_at: float
+) -> None:
+    """Store the labels of a step's result for the files that the step wrote.
+
+    These are the files that the result lists (``CapabilityContext.get_files``), and the files that the
+    step's parameters, inputs, or results name and that changed since the step began.
+
+    Args:
+        execution: State of the step execution.
+        record: Outcome of the step, with its labels.
+        started_at: Time at which the step began, in seconds since the epoch.
+    """
+    labels = {name: source for own in record.labels.values() for name, source in own.items()}
+    if not labels:
+        return
+    results = [record.contexts, record.updates]
+    named = {*execution.named_texts, *_iterate_path_texts(results)}
+    modified_after = started_at - _CLOCK_TOLERANCE_SECONDS
+    files = {
+        *await asyncio.to_thread(_find_files, _listed_files(execution, record), ()),
+        *await asyncio.to_thread(_find_files, named, _folders(execution), modified_after),
+    }
+    for path in sorted(files):
+        await _file_labels(execution).record("", path, labels, execution.config.clock)
+
+
+async def _find_file_labels(execution: StepExecution) -> dict[str, str]:
+    if not execution.named_texts:
+        return {}
+    labels: dict[str, str] = {}
+    paths = await asyncio.to_thread(_find_files, execution.named_texts, _folders(execution))
+    for path in sorted(paths):
+        stored = await _file_labels(execution).find("", path, execution.config.clock)
+        labels = {**(stored or {}), **labels}
+    return labels
+
+
+def _file_labels(execution: StepExecution) -> StoredLabels:
+    persistence = execution.context.ledger.journal.persistence
+    return execution.config.file_labels if persistence is None else persistence.file_labels
+
+
+def _folders(execution: StepExecution) -> list[str]:
+    """Return the data folders to which the step's file names may be relative."""
+    user = execution.view.caller.storage_key
+    settings = execution.config.settings.capability_settings(execution.spec.name, user)
+    return [*settings.get("data_folders", ())]
+
+
+def _listed_files(execution: StepExecution, record: StepRecord) -> set[str]:
+    types, found = execution.config.registry.context_types, set()
+    for kind, entries in record.contexts.items():
+        for key, entry in entries.items():
+            loaded = load_context(kind, key, entry, types) if kind in types else None
+            for context in loaded if isinstance(loaded, list) else [loaded]:
+                found.update(context.get_files() if isinstance(context, CapabilityContext) else ())
+    return found
+
+
+def _iterate_path_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in nested plain data that are short enough for a path."""
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str | os.PathLike):
+            text = os.fspath(part)
+            if isinstance(text, str) and 0 < len(text) <= _MAX_PATH_CHARS and "\0" not in text:
+                yield text
+        elif isinstance(part, Mapping):
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+
+
+def _find_files(
+    texts: Iterable[str], folders: Collection[str], modified_after: float | None = None
+) -> set[str]:
+    """Return the resolved paths of the existing files that texts name.
+
+    Args:
+        texts: Paths, ``file:`` addresses, and other texts.
+        folders: Folders to which a path may be relative, in addition to the working directory.
+        modified_after: Earliest modification time of the files, if any.
+    """
+    found = set()
+    for text in texts:
+        name = unquote(urlsplit(text).path) if text[:5].lower() == "file:" else text
+        for folder in ("", *folders):
+            try:
+                path = Path(folder).expanduser().joinpath(Path(name).expanduser())
+                status = path.stat()
+                if path.is_file() and (modified_after is None or status.st_mtime >= modified_after):
+                    found.add(os.path.realpath(path))
+            except (OSError, RuntimeError, ValueError):  # the text names no file
+                continue
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from capgraph.base.undo import Undo
 from capgraph.helpers.clock import use_clock
 from capgraph.pipeline import authorize, observe, validate
 from capgraph.pipeline.chain import compose_stages
+from capgraph.pipeline.labeled_data import record_file_labels
 from capgraph.pipeline.middleware import (
     check_middleware,
     check_node_behaviors,
@@ -135,6 +137,7 @@ class StepRunner:
             labels = {**inherited, **context.labels, **input_labels}
         fields: Any = {"flow": flow, "has_budget": has_budget, "labels": labels}
         execution = StepExecution(spec, self.config, context, outer, attempt.key, **fields)
+        started_at = time.time()  # as in the modification times of files
         result: StepResult = await self._compose_stages(spec, has_budget=has_budget)[0](
             execution, attempt
         )
@@ -143,6 +146,7 @@ class StepRunner:
         record = add_nested_effects(result, execution.nested_effects)
         if execution.flow is not None:
             record = execution.flow.label_record(record, spec, execution.labels, context.view)
+            await record_file_labels(execution, record, started_at)
         if outer is not None:
             outer.nested_effects |= export_effects(
                 record, outer.key, Undo.from_declaration(spec.undo)

@@ -11,9 +11,14 @@ from capgraph.helpers.clock import Clock, SystemClock
 from capgraph.pipeline.capacity import Capacity
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema
+from capgraph.stores.atomic_values import MemoryValues
+from capgraph.stores.stored_labels import StoredLabels
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
+
+_MAX_FILES = 10_000
+"""Maximum number of files whose labels a graph without a saver stores."""
 
 
 class RunnerConfig:
@@ -32,6 +37,7 @@ class RunnerConfig:
     Attributes:
         dispatcher: Dispatcher of steps to other workers, or ``None`` in a process without
             workers.
+        file_labels: Labels of files for runs without a saver.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class RunnerConfig:
         self.flow = flow
         self.schema: StateSchema = schema or StateSchema.from_class(AgentState)
         self.dispatcher: StepDispatcher | None = None
+        self.file_labels: StoredLabels = StoredLabels(MemoryValues(_MAX_FILES), "file/")
 
     @property
     def limits(self) -> Limits:

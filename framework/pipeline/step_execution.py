@@ -190,6 +190,10 @@ class StepExecution:
         flow: Policy for data labels, inherited from the outer execution if the graph has none.
         labels: Labels of inputs and of results of nested executions, with their sources. Written by
             :func:`propagate_labels`.
+        file_labels: Labels of the files that the step's parameters and inputs name, with their
+            sources. Written by :func:`~capgraph.pipeline.labeled_data.receive_files`.
+        named_texts: Texts in the step's parameters and inputs that may name a file. Written by the
+            same function.
         nested_effects: State entries for the effects of nested executions. Written by the runner.
         approval: Approval of the step, or ``None`` if none was required. Written by ``authorize``.
         has_started: True if an attempt has started. Written by :meth:`mark_started`.
@@ -211,6 +215,8 @@ class StepExecution:
     has_budget: bool = False
     flow: FlowPolicy | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    file_labels: Mapping[str, str] = field(default_factory=dict)
+    named_texts: frozenset[str] = frozenset()
     nested_effects: dict[str, Any] = field(default_factory=dict)
     approval: StepApproval | None = None
     has_started: bool = False

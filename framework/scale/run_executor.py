@@ -447,8 +447,8 @@ class RunExecutor:
                 run.owner,
                 end.answer,
                 end.labels,
-                services.settings.serve.keep_runs_days * 86_400,
                 services.clock,
+                services.settings.serve.keep_runs_days * 86_400,
             )
         result = {**end.to_dict(), "thread_id": translator.thread_id}
         result.pop("questions", None)

@@ -14,7 +14,6 @@ from langgraph.config import get_config
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.run_context import run_context
 from capgraph.langgraph_compat import inherited_saver, is_same_saver
-from capgraph.stores.answer_labels import AnswerLabels
 from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues, TableValues
 from capgraph.stores.channel_listener import ChannelListener
 from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables, tables_of
@@ -26,6 +25,7 @@ from capgraph.stores.roles import CurrentRoles
 from capgraph.stores.run_log import RunLog
 from capgraph.stores.step_results import StepResults
 from capgraph.stores.stops import StopRequests
+from capgraph.stores.stored_labels import StoredLabels
 from capgraph.stores.waits import SuspendedThreads
 from capgraph.telemetry.audit_log import AuditTable
 
@@ -58,6 +58,7 @@ class Persistence:
         waits: Suspended threads.
         roles: Current roles of users.
         answer_labels: Labels of the answers that a server sent.
+        file_labels: Labels of the files that steps wrote.
         listener: Listener for notifications from other processes.
         history_cache: Cache of the delta channels of long threads.
         channels: Delta channels of the graphs that use this saver; ``None`` for a channel that two
@@ -74,7 +75,8 @@ class Persistence:
         self.stops: StopRequests = StopRequests(self.values)
         self.waits: SuspendedThreads = SuspendedThreads(self.values)
         self.roles: CurrentRoles = CurrentRoles(self.values)
-        self.answer_labels: AnswerLabels = AnswerLabels(self.values)
+        self.answer_labels: StoredLabels = StoredLabels(self.values, "answer/")
+        self.file_labels: StoredLabels = StoredLabels(self.values, "file/")
         self.listener: ChannelListener = ChannelListener(self.tables)
         self.history_cache: HistoryCache = HistoryCache()
         self.channels: dict[str, DeltaChannel[Any] | None] = {}
