@@ -247,7 +247,8 @@ def _folders(execution: StepExecution) -> list[str]:
 
 
 def _listed_files(execution: StepExecution, record: StepRecord) -> set[str]:
-    types, found = execution.config.registry.context_types, set()
+    types = execution.config.registry.context_types
+    found: set[str] = set()
     for kind, entries in record.contexts.items():
         for key, entry in entries.items():
             loaded = load_context(kind, key, entry, types) if kind in types else None
@@ -281,7 +282,7 @@ def _find_files(
         folders: Folders to which a path may be relative, in addition to the working directory.
         modified_after: Earliest modification time of the files, if any.
     """
-    found = set()
+    found: set[str] = set()
     for text in texts:
         name = unquote(urlsplit(text).path) if text[:5].lower() == "file:" else text
         for folder in ("", *folders):
