@@ -62,6 +62,7 @@ class CallerPermissions:
         permissions: Permissions to apply.
 
     Attributes:
+        permissions: Permissions to apply.
         decides_by_name: True, so that the stage ``validate`` evaluates the policy first. Otherwise
             guardrails and hooks would receive the arguments of a denied step.
     """
@@ -70,7 +71,7 @@ class CallerPermissions:
 
     def __init__(self, registry: Registry, permissions: Permissions) -> None:
         self._registry = registry
-        self._permissions = permissions
+        self.permissions: Permissions = permissions
         self._overseer_roles: Collection[str] = getattr(permissions, "overseer_roles", ())
         self._restricted: BoundedDict[frozenset[str], Registry] = BoundedDict(_MAX_CACHED)
 
@@ -79,8 +80,8 @@ class CallerPermissions:
 
         Otherwise, return an empty list.
         """
-        names = getattr(self._permissions, "capability_names", ())
-        exact = getattr(self._permissions, "allowed_names", ())
+        names = getattr(self.permissions, "capability_names", ())
+        exact = getattr(self.permissions, "allowed_names", ())
         unknown = unknown_names(names, exact, self._registry.capabilities)
         if not unknown:
             return []
@@ -116,7 +117,7 @@ class CallerPermissions:
             role, tenant = None, None
         needed = required_mode(self._registry.capabilities[name])
         try:
-            return self._permissions.authorize(
+            return self.permissions.authorize(
                 role, name, tenant=tenant, user_id=user, required=needed
             )
         except Exception as exc:
@@ -154,14 +155,14 @@ class CallerPermissions:
         """Return the roles of a tenant that may use all of the given capabilities."""
         return [
             role
-            for role, role_tenant in getattr(self._permissions, "roles", ())
+            for role, role_tenant in getattr(self.permissions, "roles", ())
             if role_tenant in (None, tenant)
             and all(self.outcome(name, Caller(None, role, tenant)).allowed for name in names)
         ]
 
     def approver_problems(self) -> list[str]:
         """Describe each capability that needs a restricted approval that no role may give."""
-        tenants = {tenant for _, tenant in getattr(self._permissions, "roles", ())}
+        tenants = {tenant for _, tenant in getattr(self.permissions, "roles", ())}
         return [
             f"The capability {name!r} requires approvals by other users, but no role may use it."
             " Fix: allow it to a role in 'permissions', or remove the approval policy."

@@ -104,7 +104,9 @@ def create_app(
         identity = Authenticator(serve, tokens, serve.base_url or "", graph.persistence.values)
     else:
         identity = auth
-    runs = Runs(graph, threads, log, serve, engine, getattr(identity, "current", None))
+    find_current = getattr(identity, "current", None)
+    runs = Runs(graph, threads, log, serve, engine, find_current)
+    recorded = RecordedRuns(graph, threads, serve, find_current)
     has_provider = serve.oidc is not None and isinstance(identity, Authenticator)
     login_routes: list[BaseRoute] = []
     if isinstance(identity, Authenticator):
@@ -156,7 +158,7 @@ def create_app(
     app = Starlette(
         routes=[
             *files.routes(uploads, artifacts),
-            *recorded_runs.routes(RecordedRuns(graph, threads, serve), serve),
+            *recorded_runs.routes(recorded, serve),
             *api.routes(runs, threads, uploads),
             *activity.routes(activity_reader, StatusReader(graph, threads, serve)),
             *agui.routes(runs, threads, serve),

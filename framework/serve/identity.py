@@ -147,8 +147,8 @@ class Authenticator:
             await self.sessions.close(session)
         return None if is_revoked else active_session.caller
 
-    async def current(self, caller: Caller) -> Caller:
-        """Return a user with their current role, or without a role if their token was revoked."""
+    async def current(self, caller: Caller) -> Caller | None:
+        """Return a user with their current role, or ``None`` if their token is no longer valid."""
         if self.tokens is None or caller.user_id is None:
             return caller
         return await self.tokens.current(caller)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,19 @@ class RecordedRuns:
         graph: Graph made by ``build_graph``, with a checkpointer.
         threads: The users' threads.
         settings: Settings of the server.
+        current: Function that returns a user with the current role, or ``None`` if the user may no
+            longer log in. By default, the role of the last request applies.
     """
 
-    def __init__(self, graph: Any, threads: Threads, settings: ServeSettings) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        threads: Threads,
+        settings: ServeSettings,
+        current: Callable[[Caller], Awaitable[Caller | None]] | None = None,
+    ) -> None:
         self._graph, self._threads, self._settings = graph, threads, settings
+        self._current = current
         self._services = graph.services
         self._persistence: Persistence = graph.persistence
         self._replay_slot = asyncio.Semaphore(1)
@@ -89,7 +98,8 @@ class RecordedRuns:
     async def replay(self, caller: Caller, thread_id: str, turn: int | None) -> dict[str, Any]:
         """Replay a recorded run with the current code and return the differences.
 
-        Recorded steps and model calls are not executed again, and nothing is stored.
+        Recorded steps and model calls are not executed again, and nothing is stored. The role of
+        the caller applies, not the role that started the recorded run.
 
         Raises:
             NotFoundError: The thread or the run does not exist.
@@ -97,9 +107,15 @@ class RecordedRuns:
         from capgraph.evaluation.replay_turn import replay
 
         recording = await self._read(caller, thread_id, turn)
+        fields = {n: getattr(caller, n) for n in ("user_id", "role", "tenant")}
+        person = {name: value for name, value in fields.items() if value is not None}
+        permissions = self._services.permissions
         async with self._replay_slot:
             result = await replay(
-                recording, self._services.registry, settings=self._services.settings
+                recording.model_copy(update={"caller": person}),
+                self._services.registry,
+                settings=self._services.settings,
+                permissions=None if permissions is None else permissions.permissions,
             )
         return self._hide_internals(result.as_data(), recording)
 
@@ -130,6 +146,7 @@ class RecordedRuns:
             raise ValidationError(
                 f"The thread has {_MAX_LINKS} links, which is the limit.", fix="Revoke one."
             )
+        await self._persistence.roles.record(caller)
         place, link_id, secret = (
             _thread_digest(recording.thread),
             secrets.token_hex(8),
@@ -171,7 +188,8 @@ class RecordedRuns:
         """Return the run that a shared link opens, without identities, secrets, or file paths.
 
         Raises:
-            NotFoundError: The link is forged, expired, or revoked, or its run was deleted.
+            NotFoundError: The link is forged, expired, or revoked, its run was deleted, or its
+                maker has another role or may no longer log in.
         """
         missing = NotFoundError(
             "The link is invalid, has expired, or was revoked.", fix="Request a new link."
@@ -186,6 +204,8 @@ class RecordedRuns:
             raise missing
         user_id, role, tenant = link["user"]
         maker = Caller(user_id, role, tenant, authenticated=True)
+        if not await self._has_unchanged_role(maker):
+            raise missing
         try:
             recording = await self._read(maker, link["thread_id"], link["turn"])
         except NotFoundError:
@@ -194,6 +214,11 @@ class RecordedRuns:
         if recording.at != link["at"] or _thread_digest(recording.thread) != place:
             raise missing
         return self._shared_fields(recording, maker)
+
+    async def _has_unchanged_role(self, maker: Caller) -> bool:
+        """Return True if a user may still log in and has the same role as before."""
+        current = maker if self._current is None else await self._current(maker)
+        return maker == current == await self._persistence.roles.find(maker)
 
     def _shared_fields(self, recording: Recording, maker: Caller) -> dict[str, Any]:
         """Return the fields of a recorded run that a shared link shows."""

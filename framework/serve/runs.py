@@ -134,8 +134,8 @@ class Runs:
         log: Storage of runs and their events.
         settings: Limits of the server.
         engine: Engine that hands runs to workers. Without it, runs execute in this process.
-        current: Function that returns a user with the current role. By default, the role of the
-            last request applies.
+        current: Function that returns a user with the current role, or ``None`` if the user may no
+            longer log in. By default, the role of the last request applies.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Runs:
         log: RunLog,
         settings: ServeSettings,
         engine: Engine | None = None,
-        current: Callable[[Caller], Awaitable[Caller]] | None = None,
+        current: Callable[[Caller], Awaitable[Caller | None]] | None = None,
     ) -> None:
         self._engine, self._current = engine, current
         self._rules = AgentRules(graph.services)
@@ -366,7 +366,8 @@ class Runs:
         approvals = [entry.get("approvals") or {} for entry in view.pending_approvals.values()]
         users = {owner.user_id, *(user for one in approvals for user in one.get("agreed") or ())}
         for user in users - {None}:
-            current = await self._current(replace(owner, user_id=user))
+            person = replace(owner, user_id=user)
+            current = await self._current(person) or replace(person, role=None)
             await self._persistence.roles.record(current)
 
     async def _check_still_open(self, storage_id: str, question_ids: Collection[str]) -> None:

@@ -188,12 +188,13 @@ class TokenFile:
                 owner = entry.caller(name), entry.hash
         return owner
 
-    async def current(self, caller: Caller) -> Caller:
-        """Return a user with the role from the token file, or no role without a valid token."""
+    async def current(self, caller: Caller) -> Caller | None:
+        """Return a user with the role from the token file, or ``None`` without a valid token."""
         await self._refresh()
         entry = self._tokens.get(caller.user_id or "")
-        is_known = entry is not None and entry.is_valid() and entry.tenant == caller.tenant
-        return replace(caller, role=entry.role if entry is not None and is_known else None)
+        if entry is None or not entry.is_valid() or entry.tenant != caller.tenant:
+            return None
+        return replace(caller, role=entry.role)
 
     async def is_active(self, token_hash: str) -> bool:
         """Return True if the token file contains a valid token with this hash."""

@@ -88,8 +88,9 @@ async def served(
     """Serve a graph; gives a function that makes the client of a user."""
     known = options.pop("registry", None) or capabilities or (read_level, OpenValve)
     settings = options.pop("settings", None) or Settings(serve=dict(serve or {}))
+    auth = options.pop("auth", None) or ByHeader()
     graph = build_graph(known, checkpointer=saver or InMemorySaver(), settings=settings, **options)
-    app = await asyncio.to_thread(create_app, graph, auth=ByHeader())
+    app = await asyncio.to_thread(create_app, graph, auth=auth)
     async with app.router.lifespan_context(app), contextlib.AsyncExitStack() as stack:
 
         async def client(user: str = "ann", role: str = "", tenant: str = "") -> httpx.AsyncClient:

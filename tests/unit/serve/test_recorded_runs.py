@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,8 @@ import pytest
 from capgraph import capability_node
 from capgraph.base import CapabilityError
 from capgraph.configs.settings import Settings
+from capgraph.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from capgraph.serve.tokens import issue_token, revoke_token
 from tests.support.served import PLAN, READ, Level, OpenValve, asked, ended, read_level, served
 
 SECRET = "hunter2-hunter2"
@@ -174,6 +178,66 @@ async def test_link_ends_with_its_thread() -> None:
         url = (await link_to(ann, thread))["url"]
         assert (await ann.delete(f"/api/threads/{thread}")).status_code == 204
         assert (await nobody.get(url)).status_code == 404
+
+
+@pytest.mark.parametrize("loss", ["token", "role"])
+async def test_link_ends_when_its_maker_loses_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    monkeypatch.setattr("capgraph.serve.tokens._REFRESH_SECONDS", 0.0)
+    auth = tmp_path / "tokens.json"
+    token = await asyncio.to_thread(issue_token, auth, "ann", role="keeper")
+    async with served(auth=auth) as client:
+        ann, nobody = await client(), await client("")
+        ann.headers["authorization"] = f"Bearer {token}"
+        url = (await link_to(ann, await ran(ann)))["url"]
+        assert (await nobody.get(url)).status_code == 200
+        if loss == "token":
+            await asyncio.to_thread(revoke_token, auth, "ann")
+        else:
+            await asyncio.to_thread(issue_token, auth, "ann", role="visitor")
+        assert (await nobody.get(url)).status_code == 404
+
+
+async def test_link_ends_when_a_login_reports_another_role_of_its_maker() -> None:
+    async with served() as client:
+        keeper, visitor, nobody = (
+            await client(role="keeper"),
+            await client(role="visitor"),
+            await client(""),
+        )
+        url = (await link_to(keeper, await ran(keeper)))["url"]
+        assert (await nobody.get(url)).status_code == 200
+        await ran(visitor)
+        assert (await nobody.get(url)).status_code == 404
+
+
+@pytest.mark.parametrize("place", ["settings", "code"])
+async def test_replay_uses_the_role_of_the_user_who_replays(place: str) -> None:
+    roles = {
+        "keeper": PermissionMode.FULL_ACCESS,
+        "visitor": PermissionMode.READ_ONLY,
+    }
+    tools = {"keeper": None, "visitor": ["open_valve"]}
+    if place == "settings":
+        entries = [
+            {"role": role, "mode": mode.name.lower(), "allowed_tools": tools[role]}
+            for role, mode in roles.items()
+        ]
+        options: dict[str, Any] = {"settings": Settings(permissions={"roles": entries})}
+    else:
+        configs = [
+            RolePermissionConfig(role, mode, allowed_tools=tools[role])
+            for role, mode in roles.items()
+        ]
+        options = {"permissions": PermissionPolicy(configs)}
+    async with served(**options) as client:
+        keeper, visitor = await client(role="keeper"), await client(role="visitor")
+        path = f"/api/threads/{await ran(keeper)}/replay"
+        assert (await keeper.post(path)).json()["same"]
+        found = (await visitor.post(path)).json()
+        assert not found["same"]
+        assert found["replayed"]["status"] != "completed"
 
 
 @pytest.mark.parametrize(
