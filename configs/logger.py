@@ -125,8 +125,7 @@ class SafeFormatter(logging.Formatter):
 class JsonFormatter(SafeFormatter):
     """Log formatter that writes each record as one JSON object per line.
 
-    The object includes the values that are passed to the logging call as
-    ``extra={"fields": …}``.
+    The object includes the values that are passed to the logging call as ``extra={"fields": …}``.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -117,8 +117,7 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
             Args:
                 state: State of the graph. Read-only.
                 **kwargs: Arguments that the override declares: ``step``, ``context`` (inputs by
-                type),
-                    ``runtime``, ``logger``, ``streamer``.
+                    type), ``runtime``, ``logger``, ``streamer``.
 
             Returns:
                 A dictionary of state updates and outputs, or context objects.

@@ -56,8 +56,7 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
             Args:
                 state: State of the graph.
                 **kwargs: Arguments that the override declares: ``logger``, ``streamer``,
-                ``runtime``,
-                    ``services``.
+                    ``runtime``, ``services``.
 
             Raises:
                 ValidationError: Required state is missing or invalid.

@@ -31,8 +31,7 @@ class Route(NamedTuple):
 
     Attributes:
         target: Name of a node, ``"capabilities"`` (run ready steps), ``"accept"`` (validate the
-            plan
-            first), or ``"fatal"`` (raise an error).
+            plan first), or ``"fatal"`` (raise an error).
         reason: Reason for the decision.
         failures: Number of failures so far, which sets the retry delay. 0 without a retry.
         steps: Context keys of the ready steps, for ``capabilities`` and ``approval``.

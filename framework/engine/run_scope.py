@@ -96,11 +96,9 @@ def run_scope(
         services: Services of the run.
         config: Configuration of the run.
         has_subscriber: True if a consumer other than a sink receives the events. By default, this
-            is
-            determined from LangGraph's configuration or the enclosing run.
+            is determined from LangGraph's configuration or the enclosing run.
         may_answer: True if the run may contain a new answer. A run that resumes automatically uses
-            a
-            saved answer.
+            a saved answer.
         dropped: Open questions that the new message of the run drops.
     """
     enclosing: tuple[Services, ...] = run_context().services

@@ -39,9 +39,8 @@ async def guard_input(
 
     Returns:
         The state update, the error if the input is blocked, and the reasons to request a review of
-        the
-        turn's plan. The update contains rewritten messages and data. It removes the text of blocked
-        messages, so that later prompts do not contain it.
+        the turn's plan. The update contains rewritten messages and data. It removes the text of
+        blocked messages, so that later prompts do not contain it.
     """
     refusal: PolicyError | None = None
     reasons: list[str] = []

@@ -63,25 +63,20 @@ def build_graph(
     Args:
         registry: Capabilities, or a registry, which is frozen.
         model: Name such as ``"provider:name"``, a chat model, or a mapping from roles
-            (``extraction``,
-            ``selection``, ``planning``, ``answer``, ``capability``) to names or models. Defaults to
-            the
-            model of the settings. Without a model, the agent runs offline.
+            (``extraction``, ``selection``, ``planning``, ``answer``, ``capability``) to names or
+            models. Defaults to the model of the settings. Without a model, the agent runs offline.
         checkpointer: Asynchronous LangGraph saver that stores threads. Without a saver, nothing is
             stored. ``False`` also prevents the use of an outer graph's saver.
         store: LangGraph store for data that threads share.
         settings: Settings of the agent. Defaults to ``Settings()``.
         context_schema: Type of the ``context=`` argument of runs.
         answer_type: Pydantic model of the answer, which requires a chat model. The state contains
-            the
-            answer as plain data in ``execution_answer``. ``graph.answer_of(out)`` returns an
+            the answer as plain data in ``execution_answer``. ``graph.answer_of(out)`` returns an
             instance.
         **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``,
-        ``policies``,
-            ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``, ``capacity``,
-            ``state_schema``, ``system_prompt``, ``embeddings``, ``clock``, ``selector``,
-            ``extractor``,
-            ``planner``, ``answerer``.
+            ``policies``, ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``,
+            ``capacity``, ``state_schema``, ``system_prompt``, ``embeddings``, ``clock``,
+            ``selector``, ``extractor``, ``planner``, ``answerer``.
 
     Returns:
         A compiled LangGraph graph, which supports LangGraph's methods to run, stream, draw, and

@@ -45,11 +45,9 @@ async def open_graph(
 
     Args:
         registry: Capabilities, or a registry. By default, the settings declare the capabilities.
-            Their
-            MCP connections are closed at the end of the block.
+            Their MCP connections are closed at the end of the block.
         url: Database URL, such as ``sqlite:///file.db`` or ``postgresql://…``. Defaults to the
-            setting
-            ``persistence.url``. Without a URL, nothing is stored.
+            setting ``persistence.url``. Without a URL, nothing is stored.
         settings: Settings of the agent. Defaults to ``Settings()``.
         context_schema: See ``build_graph``.
         answer_type: See ``build_graph``.

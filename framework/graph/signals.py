@@ -53,11 +53,9 @@ async def signal(
         key: Key of the event, as in the step's ``wait_for``.
         value: Payload, as plain JSON. The step's parameters refer to it as ``{"$from": "signal"}``.
         config: Configuration that identifies the sender, as for a run. None means that the
-            application
-            sends the event. The turn always continues as the caller who started it.
+            application sends the event. The turn always continues as the caller who started it.
         run: True to run the thread in this process until its turn ends or waits again. Otherwise,
-            or if
-            another process holds the thread's lease, that process must call :func:`wake`.
+            or if another process holds the thread's lease, that process must call :func:`wake`.
         early: True to store the event even if the thread does not exist yet.
 
     Returns:

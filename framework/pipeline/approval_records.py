@@ -231,9 +231,8 @@ class ApprovalRecords:
         """Return the approval status of a step.
 
         The approval of another step with the same digest applies if that step is no longer in the
-        plan,
-        because a new plan may use a new key for the same work. Each approval applies to only one
-        step.
+        plan, because a new plan may use a new key for the same work. Each approval applies to only
+        one step.
 
         Args:
             digest: Digest of the approval preview.

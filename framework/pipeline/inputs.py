@@ -31,8 +31,7 @@ def resolve_inputs(
 
     Returns:
         Inputs by role or context type: an object, a list of objects (``many``), or ``None``
-        (missing
-        optional input).
+        (missing optional input).
 
     Raises:
         ValidationError: An input is missing or invalid. The severity is REPLANNING, because a

@@ -43,18 +43,14 @@ def chain_plan(
 
     Further rules:
 
-    - A stored context is outdated, and not used, if its producer would now read something that
-    a
+    - A stored context is outdated, and not used, if its producer would now read something that a
       selected capability provides again.
     - A capability that requires and provides the same type, such as a filter, runs between the
-    other
-      producers and the readers of that type.
-    - An optional input is linked if a capability of the plan or the caller supplies it. A
-    ``many``
+      other producers and the readers of that type.
+    - An optional input is linked if a capability of the plan or the caller supplies it. A ``many``
       input takes all values.
-    - A capability that would run with its defaults is replaced by one that provides the same
-    types and
-      reads a parameter from the request.
+    - A capability that would run with its defaults is replaced by one that provides the same types
+      and reads a parameter from the request.
 
     Equal arguments return equal plans.
 

@@ -403,8 +403,7 @@ class _PlanChecker:
 
         Returns:
             The JSON schema of the referenced value, or ``None`` if it is unknown or the reference
-            is
-            invalid.
+            is invalid.
         """
         view = self.view
         read = next((read for read in view.reads[index] if read.path == path), None)

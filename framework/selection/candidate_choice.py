@@ -49,9 +49,8 @@ def choose_candidates(
     The best candidate must itself fit the task.
 
     Args:
-        evidence: Evidence (similarity scores) with one row for the task and one for each
-            clause, and one column for each candidate. Excluded candidates have
-            an evidence of 0.
+        evidence: Evidence (similarity scores) with one row for the task and one for each clause,
+            and one column for each candidate. Excluded candidates have an evidence of 0.
         has_examples: Whether each candidate has examples.
         unexplained_evidence: Function that returns the evidence in the words of the task that
             the chosen candidates do not explain. ``None`` treats all candidates as if they had

@@ -57,8 +57,7 @@ class TextIndex:
     Args:
         texts: Texts to index.
         damp: True to reduce the weight of function words. Few texts share such words mostly by
-            chance,
-            but with many texts they help to distinguish requests.
+            chance, but with many texts they help to distinguish requests.
 
     >>> index = TextIndex(["the price of tea", "a long walk"], damp=True)
     >>> index.similarities(["tea prices"]).argmax()

@@ -144,8 +144,7 @@ class Threads:
             title: Title of the thread.
             thread_id: ID of the thread; generated if omitted.
             contexts: Context data that a tool requires, by type and key. It passes the same check
-                as
-                the input of a turn.
+                as the input of a turn.
 
         Raises:
             ValidationError: A context is invalid, or its type holds files.

@@ -32,8 +32,7 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
 
     Raises:
         ValidationError: The data does not match its class, for example because an older version of
-            the
-            class wrote it.
+            the class wrote it.
     """
     cls = types.get(kind)
     if cls is None and kind.endswith(LIST_SUFFIX) and isinstance(data, list):

@@ -64,8 +64,7 @@ class StateKey(NamedTuple):
         name: Name of the key.
         type: Type of the value, without ``Annotated`` metadata.
         reducer: Function or LangGraph channel that merges parallel writes. None if a parallel write
-            is
-            an error.
+            is an error.
         metadata: Description, writer, and lifetime.
     """
 

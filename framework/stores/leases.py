@@ -321,8 +321,8 @@ class Leases:
         intervals apart.
 
         Args:
-            owner: Recorded owner of the lease. If the owner ID is empty, only the
-                process is checked.
+            owner: Recorded owner of the lease. If the owner ID is empty, only the process is
+                checked.
         """
         machine, process = await self.identity()
         is_own_process = owner.process == process
