@@ -151,12 +151,25 @@ class CallerPermissions:
         reason = f"the turn has no known user, and no overseer role may use {name!r}"
         return next((one for one in outcomes if one.allowed), replace(outcome, reason=reason))
 
-    def roles_allowed(self, names: Collection[str], tenant: str | None = None) -> list[str]:
-        """Return the roles of a tenant that may use all of the given capabilities."""
+    def roles_allowed(
+        self,
+        names: Collection[str],
+        tenant: str | None = None,
+        *,
+        is_overseer: bool = False,
+    ) -> list[str]:
+        """Return the roles of a tenant that may use all of the given capabilities.
+
+        Args:
+            names: Names of the capabilities.
+            tenant: Tenant of the roles.
+            is_overseer: True to return overseer roles only.
+        """
         return [
             role
             for role, role_tenant in getattr(self.permissions, "roles", ())
             if role_tenant in (None, tenant)
+            and (not is_overseer or role in self._overseer_roles)
             and all(self.outcome(name, Caller(None, role, tenant)).allowed for name in names)
         ]
 

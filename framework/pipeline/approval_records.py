@@ -78,7 +78,7 @@ class ApprovalRecords:
         self._requester = "requester"
         self._owner = owner_of
         self._turn_caller, self._permits = turn_caller, permits
-        self._needs_overseer = needs_overseer
+        self.needs_overseer: bool = needs_overseer
         self._lock = lock
         self._rows: dict[str, dict[str, Any]] = {}
         # A copy of the thread and a replay of the turn read the same records, which are no approvals
@@ -103,7 +103,7 @@ class ApprovalRecords:
 
         The policy also excludes the requester if the turn has no known user.
         """
-        return replace(policy, not_requester=True) if self._needs_overseer else policy
+        return replace(policy, not_requester=True) if self.needs_overseer else policy
 
     async def approve(
         self, digest: str, key: str, approver: Caller | None = None, now: float = 0
@@ -207,7 +207,7 @@ class ApprovalRecords:
         if not await self._is_permitted(capability, approver):
             subject = repr(capability or "plan")
             reason = f"does not permit {subject}"
-            if self._needs_overseer:
+            if self.needs_overseer:
                 reason = f"may not approve {subject} in a turn without a known user"
             return f"The role of {approver.user_id!r} {reason}."
         if person in _normalize_user_ids([vote["by"] for vote in votes]):

@@ -247,6 +247,7 @@ async def pending_approval(
     if policy.restricts_approvers:
         details = {"needed": policy.approvers, "agreed": list(status.approvers)}
         details["not_requester"] = policy.not_requester
+        details |= {"needs_overseer": True} if approvals.needs_overseer else {}
     if status.refusal:
         details["refused"] = status.refusal
     if status.asked_at is not None and policy.expires_seconds is not None:

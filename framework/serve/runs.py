@@ -570,6 +570,11 @@ class Runs:
         return self._threads.is_in_tenant(caller, storage_id) and all(
             restricts_approvers(step)
             and (permissions is None or permissions.outcome(step["capability"], caller).allowed)
+            and (
+                permissions is None
+                or not step["approvals"].get("needs_overseer")
+                or permissions.is_overseer(caller)
+            )
             for step in steps
         )
 
@@ -597,7 +602,10 @@ class Runs:
         }
         if restricted and permissions is not None:
             names = {one["capability"] for one in restricted}
-            fields["approver_roles"] = permissions.roles_allowed(names, caller.tenant)
+            needs_overseer = any(one["approvals"].get("needs_overseer") for one in restricted)
+            fields["approver_roles"] = permissions.roles_allowed(
+                names, caller.tenant, is_overseer=needs_overseer
+            )
         return fields if is_own else {**fields, "requester": self._threads.owner_name(storage_id)}
 
     async def _open_questions(self, storage_id: str) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,8 @@ from capgraph.serve.tokens import issue_token
 from capgraph.state import AgentState
 from capgraph.stores import open_saver
 from capgraph.telemetry import AuditLog
-from tests.support.served import asked, ended, served
+from tests.support import PATIENCE
+from tests.support.served import ByHeader, asked, ended, served
 
 
 class Note(CapabilityContext):
@@ -339,6 +340,47 @@ async def test_a_turn_of_an_unknown_user_is_denied_without_an_overseer(
     out = await graph.ainvoke({"planning_execution_plan": plan("direct_alone")}, UNKNOWN)
     assert "__interrupt__" not in out
     assert out["execution_outcome"]["status"] == "failed"
+
+
+class WithoutName(ByHeader):
+    """Authenticate callers whose names the server does not receive."""
+
+    async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
+        return await super().caller(scope) or Caller(authenticated=True)
+
+
+async def test_only_overseers_decide_questions_of_unknown_users_on_the_server() -> None:
+    settings = overseen("director")
+    assert settings.permissions is not None
+    settings.permissions.roles.append(RoleSettings(role="clerk", mode="full_access"))
+    graph = build_graph([direct_alone], checkpointer=InMemorySaver(), settings=settings)
+    app = await asyncio.to_thread(create_app, graph, auth=WithoutName())
+    async with app.router.lifespan_context(app), AsyncExitStack() as stack:
+
+        async def client(user: str, role: str) -> httpx.AsyncClient:
+            headers = {"x-user": user, "x-role": role}
+            transport = httpx.ASGITransport(app)
+            made = httpx.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1", headers=headers
+            )
+            return await stack.enter_async_context(made)
+
+        unknown, clerk = await client("", ""), await client("carl", "clerk")
+        director = await client("dora", "director")
+        await asked(unknown, plan("direct_alone"))
+        async with asyncio.timeout(PATIENCE):
+            while not (found := (await director.get("/api/questions")).json()["items"]):
+                await asyncio.sleep(0.05)
+        (question,) = found
+        assert (question["approver_roles"], question["can_decide"]) == (["director"], True)
+        path = f"/api/questions/{question['question_id']}"
+        assert (await clerk.get("/api/questions")).json()["items"] == []
+        for answer in ("approve", "reject"):
+            assert (await clerk.post(path, json={"answer": answer})).status_code == 404
+        assert (await director.post(path, json={"answer": "approve"})).status_code == 202
+        async with asyncio.timeout(PATIENCE):
+            while (await director.get("/api/questions")).json()["items"]:
+                await asyncio.sleep(0.05)
 
 
 async def test_an_overseer_is_not_asked_for_a_user_without_permission() -> None:
