@@ -230,10 +230,16 @@ async def mcp_client() -> AsyncIterator[Any]:
         ) as client,
     ):
 
-        async def send(method: str, user: str, session: str | None = None, **params: Any) -> Any:
+        async def send(
+            method: str,
+            user: str,
+            session: str | None = None,
+            http_method: str = "POST",
+            **params: Any,
+        ) -> Any:
             headers = {"x-user": user, **({"mcp-session-id": session} if session else {})}
             body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-            return await client.post("/mcp", json=body, headers=headers)
+            return await client.request(http_method, "/mcp", json=body, headers=headers)
 
         yield send
 
@@ -249,6 +255,20 @@ async def test_a_user_cannot_keep_sessions_without_end(monkeypatch: pytest.Monke
         for session in others:
             assert (await send("tools/list", "ann", session)).status_code == 200
         assert (await send("tools/list", "bob", other_user)).status_code == 200
+
+
+async def test_sessions_that_a_client_ends_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant: closed sessions end no session that is still open."""
+    monkeypatch.setattr(mcp, "_MAX_SESSIONS_PER_USER", 3)
+    async with mcp_client() as send:
+        opened = await send("initialize", "ann", **HELLO)
+        first = opened.headers["mcp-session-id"]
+        for _ in range(6):
+            other = (await send("initialize", "ann", **HELLO)).headers["mcp-session-id"]
+            ended = await send("", "ann", other, http_method="DELETE")
+            assert ended.status_code == 200
+            assert (await send("tools/list", "ann", other)).status_code == 404
+        assert (await send("tools/list", "ann", first)).status_code == 200
 
 
 async def test_an_idle_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,17 +215,23 @@ class _McpEndpoint:
         )
         app = AuthContextMiddleware(self._manager.handle_request)
         scope = {**scope, "user": AuthenticatedUser(token)}
-        opened: list[str] = []
+        used: list[str] = []
+        ended: list[str] = []
 
         async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 session = Headers(raw=message["headers"]).get(MCP_SESSION_ID_HEADER)
-                opened.extend([session] if session is not None else [])
+                is_ended = scope["method"] == "DELETE" and message["status"] < 300
+                (ended if is_ended else used).extend([session] if session is not None else [])
             await send(message)
 
-        await app(scope, receive, send_and_note)
-        for session in opened:
-            await self._end_oldest_session(app, scope, caller, session)
+        try:
+            await app(scope, receive, send_and_note)
+        finally:  # a client that disconnects has opened its session, too
+            for session in ended:
+                self._sessions.get((caller.tenant, caller.user_id), {}).pop(session, None)
+            for session in used:
+                await self._end_oldest_session(app, scope, caller, session)
 
     async def _end_oldest_session(
         self, app: ASGIApp, scope: Scope, caller: Caller, session: str
