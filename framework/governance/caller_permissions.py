@@ -147,7 +147,7 @@ class CallerPermissions:
             return outcome
         tenant = callers[0].tenant
         roles = sorted(self._overseer_roles)
-        outcomes = [self.outcome(name, Caller(None, role, tenant)) for role in roles]
+        outcomes = (self.outcome(name, Caller(None, role, tenant)) for role in roles)
         reason = f"the turn has no known user, and no overseer role may use {name!r}"
         return next((one for one in outcomes if one.allowed), replace(outcome, reason=reason))
 
@@ -239,8 +239,8 @@ class CallerPermissions:
             PermissionDeniedError: The caller may not use the capability.
         """
         name = step["capability"]
-        if not (outcome := self.plan_outcome(name, *view.callers)).allowed:
-            raise PermissionDeniedError(outcome)
         if self.outcome(name, *view.callers).allowed:
             return Verdict("allow")
+        if not (outcome := self.plan_outcome(name, *view.callers)).allowed:
+            raise PermissionDeniedError(outcome)
         return Verdict("ask", ["The turn has no known user, so an overseer must approve the step."])
