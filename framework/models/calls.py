@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_core.runnables import RunnableSequence
 from langchain_core.utils.json import parse_partial_json
 from langgraph.constants import TAG_NOSTREAM
@@ -396,21 +397,24 @@ async def _join_partial_chunks(
 ) -> AIMessageChunk:
     """Join the chunks of a model's reply, passing each partial object to ``on_partial``."""
     message = AIMessageChunk(content="")
+    pending: list[AIMessageChunk] = []
     emitted: Any = None
-    parsed_length = 0
+    length = parsed_length = 0
     async for chunk in chunks:
-        message += chunk
-        text = _get_content_text(message)
-        # Parsing a long text for each of its chunks would take quadratic time.
-        if len(text) < parsed_length + parsed_length // _PARSED_SHARE:
+        pending.append(chunk)
+        length += len(_get_content_text(chunk))
+        # Joining and parsing a long text for each of its chunks would take quadratic time.
+        if length < parsed_length + parsed_length // _PARSED_SHARE:
             continue
-        parsed_length = len(text)
+        message = add_ai_message_chunks(message, *pending)
+        pending, parsed_length = [], length
+        text = _get_content_text(message)
         with suppress(ValueError):
             partial_data = parse_partial_json(text) if text else None
             if isinstance(partial_data, dict) and partial_data and partial_data != emitted:
                 on_partial(partial_data)
                 emitted = partial_data
-    return message
+    return add_ai_message_chunks(message, *pending)
 
 
 async def stream_text(
