@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -117,7 +118,7 @@ class AllowAllGuardrail:
         return GuardrailOutcome(True)
 
 
-class SymmetricGuardrail:
+class SymmetricGuardrail(ABC):
     """Base class for guardrails that apply the same check to arguments and results.
 
     A subclass implements the check in the ``_check`` method.
@@ -135,8 +136,8 @@ class SymmetricGuardrail:
         """Check a step's result if ``stages`` includes ``post``."""
         return self._check(value) if "post" in self.stages else GuardrailOutcome(True)
 
-    def _check(self, value: Any) -> GuardrailOutcome:
-        raise NotImplementedError
+    @abstractmethod
+    def _check(self, value: Any) -> GuardrailOutcome: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import inspect
 import json
 import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +114,7 @@ class RingBufferSink(NoopSink):
         self._events.clear()
 
 
-class FlushableSink:
+class FlushableSink(ABC):
     """Base class for sinks that buffer events and can be flushed.
 
     A flush first waits until the upstream queues that feed the sink are empty.
@@ -147,10 +148,10 @@ class FlushableSink:
         with self._lock:
             self._close()
 
-    def _write_queue(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write_queue(self) -> None: ...
 
-    def _close(self) -> None:
+    def _close(self) -> None:  # noqa: B027  # optional
         """Release resources, if there are any."""
 
 
@@ -185,8 +186,8 @@ class FileSink(FlushableSink):
                 self.lost += len(events)
                 raise
 
-    def _write(self, events: list[dict[str, Any]]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, events: list[dict[str, Any]]) -> None: ...
 
 
 class JsonLinesSink(FileSink):
