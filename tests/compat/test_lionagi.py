@@ -342,8 +342,9 @@ async def test_a_cancelled_waiter_passes_the_lock_on() -> None:
         await asyncio.sleep(0)
     first.cancel()  # it was granted the lock, but has not run
     await asyncio.wait_for(second, 1)
+    assert first.cancelled()
     async with asyncio.timeout(1), pile:
-        pass
+        assert len(pile) == 1
 
 
 # L12: the queue
