@@ -151,7 +151,7 @@ class FlushableSink(ABC):
     @abstractmethod
     def _write_queue(self) -> None: ...
 
-    def _close(self) -> None:  # noqa: B027  # optional
+    def _close(self) -> None:  # noqa: B027 - optional to override
         """Release resources, if there are any."""
 
 
