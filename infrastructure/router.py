@@ -43,6 +43,7 @@ from capgraph.pipeline.middleware import find_last_of_type
 from capgraph.pipeline.retry_policy import next_attempt
 from capgraph.pipeline.state_update import Writes, apply_writes, merge_writes
 from capgraph.planning import TERMINAL_STEPS
+from capgraph.planning.plan_access import plan_stamp
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import Reclassify, Replan, emit
 
@@ -218,7 +219,7 @@ class _RouterRun:
         """
         view = self.view
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
-        stamp = (proposed.get("stamp") if isinstance(proposed, dict) else None) or {}
+        stamp = plan_stamp(proposed)
         is_handoff = HANDOFF_STAMP in stamp
         author = author or (
             "caller" if "brought" in stamp else "dialogue" if is_handoff else "state"

@@ -21,6 +21,7 @@ from capgraph.base.value_context import LIST_SUFFIX, list_item_types
 from capgraph.configs.safe_text import escape_control_characters
 from capgraph.planning import TERMINAL_STEPS
 from capgraph.planning.parameters import validated_parameters
+from capgraph.planning.plan_access import plan_stamp
 from capgraph.planning.summaries import summarize_entry
 from capgraph.registry import Registry
 from capgraph.state import TurnView
@@ -457,7 +458,7 @@ def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dic
     return {
         "type": "approval",
         "version": REQUEST_VERSION,
-        "plan": (plan.get("stamp") or {}).get("id"),
+        "plan": plan_stamp(plan).get("id"),
         "steps": entries,
         **_build_langchain_request(entries),
     }

@@ -9,6 +9,7 @@ from capgraph.base.errors import PlanError
 from capgraph.base.plan import ExecutionPlan, plan_limits
 from capgraph.configs.suggestions import correct_spelling
 from capgraph.pipeline.effect_ledger import compute_digest
+from capgraph.planning.plan_access import plan_stamp
 
 
 class AcceptedDigest(str):
@@ -57,8 +58,8 @@ def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
         plan: Plan in the state.
         last_turn: ``control_turn`` of the last turn.
     """
-    stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
-    if not isinstance(stamp, Mapping) or "brought" not in stamp:
+    stamp = plan_stamp(plan)
+    if "brought" not in stamp:
         return None
     name = str(stamp.get("id"))
     return None if name == last_turn.get("plan") else name

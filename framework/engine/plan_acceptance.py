@@ -46,6 +46,7 @@ from capgraph.planning import (
 )
 from capgraph.planning.model_repairs import count_repairs
 from capgraph.planning.person_message import describe_plan_problems
+from capgraph.planning.plan_access import plan_stamp
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import SHAPE, make_problem
 from capgraph.state import TurnView
@@ -363,7 +364,7 @@ def _choose_plan_id(view: TurnView, author: str) -> str:
     therefore derived from the caller's ID and does not change, because waits and attempts are
     stored under it.
     """
-    caller_id = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
+    caller_id = plan_stamp(view.plan).get("id") if author == "caller" else None
     return uuid.uuid5(uuid.NAMESPACE_OID, str(caller_id)).hex if caller_id else uuid.uuid4().hex
 
 
@@ -407,7 +408,7 @@ async def request_plan_review(
         "control_is_awaiting_validation": True,
         "control_validation_context": {
             "kind": PLAN,
-            "plan": (plan.get("stamp") or {}).get("id"),
+            "plan": plan_stamp(plan).get("id"),
             "problems": problems,
         },
         "control_validation_timestamp": utc_now_text(),

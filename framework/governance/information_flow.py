@@ -21,6 +21,7 @@ from capgraph.base.ports import StepRecord, Verdict
 from capgraph.base.spec import CapabilitySpec
 from capgraph.base.value_context import list_item_types
 from capgraph.planning import TERMINAL_STEPS, PlanVersion, carry_over, fingerprints
+from capgraph.planning.plan_access import plan_stamp
 from capgraph.planning.references import FROM, StoredKeys, step_reads, uses_signal
 from capgraph.planning.waits import awaited_event
 from capgraph.registry import Registry
@@ -341,7 +342,7 @@ def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
     A step's text inherits the labels of the data that the plan's author had read. Steps that an
     earlier plan of the turn contained without labels are omitted.
     """
-    labels = (plan.get("stamp") or {}).get("labels")
+    labels = plan_stamp(plan).get("labels")
     if not labels:
         return {}
     history: Sequence[PlanVersion] = view.state.get("planning_history") or []
