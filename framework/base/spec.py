@@ -275,6 +275,8 @@ class CapabilitySpec(Declarations):
         context_types: Context classes in ``provides`` and ``requires``. These classes are
             registered together with the capability.
         cls: Decorated capability class.
+        follows_plan_order: True if steps of the capability wait for all earlier steps of the plan.
+            This applies to a static ``execute(state)`` method without declared inputs.
     """
 
     name: str
@@ -284,6 +286,7 @@ class CapabilitySpec(Declarations):
     parameters: type[BaseModel] | None = None
     context_types: tuple[type[CapabilityContext], ...] = field(default=(), repr=False)
     cls: type[Any] = field(default=object, repr=False, compare=False)
+    follows_plan_order: bool = field(default=False, repr=False, compare=False)
 
     if TYPE_CHECKING:  # types after validation
         examples: tuple[str, ...] = ()
@@ -293,15 +296,6 @@ class CapabilitySpec(Declarations):
         labels: tuple[str, ...] = ()
         undo: Undo | None = None
         removes_labels: tuple[str, ...] = ()
-
-    @property
-    def follows_plan_order(self) -> bool:
-        """True if steps of the capability wait for all earlier steps of the plan.
-
-        This applies to a static ``execute(state)`` method without declared inputs.
-        """
-        execute = inspect.getattr_static(self.cls, "execute", None)
-        return isinstance(execute, staticmethod) and not self.requires
 
     @classmethod
     def from_class(cls, target: type[Any]) -> CapabilitySpec:
@@ -333,6 +327,7 @@ class CapabilitySpec(Declarations):
         parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
         requirements = tuple(Requirement.parse(entry) for entry in requires)
         _check_labels(owner, requirements)
+        execute = inspect.getattr_static(target, "execute", None)
         return cls(
             name=target.name,
             description=target.description,
@@ -341,6 +336,7 @@ class CapabilitySpec(Declarations):
             parameters=parameters,
             context_types=tuple(dict.fromkeys(part for part in parts if isinstance(part, type))),
             cls=target,
+            follows_plan_order=isinstance(execute, staticmethod) and not requirements,
             **declared,
         )
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from capgraph.base import CapabilitySpec
+from capgraph.planning.graph_algorithms import reachable_from
 from capgraph.registry import Registry
 from capgraph.state.state_schema import StateSchema
 
@@ -32,7 +32,12 @@ def find_state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator
     """
     specs = registry.capabilities
     keys = {name: _state_keys(spec.cls) for name, spec in specs.items()}
+    inputs_by_type: dict[str, list[str]] = {}
+    for spec in specs.values():
+        for kind in spec.provides:
+            inputs_by_type.setdefault(kind, []).extend(item.type for item in spec.requires)
     for reader, spec in specs.items():
+        read_types = reachable_from((item.type for item in spec.requires), inputs_by_type)
         for key in sorted(keys[reader].read):
             for writer, other in specs.items():
                 if writer == reader or key not in keys[writer].returned:
@@ -51,25 +56,13 @@ def find_state_key_warnings(registry: Registry, schema: StateSchema) -> Iterator
                         " you pass to build_graph(..., state_schema=...), or declare a context type"
                         f" for the value in 'provides' of {writer!r} and 'requires' of {reader!r}."
                     )
-                elif not spec.follows_plan_order and not _depends_on(spec, other, registry):
+                elif not spec.follows_plan_order and read_types.isdisjoint(other.provides):
                     yield (
                         f"The capability {reader!r} reads the state key {key!r}, which {writer!r}"
                         " returns, but it may run first. Fix: declare a context type for the value"
                         f" in 'provides' of {writer!r} and in 'requires' of {reader!r}, or write"
                         f" {reader!r} with a static execute(state) and without inputs."
                     )
-
-
-def _depends_on(reader: CapabilitySpec, writer: CapabilitySpec, registry: Registry) -> bool:
-    """Return True if a capability directly or indirectly needs a result of another capability."""
-    types = [need.type for need in reader.requires]
-    for kind in types:  # grows while it is read
-        suppliers = [spec for spec in registry.capabilities.values() if kind in spec.provides]
-        if writer in suppliers:
-            return True
-        needs = (need.type for spec in suppliers for need in spec.requires)
-        types += [name for name in dict.fromkeys(needs) if name not in types]
-    return False
 
 
 def _state_keys(cls: type[Any]) -> _StateKeys:

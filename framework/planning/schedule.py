@@ -80,7 +80,7 @@ def with_plan_order(plan: ExecutionPlan, catalog: Catalog) -> ExecutionPlan:
                 after[key] = before
             before = [key]
         else:
-            before = [*before, key]
+            before.append(key)
     if not after and not plan.get("stamp"):
         return plan
     return ExecutionPlan(**{**plan, "stamp": {**plan_stamp(plan), "after": after}})

@@ -247,7 +247,7 @@ class ResultPreviews:
         lines = []
         for kind, keys in found.items():
             place = max(len(keys) - max_latest, 0)
-            older = [key for key in keys[:place] if (kind, key) not in full_texts]
+            older = {key: None for key in keys[:place] if (kind, key) not in full_texts}
             listed = [key for key in keys if key not in older]
             rows = [{"key": key, **row} for key in listed if (row := self._read_row(kind, key))]
             if len(rows) == len(listed) and (table := format_table(rows)) is not None:
@@ -257,16 +257,16 @@ class ResultPreviews:
                 text = full_texts.get((kind, key)) or self.short_text(kind, key, limit)
                 lines.append(_label(f"{kind} {key}", text))
             if older:
-                names = ", ".join(older[-_MAX_KEYS:])
+                names = ", ".join([*older][-_MAX_KEYS:])
                 more = f", and {len(older) - _MAX_KEYS:,} more" if len(older) > _MAX_KEYS else ""
                 lines.append(f"{kind}, older: {names}{more}")
         return "\n".join(lines)
 
     def _read_row(self, kind: str, key: str) -> dict[str, Any] | None:
         """Return a stored result as a table row, or ``None`` if it is not a small flat object."""
-        value = self._unwrap(kind, self._available[kind][key])
-        is_row = self._has_tables and _is_flat(value) and len(_to_json(value)) <= _MAX_PREVIEW
-        return value if is_row and "key" not in value else None
+        value = self._unwrap(kind, self._available[kind][key]) if self._has_tables else None
+        is_row = _is_flat(value) and "key" not in value and len(_to_json(value)) <= _MAX_PREVIEW
+        return value if is_row else None
 
     def _unwrap(self, kind: str, content: Any) -> Any:
         """Unwrap a stored result so that it has the form that references in plans use."""

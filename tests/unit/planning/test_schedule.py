@@ -58,13 +58,9 @@ def test_steps_without_a_key_are_named_by_position() -> None:
 
 
 def test_state_based_steps_wait_for_all_steps_before_them() -> None:
-    class StateBased:
-        @staticmethod
-        async def execute(state: Any) -> None: ...
-
     catalog = StaticCatalog.of(
         CapabilitySpec(name="work", description="Work."),
-        CapabilitySpec(name="legacy", description="Old work.", cls=StateBased),
+        CapabilitySpec(name="legacy", description="Old work.", follows_plan_order=True),
     )
     names = {"a": "work", "b": "legacy", "c": "work", "d": "work", "e": "legacy", "f": "legacy"}
     steps = [{"context_key": key, "capability": name} for key, name in names.items()]
