@@ -151,10 +151,10 @@ async def run_infrastructure_node(
         and spec.name in CLOSING_NODES
         and (endless or update.goto in (END, ()))
     ):
-        update = dict(_to_pairs(update.update))  # a node that ends the turn always writes a message
+        update = dict(update_pairs(update.update))  # a node that ends the turn always writes a message
     budget_update = _create_budget_update(spec, budget, before, services)
     if isinstance(update, Command):
-        return replace(update, update=[*_to_pairs(update.update), *budget_update.items()])
+        return replace(update, update=[*update_pairs(update.update), *budget_update.items()])
     final_update = _ensure_message(
         spec, {**_create_recovered_update(spec, view), **update, **budget_update}, view, services
     )
@@ -257,7 +257,7 @@ def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[t
         InfrastructureError: A key is unknown, or only the graph may write it.
         ValidationError: A value has the wrong type for its key.
     """
-    pairs = _to_pairs(update)
+    pairs = update_pairs(update)
     unknown = sorted({name for name, _ in pairs} - keys)
     if unknown:
         raise InfrastructureError(
@@ -310,7 +310,7 @@ def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Servic
         )
 
 
-def _to_pairs(update: Any) -> list[tuple[str, Any]]:
+def update_pairs(update: Any) -> list[tuple[str, Any]]:
     """Convert a state update to key-value pairs.
 
     LangGraph also accepts updates as pairs, in which a key may occur more than once.

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict, Unpack
 from capgraph.base.errors import ConfigurationError, InfrastructureError
 from capgraph.configs.logger import get_logger
 from capgraph.engine.bind import as_registry, as_settings, bind
+from capgraph.engine.infrastructure_node import update_pairs
 from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.graph.agent_graph import AgentGraph, AnswerT, agent_graph
@@ -306,8 +307,7 @@ def _redirect_silent_end(result: Command[Any]) -> tuple[list[tuple[str, Any]], A
     A target of ``END`` is replaced with ``respond`` if the update contains no message, so that
     every turn ends with a message.
     """
-    update = result.update
-    pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
+    pairs = update_pairs(result.update)
     silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
     return pairs, "respond" if silent else result.goto
 
