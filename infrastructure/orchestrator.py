@@ -25,6 +25,7 @@ from capgraph.engine.model_replies import (
     insert_suppliers,
     is_refusal,
     matches_no_capability,
+    offline_selector,
     read_reply,
 )
 from capgraph.engine.plan_acceptance import (
@@ -38,7 +39,6 @@ from capgraph.engine.plan_acceptance import (
 from capgraph.engine.plan_reviews import (
     finished_steps,
     new_steps,
-    offline_selector,
     require_final_review,
     split_reply,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from capgraph.base import CapabilitySpec, PlanError
@@ -23,7 +24,7 @@ from capgraph.planning.problems import EMPTY, PARAMETER, Problem, make_problem
 from capgraph.planning.request_values import read_parameters
 from capgraph.planning.strategies import PlanRequest
 from capgraph.registry import Registry
-from capgraph.selection import Selection
+from capgraph.selection import LexicalSelector, Selection
 from capgraph.telemetry import ReplyRepaired, emit
 
 PLANNING = "planning"
@@ -251,19 +252,22 @@ def _find_step_spec(step: Any, request: PlanRequest) -> CapabilitySpec | None:
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
 
+def offline_selector(selector: Any) -> LexicalSelector | None:
+    """Find the ``LexicalSelector`` that a selector is or wraps, or return ``None``."""
+    while selector is not None and not isinstance(selector, LexicalSelector):
+        selector = getattr(selector, "offline", None) or getattr(selector, "fallback", None)
+    return selector
+
+
 async def _select_offline(request: PlanRequest, services: Services) -> Selection | None:
     """Select capabilities for a request without a model.
 
-    Return ``None`` if the configured selector has no offline mode.
+    Return ``None`` if the configured selector has no offline mode, or if numpy is not installed.
     """
-    offline = getattr(services.selector, "offline", None)
-    catalog = request.catalog
-    if offline is None or not isinstance(catalog, Registry):
+    offline, catalog = offline_selector(services.selector), request.catalog
+    if offline is None or not isinstance(catalog, Registry) or find_spec("numpy") is None:
         return None
-    selection: Selection = await offline.select(
-        request.task, catalog.candidates(), excluded=request.excluded
-    )
-    return selection
+    return await offline.select(request.task, catalog.candidates(), excluded=request.excluded)
 
 
 def _find_invented_value(

@@ -14,7 +14,6 @@ from capgraph.engine.services import Services
 from capgraph.models.prompt_echo import remove_echo
 from capgraph.planning import RESPOND, TERMINAL_STEPS, Catalog
 from capgraph.planning.references import step_reads
-from capgraph.selection import LexicalSelector
 from capgraph.state import TurnView
 
 
@@ -113,10 +112,3 @@ def _is_repeated_step(step: Mapping[str, Any], finished_step: Mapping[str, Any])
 def _to_comparable_text(parameters: Any) -> str:
     """Serialize step parameters for comparison, so that ``42`` and ``"42"`` are equal."""
     return json.dumps(parameters or {}, sort_keys=True, default=str).replace('"', "")
-
-
-def offline_selector(selector: Any) -> LexicalSelector | None:
-    """Find the ``LexicalSelector`` that a selector is or wraps, or return ``None``."""
-    while selector is not None and not isinstance(selector, LexicalSelector):
-        selector = getattr(selector, "offline", None) or getattr(selector, "fallback", None)
-    return selector

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.configs.settings import Settings
 from capgraph.models.planning import ModelPlanner
 from capgraph.telemetry import AnswerToken, ReplyRepaired, TurnFinished, parse_event
 from capgraph.testing import ModelCall, ScriptedModel
@@ -206,6 +208,24 @@ async def test_a_model_that_overlooks_a_capability_is_asked_once_more_with_its_n
     model, _, _ = await run("Will it rain in Paris tomorrow?", answer)
     assert CALLS == [["weather", {"city": "Oslo", "day": "tomorrow"}]]
     assert "'weather' fits the request" in model.calls[1].prompt
+
+
+async def test_an_empty_plan_is_not_questioned_without_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+
+    def answer(call: ModelCall) -> Any:
+        if call.schema == "ExecutionPlan":
+            return {"steps": [], "answer": "I cannot tell the weather."}
+        return {"capabilities": ["weather"], "reason": "It fits."} if call.schema else "Sorry."
+
+    model = ScriptedModel(responses=answer)
+    settings = Settings(selection={"strategy": "model"})
+    graph = build_graph(OFFICE, model=model, settings=settings)
+    state = await graph.ainvoke({"messages": [("user", "Will it rain in Paris tomorrow?")]})
+    assert state["execution_outcome"]["status"] == "completed"
+    assert [call.schema for call in model.calls].count("ExecutionPlan") == 1
 
 
 @pytest.fixture
