@@ -151,9 +151,8 @@ async def run_infrastructure_node(
         and spec.name in CLOSING_NODES
         and (endless or update.goto in (END, ()))
     ):
-        update = dict(
-            update_pairs(update.update)
-        )  # a node that ends the turn always writes a message
+        # A node that ends the turn always writes a message.
+        update = dict(update_pairs(update.update))
     budget_update = _create_budget_update(spec, budget, before, services)
     if isinstance(update, Command):
         return replace(update, update=[*update_pairs(update.update), *budget_update.items()])
