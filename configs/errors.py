@@ -59,7 +59,11 @@ class CapgraphError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        return f"{self.message} Fix: {self.fix}" if self.fix else self.message
+        if not self.fix:
+            return self.message
+        # An author's message may lack a full stop, which the next sentence needs.
+        end = "." if self.message[-1:].isalnum() else ""
+        return f"{self.message}{end} Fix: {self.fix}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default protocol calls the constructor with args, which fits no constructor but this one.

@@ -73,7 +73,7 @@ async def read_files(
             for part in files
         ]
     except ValidationError as exc:
-        raise ContentTypeNotSupportedError(f"{exc.message} Fix: {exc.fix}") from exc
+        raise ContentTypeNotSupportedError(str(exc)) from exc
     return await uploads.to_context(caller, [one["file_id"] for one in stored])
 
 

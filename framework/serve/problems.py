@@ -152,7 +152,7 @@ def public_message(exc: CapgraphError) -> tuple[str, str | None]:
 def public_message_line(exc: CapgraphError) -> str:
     """Return an error's public message and fix on one line, for plain-text protocols."""
     message, fix = public_message(exc)
-    return f"{message} Fix: {fix}" if fix else message
+    return str(CapgraphError(message, fix=fix))
 
 
 def error_response(exc: Exception) -> JSONResponse:

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
 
 FOLDER = Path(__file__).parents[2] / "build/console"
+FITS = (
+    "width => [document.documentElement, ...document.querySelectorAll('.chart')]"
+    ".every((part) => part.scrollWidth <= Math.min(width, part.clientWidth))"
+)
+"""True if neither the page nor a chart is wider than its place."""
 WIDTHS = {1440: 900, 1024: 700, 390: 844}
 
 
@@ -46,6 +51,7 @@ def empty(page: Any, served: Served) -> None:
 
 def running(page: Any, served: Served) -> None:
     gate = str(served.folder / "gate")
+    Path(gate).unlink(missing_ok=True)
     rates = {**RATES, "parameters": {"gate": gate}}
     opened(page, served, STATIONS, rates, {**MODEL, "parameters": {"seconds": 1, "gate": gate}})
     expect(page.get_by_text("retrying 3 of 4").first).to_be_visible()
@@ -181,7 +187,7 @@ def test_state_fits_each_width(browser: Any, served: Served, state: str) -> None
     FOLDER.mkdir(parents=True, exist_ok=True)
     for width, height in WIDTHS.items():
         page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
+        page.wait_for_function(FITS, arg=width)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             if page.locator("main.part, main > .part").count():

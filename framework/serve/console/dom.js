@@ -80,12 +80,14 @@ export function table(items, columns, caption, details = []) {
     h("table", { class: "records" },
       h("thead", null, h("tr", null, used.map((name) => h("th", { scope: "col" }, words(name))))),
       h("tbody", null, items.map((item) => [
-        h("tr", null, used.map((name) => h("td", { "data-label": words(name) }, shown(item[name])))),
+        h("tr", null, used.map((name) => h("td", { "data-label": words(name), class: isWord(item[name]) ? "word" : null }, shown(item[name])))),
         extra(item).length ? h("tr", { class: "extra" }, h("td", { colspan: used.length },
           h("details", null, h("summary", null, DETAILS), h("dl", null, extra(item).map((name) => [h("dt", null, words(name)), h("dd", null, shown(item[name]))]))))) : null]))));
 }
 
 const DETAILS = "Details";
+// A short word is not broken, because the other columns have enough room.
+const isWord = (value) => typeof value === "string" && /^\S{1,14}$/.test(value);
 const words = (name) => name.replaceAll("_", " ");
 
 export function columnsOf(items, first = []) {

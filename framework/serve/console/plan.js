@@ -284,11 +284,12 @@ function minimap(board, spots, { width, height }) {
 
 function stateOf(step) {
   const words = [T.status[statusOf(step)] ?? step.status];
+  const isRetried = step.retry && (step.status === "retrying" || (step.status === "running" && step.attempt > 1));
   if (step.elements) words.splice(step.elements.failed ? 0 : 1, 1, T.elements(step.elements));
-  else if (step.retry && (step.status === "retrying" || (step.status === "running" && step.attempt > 1))) words.splice(0, 1, T.turn.retrying(step.status === "running" ? step.attempt : step.retry.attempt + 1, step.retry.of));
+  else if (isRetried) words.splice(0, 1, T.turn.retrying(step.status === "running" ? step.attempt : step.retry.attempt + 1, step.retry.of));
   else if (step.status === "running" && typeof step.progress === "number") words.push(`${Math.round(step.progress * 100)} %`);
   if (step.kept) words.push(T.kept(1).replace(/^1 /, ""));
-  else if (typeof step.duration === "number" && step.status !== "running") words.push(T.seconds(step.duration));
+  else if (typeof step.duration === "number" && step.status !== "running" && !isRetried && !step.elements?.failed) words.push(T.seconds(step.duration));
   const tries = step.tries.filter((one) => !WAITS.has(one.status)).length;
   if (tries > 1) words.push(`×${tries}`);
   return words.join(" · ");

@@ -160,7 +160,7 @@ function stepText(step, results) {
   const result = results[step.context_key];
   const broken = Object.entries(results).filter(([key, one]) => key.startsWith(`${step.context_key}[`) && one.success === false).length;
   const state = broken ? `! ${W.partly(broken)}` : result?.success === true ? `✓ ${W.done}` : result?.success === false ? `✗ ${W.failed}` : `– ${W.notRun}`;
-  const parameters = Object.entries(step.parameters ?? {}).map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ");
+  const parameters = Object.entries(step.parameters ?? {}).map(([name, value]) => `${name}: ${value?.$from ?? JSON.stringify(value)}`).join(", ");
   return [`${step.capability} ${state}`, parameters, result?.error].filter(Boolean).join("\n");
 }
 

@@ -3,6 +3,7 @@
 import { get, query, threadPath } from "./api.js";
 import { attr, button, h, put, visible, when } from "./dom.js";
 import { elementName, rerunPlan } from "./rerun.js";
+import { statusOf } from "./state.js";
 import { T } from "./text.js";
 
 const MAX_CHILDREN = 100;
@@ -27,7 +28,7 @@ export function fillDetail(app, node, step, close) {
 }
 
 function facts(step) {
-  const rows = [["status", T.status[step.status] ?? step.status], ["capability", step.capability], ["task_objective", step.task_objective],
+  const rows = [["status", [T.status[statusOf(step)] ?? step.status, step.elements && T.elements(step.elements)].filter(Boolean).join(" · ")], ["capability", step.capability], ["task_objective", step.task_objective],
     ["message", step.message], ["reason", step.reason], ["severity", step.severity],
     ["duration", typeof step.duration === "number" ? T.seconds(step.duration) : null],
     ["for", step.wait?.for], ["until", step.wait?.until], ["look_again", step.look_again ? "✓" : null]];

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 from urllib.parse import parse_qs
 
@@ -14,38 +12,47 @@ from starlette.routing import Route
 from capgraph.base.ports import Caller
 from capgraph.serve.identity import SESSION_COOKIE, Authenticator
 from capgraph.serve.links import thread_query
+from capgraph.serve.page_style import inline_style
 from capgraph.serve.problems import problem_response
 from capgraph.serve.routes.api import read_json_body
 
-_STYLE = """
-:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
-body{display:grid;min-height:100vh;margin:0;place-items:center}
-main{width:min(26rem,90vw)}
-code{font-size:.9em;white-space:nowrap}
-label,input,button,a{display:block;width:100%;box-sizing:border-box;margin:.5rem 0}
-input,button{font:inherit;padding:.6rem;border-radius:.4rem;border:1px solid GrayText}
-[role=alert]{color:#b00020}
-@media(prefers-color-scheme:dark){[role=alert]{color:#ff8a80}}
-"""
-STYLE_HASH = f"sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}"
-"""Hash of the login page's inline style, for the content security policy."""
+_STYLE, STYLE_HASH = inline_style("""
+*{box-sizing:border-box}
+body{display:grid;min-height:100vh;margin:0;padding:1rem;place-items:center;background:var(--ground);color:var(--text)}
+main{width:min(26rem,100%);padding:1.5rem 1.75rem;background:var(--sheet);border:1px solid var(--line);border-radius:.9rem}
+h1{font-size:1.4rem;margin:0}
+p{margin:.3rem 0 0}
+.quiet{color:var(--quiet);font-size:.87rem;margin-top:.8rem}
+code{font:.9em ui-monospace,"DejaVu Sans Mono",monospace;background:var(--soft);border-radius:.25rem;padding:0 .25rem}
+label{display:block;margin-top:1.1rem;font-weight:600;font-size:.9rem}
+input,button,.oidc{display:block;width:100%;margin-top:.3rem;padding:.55rem .7rem;font:inherit;color:inherit;border:1px solid var(--line);border-radius:.5rem}
+input{background:var(--ground)}
+button,.oidc{margin-top:.8rem;font-weight:600;text-align:center;text-decoration:none;cursor:pointer}
+button{background:var(--accent);border-color:var(--accent);color:var(--on-accent)}
+.oidc{color:var(--accent)}
+:focus-visible{outline:3px solid var(--accent);outline-offset:1px}
+[role=alert]{color:var(--bad)}
+""")
+"""Inline style of the login page, and its hash for the content security policy."""
 
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Log in</title>
-<meta name="viewport" content="width=device-width,initial-scale=1">
+<html lang="en"><head><meta charset="utf-8"><title>Log in · capgraph</title>
+<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">
 <style>{style}</style></head>
-<body><main><h1>Log in</h1>{alert}
+<body><main><h1>Log in to capgraph</h1>{alert}
 <form method="post" action="{prefix}/login{thread}">
-<p>A token identifies you to this agent. Its operator creates it with
-<code>capgraph token NAME --auth FILE</code>; without <code>--auth</code>, <code>capgraph serve</code>
-prints a link that logs you in.</p>
-<label for="token">Token</label>
+<label for="token">Access token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus
- data-testid="token-input">
+ aria-describedby="help" data-testid="token-input">
 <button type="submit" data-testid="login">Log in</button>
-</form>{others}</main></body></html>
+</form>{others}
+<p class="quiet" id="help">An access token identifies you to this agent. Ask the agent's operator for a
+token. Operators create tokens with <code>capgraph token NAME --auth FILE</code>.</p>
+<p class="quiet">A server without <code>--auth</code> has no tokens. Open the login link that
+<code>capgraph serve</code> printed when it started.</p>
+</main></body></html>
 """
-_OIDC = '<a href="{prefix}/login/oidc" data-testid="login-oidc">Log in with your organization</a>'
+_OIDC = '<a class="oidc" href="{prefix}/login/oidc" data-testid="login-oidc">Log in with your organization</a>'
 
 
 def login_page(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 from collections.abc import Iterable, Mapping
@@ -19,15 +17,14 @@ from capgraph.configs.settings import ServeSettings
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import server_url
 from capgraph.serve.openapi import ANY, NAME, TEXT, Operation, object_schema, page_schema
+from capgraph.serve.page_style import inline_style
 from capgraph.serve.problems import BadRequestError, NotFoundError
 from capgraph.serve.recorded_runs import RecordedRuns
 from capgraph.serve.routes.api import THREAD_PATH, page_response, query_int, read_json_body
 from capgraph.serve.security import SHARED_PREFIX
 
 _MAX_TEXT = 20_000
-_STYLE = """
-:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif;--line:#d8dce3;--quiet:#566074;--good:#17703f;--bad:#b3261e;--ask:#8a5200;--sheet:#fff;--text:#1b2330}
-@media(prefers-color-scheme:dark){:root{--line:#353d4a;--quiet:#a0abbd;--good:#66d29a;--bad:#ff9a91;--ask:#f5bd66;--sheet:#191d24;--text:#e7eaf0}}
+_STYLE, _STYLE_HASH = inline_style("""
 body{background:var(--sheet);color:var(--text);margin:0 auto;max-width:56rem;padding:1.5rem 1rem;overflow-wrap:anywhere}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:1.6rem 0 .4rem}p{margin:.3rem 0}
 .quiet{color:var(--quiet);font-size:.9rem}.text{white-space:pre-wrap}
@@ -35,10 +32,9 @@ ol{list-style:none;margin:0;padding:0}li{border:1px solid var(--line);border-rad
 .done{color:var(--good)}.failed{color:var(--bad)}.partly{color:var(--ask)}
 pre{white-space:pre-wrap;margin:.3rem 0;font-size:.85rem;max-height:24rem;overflow:auto}
 summary{cursor:pointer;color:var(--quiet)}
-"""
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+""")
 _PAGE_HEADERS = {
-    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}';"
+    "content-security-policy": f"default-src 'none'; style-src '{_STYLE_HASH}';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-robots-tag": "noindex, nofollow",
 }
@@ -199,7 +195,7 @@ def _render(run: Mapping[str, Any]) -> Iterable[str]:
 
 def _describe_cost(cost: Mapping[str, Any]) -> str:
     tokens = cost["input_tokens"] + cost["output_tokens"]
-    price = "unknown price" if cost["cost_usd"] is None else f"${cost['cost_usd']:.4f}"
+    price = "unknown price" if cost["cost_usd"] is None else f"${cost['cost_usd']:.4g}"
     return f"{cost['model_calls']} model calls, {tokens:,} tokens, {price}"
 
 
