@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 def lazy_exports(
-    package: str, modules: Mapping[str, str]
+    package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Create ``__getattr__`` and ``__dir__`` for a package that imports its exports on first use.
 
@@ -19,15 +19,15 @@ def lazy_exports(
 
     Args:
         package: Package name, usually ``__name__``.
-        modules: Exported names by module name, separated by spaces.
+        modules: Exported names by module name.
 
-    >>> get, names = lazy_exports("capgraph.graph", {"capgraph.graph.signals": "signal"})
+    >>> get, names = lazy_exports("capgraph.graph", {"capgraph.graph.signals": ["signal"]})
     >>> names()
     ['signal']
     >>> get("signal").__module__
     'capgraph.graph.signals'
     """
-    module_of = {name: module for module, names in modules.items() for name in names.split()}
+    module_of = {name: module for module, names in modules.items() for name in names}
 
     def names() -> list[str]:
         return sorted(module_of)

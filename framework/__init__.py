@@ -31,14 +31,21 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "capgraph.base": (
-            "AskAgain BaseCapability BaseInfrastructureNode CapabilityContext "
-            "ErrorClassification ErrorSeverity ExecutionPlan PlannedStep capability_node "
-            "infrastructure_node"
+            "AskAgain",
+            "BaseCapability",
+            "BaseInfrastructureNode",
+            "CapabilityContext",
+            "ErrorClassification",
+            "ErrorSeverity",
+            "ExecutionPlan",
+            "PlannedStep",
+            "capability_node",
+            "infrastructure_node",
         ),
-        "capgraph.base.ports": "Verdict",
-        "capgraph.engine.bind": "bind",
-        "capgraph.graph": "build_graph open_graph signal",
-        "capgraph.planning": "Recipe",
-        "capgraph.registry": "Registry",
+        "capgraph.base.ports": ("Verdict",),
+        "capgraph.engine.bind": ("bind",),
+        "capgraph.graph": ("build_graph", "open_graph", "signal"),
+        "capgraph.planning": ("Recipe",),
+        "capgraph.registry": ("Registry",),
     },
 )

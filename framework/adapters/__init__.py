@@ -31,15 +31,15 @@ _EXTRAS = {
 _get, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.adapters.a2a": "agent_card",
-        "capgraph.adapters.as_tools": "as_tool",
-        "capgraph.adapters.credentials": "Credentials TokenExchange signed_subject",
-        "capgraph.adapters.settings_registry": "open_registry",
-        "capgraph.adapters.graphs": "agent_capability graph_capability",
-        "capgraph.adapters.mcp": "McpCapabilities mcp_capabilities",
-        "capgraph.adapters.mcp_server": "as_mcp_server",
-        "capgraph.adapters.remote": "remote_capability",
-        "capgraph.adapters.tools": "tool_capability",
+        "capgraph.adapters.a2a": ("agent_card",),
+        "capgraph.adapters.as_tools": ("as_tool",),
+        "capgraph.adapters.credentials": ("Credentials", "TokenExchange", "signed_subject"),
+        "capgraph.adapters.settings_registry": ("open_registry",),
+        "capgraph.adapters.graphs": ("agent_capability", "graph_capability"),
+        "capgraph.adapters.mcp": ("McpCapabilities", "mcp_capabilities"),
+        "capgraph.adapters.mcp_server": ("as_mcp_server",),
+        "capgraph.adapters.remote": ("remote_capability",),
+        "capgraph.adapters.tools": ("tool_capability",),
     },
 )
 

@@ -29,13 +29,27 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.approvals.decisions": "ApprovalDecision DecisionProblem parse_decisions",
+        "capgraph.approvals.decisions": ("ApprovalDecision", "DecisionProblem", "parse_decisions"),
         "capgraph.approvals.requests": (
-            "ACTED_BEFORE PLAN RESULT STEP UNKNOWN_OUTCOME decision_schema is_approval_request "
-            "plan_request request_entry build_request describe_question step_request"
+            "ACTED_BEFORE",
+            "PLAN",
+            "RESULT",
+            "STEP",
+            "UNKNOWN_OUTCOME",
+            "decision_schema",
+            "is_approval_request",
+            "plan_request",
+            "request_entry",
+            "build_request",
+            "describe_question",
+            "step_request",
         ),
         "capgraph.approvals.standing_rules": (
-            "StandingRule add_rule list_rules revoke_rule load_active_rules"
+            "StandingRule",
+            "add_rule",
+            "list_rules",
+            "revoke_rule",
+            "load_active_rules",
         ),
     },
 )

@@ -63,32 +63,68 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.base.approval_policy": "ApprovalPolicy",
-        "capgraph.base.capability": "BaseCapability",
-        "capgraph.base.error_classification": "ErrorClassification",
-        "capgraph.base.context": "CapabilityContext",
-        "capgraph.base.decorators": "capability_node infrastructure_node",
+        "capgraph.base.approval_policy": ("ApprovalPolicy",),
+        "capgraph.base.capability": ("BaseCapability",),
+        "capgraph.base.error_classification": ("ErrorClassification",),
+        "capgraph.base.context": ("CapabilityContext",),
+        "capgraph.base.decorators": ("capability_node", "infrastructure_node"),
         "capgraph.base.errors": (
-            "AskAgain CapabilityError CapgraphError ConfigurationError ErrorSeverity "
-            "FatalExecutionError InfrastructureError LimitError MissingExtraError ModelError "
-            "PersistenceError PlanError PolicyError RegistryError StoppedError ThreadBusyError "
-            "ValidationError require_extra"
+            "AskAgain",
+            "CapabilityError",
+            "CapgraphError",
+            "ConfigurationError",
+            "ErrorSeverity",
+            "FatalExecutionError",
+            "InfrastructureError",
+            "LimitError",
+            "MissingExtraError",
+            "ModelError",
+            "PersistenceError",
+            "PlanError",
+            "PolicyError",
+            "RegistryError",
+            "StoppedError",
+            "ThreadBusyError",
+            "ValidationError",
+            "require_extra",
         ),
         "capgraph.base.guides": (
-            "BaseExample ClassifierActions ClassifierExample OrchestratorExample "
-            "OrchestratorGuide TaskClassifierGuide"
+            "BaseExample",
+            "ClassifierActions",
+            "ClassifierExample",
+            "OrchestratorExample",
+            "OrchestratorGuide",
+            "TaskClassifierGuide",
         ),
-        "capgraph.base.infrastructure": "BaseInfrastructureNode",
-        "capgraph.base.argument_injection": "AttemptNumber IdempotencyKey Progress StepSettings",
+        "capgraph.base.infrastructure": ("BaseInfrastructureNode",),
+        "capgraph.base.argument_injection": (
+            "AttemptNumber",
+            "IdempotencyKey",
+            "Progress",
+            "StepSettings",
+        ),
         "capgraph.base.plan": (
-            "ExecutionPlan PlannedStep load_execution_plan_from_file save_execution_plan_to_file"
+            "ExecutionPlan",
+            "PlannedStep",
+            "load_execution_plan_from_file",
+            "save_execution_plan_to_file",
         ),
-        "capgraph.base.ports": "Caller Verdict",
-        "capgraph.base.results": "CapabilityMatch ExecutionError ExecutionRecord ExecutionResult",
+        "capgraph.base.ports": ("Caller", "Verdict"),
+        "capgraph.base.results": (
+            "CapabilityMatch",
+            "ExecutionError",
+            "ExecutionRecord",
+            "ExecutionResult",
+        ),
         "capgraph.base.spec": (
-            "CapabilitySpec Declarations Effect InfrastructureSpec OnUnknown Requirement"
+            "CapabilitySpec",
+            "Declarations",
+            "Effect",
+            "InfrastructureSpec",
+            "OnUnknown",
+            "Requirement",
         ),
-        "capgraph.base.step_context": "StepContext",
-        "capgraph.base.undo": "DoneStep Undo",
+        "capgraph.base.step_context": ("StepContext",),
+        "capgraph.base.undo": ("DoneStep", "Undo"),
     },
 )

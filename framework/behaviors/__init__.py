@@ -51,33 +51,54 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.behaviors.audit": "AuditBehavior",
-        "capgraph.behaviors.base": "BaseBehavior BehaviorContext",
+        "capgraph.behaviors.audit": ("AuditBehavior",),
+        "capgraph.behaviors.base": ("BaseBehavior", "BehaviorContext"),
         "capgraph.behaviors.circuit_breaker": (
-            "AsyncCircuitBreaker CircuitBreaker CircuitBreakerBehavior CircuitOpenError "
-            "CircuitState"
+            "AsyncCircuitBreaker",
+            "CircuitBreaker",
+            "CircuitBreakerBehavior",
+            "CircuitOpenError",
+            "CircuitState",
         ),
-        "capgraph.behaviors.cache": "CacheBehavior",
-        "capgraph.behaviors.fallback": "FallbackBehavior",
-        "capgraph.behaviors.function_middleware": "middleware",
-        "capgraph.behaviors.guardrail_behavior": "GuardrailBehavior",
+        "capgraph.behaviors.cache": ("CacheBehavior",),
+        "capgraph.behaviors.fallback": ("FallbackBehavior",),
+        "capgraph.behaviors.function_middleware": ("middleware",),
+        "capgraph.behaviors.guardrail_behavior": ("GuardrailBehavior",),
         "capgraph.behaviors.text_guardrails": (
-            "GuardrailRule PatternGuardrail PromptInjectionGuardrail"
+            "GuardrailRule",
+            "PatternGuardrail",
+            "PromptInjectionGuardrail",
         ),
         "capgraph.behaviors.guardrails": (
-            "AllowAllGuardrail AsyncGuardrail Guardrail GuardrailOutcome GuardrailStage "
-            "GuardrailViolatedError GuardrailViolation GuardrailViolationError Guards"
+            "AllowAllGuardrail",
+            "AsyncGuardrail",
+            "Guardrail",
+            "GuardrailOutcome",
+            "GuardrailStage",
+            "GuardrailViolatedError",
+            "GuardrailViolation",
+            "GuardrailViolationError",
+            "Guards",
         ),
         "capgraph.behaviors.human_in_loop": (
-            "HumanApprovalRequired HumanInLoopBehavior PendingApproval"
+            "HumanApprovalRequired",
+            "HumanInLoopBehavior",
+            "PendingApproval",
         ),
-        "capgraph.behaviors.model_guardrail": "ModelGuardrail SchemaGuardrail",
-        "capgraph.behaviors.personal_data": "PIIGuardrail",
+        "capgraph.behaviors.model_guardrail": ("ModelGuardrail", "SchemaGuardrail"),
+        "capgraph.behaviors.personal_data": ("PIIGuardrail",),
         "capgraph.behaviors.providers": (
-            "ProviderRouter RoundRobinProviderRouter StaticProviderRouter WeightedProviderRouter"
+            "ProviderRouter",
+            "RoundRobinProviderRouter",
+            "StaticProviderRouter",
+            "WeightedProviderRouter",
         ),
-        "capgraph.behaviors.rate_limit": "RateLimitBehavior RateLimitExceededError RateLimiter",
-        "capgraph.behaviors.timeout": "TimeoutBehavior",
-        "capgraph.pipeline.retry_policy": "RetryBehavior backoff_delay",
+        "capgraph.behaviors.rate_limit": (
+            "RateLimitBehavior",
+            "RateLimitExceededError",
+            "RateLimiter",
+        ),
+        "capgraph.behaviors.timeout": ("TimeoutBehavior",),
+        "capgraph.pipeline.retry_policy": ("RetryBehavior", "backoff_delay"),
     },
 )

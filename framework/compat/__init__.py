@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.compat.framework_alias": "install_framework_alias",
+        "capgraph.compat.framework_alias": ("install_framework_alias",),
     },
 )

@@ -11,8 +11,5 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
-    {
-        "capgraph.engine.routing": "Route route",
-        "capgraph.engine.services": "Services",
-    },
+    {"capgraph.engine.routing": ("Route", "route"), "capgraph.engine.services": ("Services",)},
 )

@@ -50,21 +50,34 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "capgraph.evaluation.dataset": (
-            "AnswerCheck Case Dataset JudgeLabel JudgeSettings Thresholds load_dataset"
+            "AnswerCheck",
+            "Case",
+            "Dataset",
+            "JudgeLabel",
+            "JudgeSettings",
+            "Thresholds",
+            "load_dataset",
         ),
-        "capgraph.evaluation.thread_dataset": "dataset_from_threads write_dataset",
-        "capgraph.evaluation.judge": "JudgeVerdict",
-        "capgraph.evaluation.metrics": "Counts",
+        "capgraph.evaluation.thread_dataset": ("dataset_from_threads", "write_dataset"),
+        "capgraph.evaluation.judge": ("JudgeVerdict",),
+        "capgraph.evaluation.metrics": ("Counts",),
         "capgraph.evaluation.recording": (
-            "TurnCost RecordedAnswer RecordedNodeRun Recording RecordedOutcome load_recording "
-            "record"
+            "TurnCost",
+            "RecordedAnswer",
+            "RecordedNodeRun",
+            "Recording",
+            "RecordedOutcome",
+            "load_recording",
+            "record",
         ),
-        "capgraph.evaluation.replay_turn": "Difference ReplayResult replay",
-        "capgraph.evaluation.report": "CaseResult METRICS Report ThresholdFailure",
-        "capgraph.evaluation.evaluator": "validate_dataset evaluate",
-        "capgraph.evaluation.replay_script": "NoRecordError",
+        "capgraph.evaluation.replay_turn": ("Difference", "ReplayResult", "replay"),
+        "capgraph.evaluation.report": ("CaseResult", "METRICS", "Report", "ThresholdFailure"),
+        "capgraph.evaluation.evaluator": ("validate_dataset", "evaluate"),
+        "capgraph.evaluation.replay_script": ("NoRecordError",),
         "capgraph.evaluation.thread_compatibility": (
-            "CompatibilityReport Incompatibility check_threads"
+            "CompatibilityReport",
+            "Incompatibility",
+            "check_threads",
         ),
     },
 )

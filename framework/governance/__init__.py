@@ -75,36 +75,74 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.base.approval_policy": "ApprovalPolicy",
-        "capgraph.base.ports": "PermissionMode",
-        "capgraph.governance.budget": "Budget BudgetExceededError Reservation",
-        "capgraph.governance.cedar": "CedarPermissions",
-        "capgraph.governance.plan_estimate": "PlanEstimate",
-        "capgraph.governance.information_flow": "InformationFlow",
-        "capgraph.governance.kill_switch": "clear_stop list_stops stop",
+        "capgraph.base.approval_policy": ("ApprovalPolicy",),
+        "capgraph.base.ports": ("PermissionMode",),
+        "capgraph.governance.budget": ("Budget", "BudgetExceededError", "Reservation"),
+        "capgraph.governance.cedar": ("CedarPermissions",),
+        "capgraph.governance.plan_estimate": ("PlanEstimate",),
+        "capgraph.governance.information_flow": ("InformationFlow",),
+        "capgraph.governance.kill_switch": ("clear_stop", "list_stops", "stop"),
         "capgraph.governance.permissions": (
-            "PermissionDeniedError PermissionEnforcer PermissionOutcome PermissionPolicy "
-            "Permissions RolePermissionConfig"
+            "PermissionDeniedError",
+            "PermissionEnforcer",
+            "PermissionOutcome",
+            "PermissionPolicy",
+            "Permissions",
+            "RolePermissionConfig",
         ),
-        "capgraph.governance.pilot_profile": "PilotRuntimeProfile build_pilot_profile",
+        "capgraph.governance.pilot_profile": ("PilotRuntimeProfile", "build_pilot_profile"),
         "capgraph.governance.policies": (
-            "AgentFailed AllAgentsComplete And CostExceeded GateBelow Or PhaseCompleted "
-            "PhaseContext PolicyAction PolicyActionData PolicyCondition PolicyEngine PolicyRule "
-            "QualityAt RetryExhausted TimedOut"
+            "AgentFailed",
+            "AllAgentsComplete",
+            "And",
+            "CostExceeded",
+            "GateBelow",
+            "Or",
+            "PhaseCompleted",
+            "PhaseContext",
+            "PolicyAction",
+            "PolicyActionData",
+            "PolicyCondition",
+            "PolicyEngine",
+            "PolicyRule",
+            "QualityAt",
+            "RetryExhausted",
+            "TimedOut",
         ),
         "capgraph.governance.quality_gate": (
-            "QualityGate QualityGateError QualityGateOutcome QualityLevel"
+            "QualityGate",
+            "QualityGateError",
+            "QualityGateOutcome",
+            "QualityLevel",
         ),
         "capgraph.governance.recovery": (
-            "EscalationPolicy FailureScenario RecoveryContext RecoveryEvent RecoveryRecipe "
-            "RecoveryResult RecoveryScenario RecoveryStep aattempt_recovery attempt_recovery "
-            "classify_exception next_provider recipe_for smaller_context_budget"
+            "EscalationPolicy",
+            "FailureScenario",
+            "RecoveryContext",
+            "RecoveryEvent",
+            "RecoveryRecipe",
+            "RecoveryResult",
+            "RecoveryScenario",
+            "RecoveryStep",
+            "aattempt_recovery",
+            "attempt_recovery",
+            "classify_exception",
+            "next_provider",
+            "recipe_for",
+            "smaller_context_budget",
         ),
         "capgraph.governance.usage_limits": (
-            "GovernanceBreachError GovernancePlane GovernanceState LimitOutcome MaxBudgetLimit "
-            "MaxConsecutiveFailuresLimit MaxIterationsLimit MaxToolCallsLimit "
-            "UsageLimitExceededError UsageLimits"
+            "GovernanceBreachError",
+            "GovernancePlane",
+            "GovernanceState",
+            "LimitOutcome",
+            "MaxBudgetLimit",
+            "MaxConsecutiveFailuresLimit",
+            "MaxIterationsLimit",
+            "MaxToolCallsLimit",
+            "UsageLimitExceededError",
+            "UsageLimits",
         ),
-        "capgraph.pipeline.retry_policy": "backoff_delay",
+        "capgraph.pipeline.retry_policy": ("backoff_delay",),
     },
 )

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.graph.build": "build_graph",
-        "capgraph.graph.open": "open_graph",
-        "capgraph.graph.signals": "signal wake",
+        "capgraph.graph.build": ("build_graph",),
+        "capgraph.graph.open": ("open_graph",),
+        "capgraph.graph.signals": ("signal", "wake"),
     },
 )

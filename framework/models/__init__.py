@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.models.roles": "MODEL_ROLES RoleModel chat_models role_behaviors",
-        "capgraph.models.strategies": "model_strategies",
+        "capgraph.models.roles": ("MODEL_ROLES", "RoleModel", "chat_models", "role_behaviors"),
+        "capgraph.models.strategies": ("model_strategies",),
     },
 )

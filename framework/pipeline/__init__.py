@@ -10,8 +10,5 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
-    {
-        "capgraph.pipeline.capacity": "Capacity",
-        "capgraph.pipeline.runner": "StepRunner",
-    },
+    {"capgraph.pipeline.capacity": ("Capacity",), "capgraph.pipeline.runner": ("StepRunner",)},
 )

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.prompts.builder": "PromptBuilder",
-        "capgraph.prompts.data": "DATA_RULE as_data as_request",
+        "capgraph.prompts.builder": ("PromptBuilder",),
+        "capgraph.prompts.data": ("DATA_RULE", "as_data", "as_request"),
         "capgraph.prompts.nodes": (
-            "ClarificationPrompt ClassificationPrompt ErrorAnalysisPrompt OrchestratorPrompt "
-            "ResponseGenerationPrompt TaskExtractionPrompt"
+            "ClarificationPrompt",
+            "ClassificationPrompt",
+            "ErrorAnalysisPrompt",
+            "OrchestratorPrompt",
+            "ResponseGenerationPrompt",
+            "TaskExtractionPrompt",
         ),
-        "capgraph.prompts.provider": "PromptProvider get_framework_prompts use_prompts",
+        "capgraph.prompts.provider": ("PromptProvider", "get_framework_prompts", "use_prompts"),
     },
 )

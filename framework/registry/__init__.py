@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.registry.candidate": "Candidate",
-        "capgraph.registry.recipe_yaml": "load_recipe save_recipe",
-        "capgraph.registry.registry": "Registry",
+        "capgraph.registry.candidate": ("Candidate",),
+        "capgraph.registry.recipe_yaml": ("load_recipe", "save_recipe"),
+        "capgraph.registry.registry": ("Registry",),
     },
 )

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.scale.run_executor": "AdvanceResult",
-        "capgraph.scale.client": "Client ThreadStatus connect open_engine",
-        "capgraph.scale.engine": "Engine JobHandler",
-        "capgraph.scale.jobs": "StepJob TurnJob",
-        "capgraph.scale.schedules": "Schedule",
-        "capgraph.scale.worker": "Worker list_workers",
+        "capgraph.scale.run_executor": ("AdvanceResult",),
+        "capgraph.scale.client": ("Client", "ThreadStatus", "connect", "open_engine"),
+        "capgraph.scale.engine": ("Engine", "JobHandler"),
+        "capgraph.scale.jobs": ("StepJob", "TurnJob"),
+        "capgraph.scale.schedules": ("Schedule",),
+        "capgraph.scale.worker": ("Worker", "list_workers"),
     },
 )

@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.registry": "Candidate",
-        "capgraph.selection.protocols": "Selection Selector",
+        "capgraph.registry": ("Candidate",),
+        "capgraph.selection.protocols": ("Selection", "Selector"),
         "capgraph.selection.routers": (
-            "BaseRouter LLMRouter LoadBalancingRouter RoutingDecision RoutingRequest "
-            "RuleBasedRouter SemanticRouter"
+            "BaseRouter",
+            "LLMRouter",
+            "LoadBalancingRouter",
+            "RoutingDecision",
+            "RoutingRequest",
+            "RuleBasedRouter",
+            "SemanticRouter",
         ),
-        "capgraph.selection.selectors": "EmbeddingSelector LexicalSelector",
+        "capgraph.selection.selectors": ("EmbeddingSelector", "LexicalSelector"),
     },
 )

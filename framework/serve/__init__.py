@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _get, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.serve.app": "create_app",
-        "capgraph.serve.identity": "Identity",
-        "capgraph.serve.problems": "AnswerRefusedError ConflictError NotFoundError",
-        "capgraph.serve.runs": "Run Runs",
+        "capgraph.serve.app": ("create_app",),
+        "capgraph.serve.identity": ("Identity",),
+        "capgraph.serve.problems": ("AnswerRefusedError", "ConflictError", "NotFoundError"),
+        "capgraph.serve.runs": ("Run", "Runs"),
     },
 )
 

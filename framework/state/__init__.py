@@ -25,10 +25,20 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.state.agent_state": "AgentState STATE_KEYS check_state_value",
-        "capgraph.state.context_access": "ContextTypes dump_context load_context summarize_context",
-        "capgraph.state.state_schema": "CallerInput Key StateSchema TurnScoped",
-        "capgraph.state.reducers": "append_entries merge_context_data last_write_wins merge_by_key",
-        "capgraph.state.turn_view": "TurnView",
+        "capgraph.state.agent_state": ("AgentState", "STATE_KEYS", "check_state_value"),
+        "capgraph.state.context_access": (
+            "ContextTypes",
+            "dump_context",
+            "load_context",
+            "summarize_context",
+        ),
+        "capgraph.state.state_schema": ("CallerInput", "Key", "StateSchema", "TurnScoped"),
+        "capgraph.state.reducers": (
+            "append_entries",
+            "merge_context_data",
+            "last_write_wins",
+            "merge_by_key",
+        ),
+        "capgraph.state.turn_view": ("TurnView",),
     },
 )

@@ -41,22 +41,38 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.approvals.standing_rules": "StandingRule add_rule list_rules revoke_rule",
-        "capgraph.base.ports": "SqlExecutor",
-        "capgraph.stores.checkpoints": "Checkpoint CheckpointManager",
-        "capgraph.stores.conversation": "ConversationMessage ConversationState",
-        "capgraph.stores.database": "Location SqlTables open_saver open_store",
-        "capgraph.stores.leases": "Leases",
-        "capgraph.stores.persistence": "Persistence",
+        "capgraph.approvals.standing_rules": (
+            "StandingRule",
+            "add_rule",
+            "list_rules",
+            "revoke_rule",
+        ),
+        "capgraph.base.ports": ("SqlExecutor",),
+        "capgraph.stores.checkpoints": ("Checkpoint", "CheckpointManager"),
+        "capgraph.stores.conversation": ("ConversationMessage", "ConversationState"),
+        "capgraph.stores.database": ("Location", "SqlTables", "open_saver", "open_store"),
+        "capgraph.stores.leases": ("Leases",),
+        "capgraph.stores.persistence": ("Persistence",),
         "capgraph.stores.state_store": (
-            "BaseStateStore InMemoryStateStore MISSING PostgresStateStore RedisStateStore "
-            "SqliteStateStore StateStoreFactory"
+            "BaseStateStore",
+            "InMemoryStateStore",
+            "MISSING",
+            "PostgresStateStore",
+            "RedisStateStore",
+            "SqliteStateStore",
+            "StateStoreFactory",
         ),
-        "capgraph.stores.stops": "Stop",
+        "capgraph.stores.stops": ("Stop",),
         "capgraph.stores.threads": (
-            "ThreadSummary list_suspended_threads fork_thread list_threads prune_threads "
-            "thread_messages thread_summary waiting_questions"
+            "ThreadSummary",
+            "list_suspended_threads",
+            "fork_thread",
+            "list_threads",
+            "prune_threads",
+            "thread_messages",
+            "thread_summary",
+            "waiting_questions",
         ),
-        "capgraph.stores.waits": "SuspendedThread",
+        "capgraph.stores.waits": ("SuspendedThread",),
     },
 )

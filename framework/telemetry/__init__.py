@@ -75,29 +75,75 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "capgraph.telemetry.agent_events": (
-            "AgentEvent AgentEventName AgentEventStatus AgentFailureClass to_agent_event"
+            "AgentEvent",
+            "AgentEventName",
+            "AgentEventStatus",
+            "AgentFailureClass",
+            "to_agent_event",
         ),
-        "capgraph.telemetry.audit_chain": "Verification",
-        "capgraph.telemetry.audit_log": "AuditLog",
+        "capgraph.telemetry.audit_chain": ("Verification",),
+        "capgraph.telemetry.audit_log": ("AuditLog",),
         "capgraph.telemetry.events": (
-            "AnswerPart AnswerToken ApprovalDecided ApprovalRequested CapabilitiesSelected "
-            "CircuitChanged DialogueChanged Event EventsDropped ModelCalled ModelFallback "
-            "PlanMade PolicyActionApplied PromptShortened Reclassify Replan ReplyRepaired Retry "
-            "Status StepFailed StepFinished StepProgress StepResumed StepSkipped StepStarted "
-            "ToolCalled TurnFinished QuestionDropped QuestionKept TurnSuspended Usage emit "
-            "parse_event"
+            "AnswerPart",
+            "AnswerToken",
+            "ApprovalDecided",
+            "ApprovalRequested",
+            "CapabilitiesSelected",
+            "CircuitChanged",
+            "DialogueChanged",
+            "Event",
+            "EventsDropped",
+            "ModelCalled",
+            "ModelFallback",
+            "PlanMade",
+            "PolicyActionApplied",
+            "PromptShortened",
+            "Reclassify",
+            "Replan",
+            "ReplyRepaired",
+            "Retry",
+            "Status",
+            "StepFailed",
+            "StepFinished",
+            "StepProgress",
+            "StepResumed",
+            "StepSkipped",
+            "StepStarted",
+            "ToolCalled",
+            "TurnFinished",
+            "QuestionDropped",
+            "QuestionKept",
+            "TurnSuspended",
+            "Usage",
+            "emit",
+            "parse_event",
         ),
-        "capgraph.telemetry.otel": "OpenTelemetrySink",
+        "capgraph.telemetry.otel": ("OpenTelemetrySink",),
         "capgraph.telemetry.builtin_sinks": (
-            "FanoutSink JsonLinesSink NoopSink RingBufferSink SqliteEventSink"
+            "FanoutSink",
+            "JsonLinesSink",
+            "NoopSink",
+            "RingBufferSink",
+            "SqliteEventSink",
         ),
-        "capgraph.telemetry.event_dispatcher": "EventDispatcher SentEvent event_context",
+        "capgraph.telemetry.event_dispatcher": ("EventDispatcher", "SentEvent", "event_context"),
         "capgraph.telemetry.usage": (
-            "ModelPricing PriceTable PricingAlreadyRegisteredError UsageSnapshot UsageTracker "
-            "format_cost has_pricing load_pricing_from_file register_pricing"
+            "ModelPricing",
+            "PriceTable",
+            "PricingAlreadyRegisteredError",
+            "UsageSnapshot",
+            "UsageTracker",
+            "format_cost",
+            "has_pricing",
+            "load_pricing_from_file",
+            "register_pricing",
         ),
         "capgraph.telemetry.usage_sinks": (
-            "FanoutUsageSink NoopUsageSink RingBufferUsageSink SqliteUsageSink UsageSink"
+            "FanoutUsageSink",
+            "NoopUsageSink",
+            "RingBufferUsageSink",
+            "SqliteUsageSink",
+            "UsageSink",
         ),
     },
 )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.testing.clock": "FakeClock",
-        "capgraph.testing.faults": "FaultScript FaultyCapability with_faults",
-        "capgraph.testing.models": "ModelCall ScriptedModel",
-        "capgraph.testing.run": "CapabilityRun run_capability",
+        "capgraph.testing.clock": ("FakeClock",),
+        "capgraph.testing.faults": ("FaultScript", "FaultyCapability", "with_faults"),
+        "capgraph.testing.models": ("ModelCall", "ScriptedModel"),
+        "capgraph.testing.run": ("CapabilityRun", "run_capability"),
     },
 )

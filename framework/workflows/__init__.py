@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.workflows.dag": "DAGWorkflow",
-        "capgraph.workflows.events": "EventDrivenWorkflow WorkflowEvent",
-        "capgraph.workflows.inputs": "WorkflowNode",
-        "capgraph.workflows.load": "load_workflow",
-        "capgraph.workflows.nodes": "BaseWorkflow NodeResult WorkflowEdge WorkflowResult",
-        "capgraph.workflows.state_machine": "StateMachineWorkflow",
+        "capgraph.workflows.dag": ("DAGWorkflow",),
+        "capgraph.workflows.events": ("EventDrivenWorkflow", "WorkflowEvent"),
+        "capgraph.workflows.inputs": ("WorkflowNode",),
+        "capgraph.workflows.load": ("load_workflow",),
+        "capgraph.workflows.nodes": (
+            "BaseWorkflow",
+            "NodeResult",
+            "WorkflowEdge",
+            "WorkflowResult",
+        ),
+        "capgraph.workflows.state_machine": ("StateMachineWorkflow",),
     },
 )

@@ -45,20 +45,41 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.base.ports.agents": "Agent AgentOutcome ModelCaller",
-        "capgraph.base.ports.callers": "Caller normalize_user_id",
+        "capgraph.base.ports.agents": ("Agent", "AgentOutcome", "ModelCaller"),
+        "capgraph.base.ports.callers": ("Caller", "normalize_user_id"),
         "capgraph.base.ports.middleware": (
-            "AnyBehavior AvailabilityProvider Behavior BehaviorContext CallNext Middleware "
-            "ModelCallMiddleware RetryRule TimeLimit TurnGuardrail"
+            "AnyBehavior",
+            "AvailabilityProvider",
+            "Behavior",
+            "BehaviorContext",
+            "CallNext",
+            "Middleware",
+            "ModelCallMiddleware",
+            "RetryRule",
+            "TimeLimit",
+            "TurnGuardrail",
         ),
         "capgraph.base.ports.policies": (
-            "FlowPolicy GateResult PermissionMode PlanPolicy ResultGate StepPolicy TurnSnapshot "
-            "Verdict"
+            "FlowPolicy",
+            "GateResult",
+            "PermissionMode",
+            "PlanPolicy",
+            "ResultGate",
+            "StepPolicy",
+            "TurnSnapshot",
+            "Verdict",
         ),
-        "capgraph.base.ports.services": "KeyValueStore Sink SqlExecutor StepDispatcher",
+        "capgraph.base.ports.services": ("KeyValueStore", "Sink", "SqlExecutor", "StepDispatcher"),
         "capgraph.base.ports.steps": (
-            "ApprovalRequest Attempt Failure ForEachElement STAGES ShortCircuit Source "
-            "StepRecord utc_now_text"
+            "ApprovalRequest",
+            "Attempt",
+            "Failure",
+            "ForEachElement",
+            "STAGES",
+            "ShortCircuit",
+            "Source",
+            "StepRecord",
+            "utc_now_text",
         ),
     },
 )
