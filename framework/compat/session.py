@@ -58,6 +58,8 @@ from capgraph.compat.session_call import (
     TurnRateLimit,
     session_capability,
 )
+from capgraph.compat.session_limits import GovernanceBreachError, GovernancePlane
+from capgraph.compat.session_usage import UsageLimits, UsageTracker
 from capgraph.compat.worker import (
     AgentRegistry,
     AgentStatus,
@@ -85,7 +87,6 @@ from capgraph.telemetry import (
     AgentEventStatus,
     AgentFailureClass,
     UsageSnapshot,
-    UsageTracker,
     has_pricing,
 )
 from capgraph.telemetry import NoopSink as NoopEventSink
@@ -278,8 +279,8 @@ class AgentSession:
     rate_limiter: Any = None
     async_rate_limiter: Any = None
     provider_router: Any = None
-    usage_limits: governance.UsageLimits | None = None
-    governance: governance.GovernancePlane | None = None
+    usage_limits: UsageLimits | None = None
+    governance: GovernancePlane | None = None
     hooks: Sequence[Any] = ()
     audit_log: Any = None
     risks: Any = None
@@ -634,7 +635,7 @@ class OrchestrationSession:
         getattr(self._plane.state, counter)(*values)
         try:
             breaches = self._plane.enforce()
-        except governance.GovernanceBreachError as exc:
+        except GovernanceBreachError as exc:
             self._error = exc
             await self._emit(
                 AgentEvent.governance_breach(**self._event_fields, **_limit_fields(exc))

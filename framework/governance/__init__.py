@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from capgraph.governance.permissions import PermissionPolicy as PermissionPolicy
     from capgraph.governance.permissions import Permissions as Permissions
     from capgraph.governance.permissions import RolePermissionConfig as RolePermissionConfig
-    from capgraph.governance.pilot_profile import PilotRuntimeProfile as PilotRuntimeProfile
-    from capgraph.governance.pilot_profile import build_pilot_profile as build_pilot_profile
     from capgraph.governance.plan_estimate import PlanEstimate as PlanEstimate
     from capgraph.governance.policies import AgentFailed as AgentFailed
     from capgraph.governance.policies import AllAgentsComplete as AllAgentsComplete
@@ -58,18 +56,6 @@ if TYPE_CHECKING:
     from capgraph.governance.recovery import next_provider as next_provider
     from capgraph.governance.recovery import recipe_for as recipe_for
     from capgraph.governance.recovery import smaller_context_budget as smaller_context_budget
-    from capgraph.governance.usage_limits import GovernanceBreachError as GovernanceBreachError
-    from capgraph.governance.usage_limits import GovernancePlane as GovernancePlane
-    from capgraph.governance.usage_limits import GovernanceState as GovernanceState
-    from capgraph.governance.usage_limits import LimitOutcome as LimitOutcome
-    from capgraph.governance.usage_limits import MaxBudgetLimit as MaxBudgetLimit
-    from capgraph.governance.usage_limits import (
-        MaxConsecutiveFailuresLimit as MaxConsecutiveFailuresLimit,
-    )
-    from capgraph.governance.usage_limits import MaxIterationsLimit as MaxIterationsLimit
-    from capgraph.governance.usage_limits import MaxToolCallsLimit as MaxToolCallsLimit
-    from capgraph.governance.usage_limits import UsageLimitExceededError as UsageLimitExceededError
-    from capgraph.governance.usage_limits import UsageLimits as UsageLimits
     from capgraph.pipeline.retry_policy import backoff_delay as backoff_delay
 
 __getattr__, __dir__ = lazy_exports(
@@ -90,7 +76,6 @@ __getattr__, __dir__ = lazy_exports(
             "Permissions",
             "RolePermissionConfig",
         ),
-        "capgraph.governance.pilot_profile": ("PilotRuntimeProfile", "build_pilot_profile"),
         "capgraph.governance.policies": (
             "AgentFailed",
             "AllAgentsComplete",
@@ -130,18 +115,6 @@ __getattr__, __dir__ = lazy_exports(
             "next_provider",
             "recipe_for",
             "smaller_context_budget",
-        ),
-        "capgraph.governance.usage_limits": (
-            "GovernanceBreachError",
-            "GovernancePlane",
-            "GovernanceState",
-            "LimitOutcome",
-            "MaxBudgetLimit",
-            "MaxConsecutiveFailuresLimit",
-            "MaxIterationsLimit",
-            "MaxToolCallsLimit",
-            "UsageLimitExceededError",
-            "UsageLimits",
         ),
         "capgraph.pipeline.retry_policy": ("backoff_delay",),
     },

@@ -60,16 +60,10 @@ if TYPE_CHECKING:
         PricingAlreadyRegisteredError as PricingAlreadyRegisteredError,
     )
     from capgraph.telemetry.usage import UsageSnapshot as UsageSnapshot
-    from capgraph.telemetry.usage import UsageTracker as UsageTracker
     from capgraph.telemetry.usage import format_cost as format_cost
     from capgraph.telemetry.usage import has_pricing as has_pricing
     from capgraph.telemetry.usage import load_pricing_from_file as load_pricing_from_file
     from capgraph.telemetry.usage import register_pricing as register_pricing
-    from capgraph.telemetry.usage_sinks import FanoutUsageSink as FanoutUsageSink
-    from capgraph.telemetry.usage_sinks import NoopUsageSink as NoopUsageSink
-    from capgraph.telemetry.usage_sinks import RingBufferUsageSink as RingBufferUsageSink
-    from capgraph.telemetry.usage_sinks import SqliteUsageSink as SqliteUsageSink
-    from capgraph.telemetry.usage_sinks import UsageSink as UsageSink
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -132,18 +126,10 @@ __getattr__, __dir__ = lazy_exports(
             "PriceTable",
             "PricingAlreadyRegisteredError",
             "UsageSnapshot",
-            "UsageTracker",
             "format_cost",
             "has_pricing",
             "load_pricing_from_file",
             "register_pricing",
-        ),
-        "capgraph.telemetry.usage_sinks": (
-            "FanoutUsageSink",
-            "NoopUsageSink",
-            "RingBufferUsageSink",
-            "SqliteUsageSink",
-            "UsageSink",
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""Usage and cost of model calls: token counts, prices, and totals.
+"""Usage and cost of model calls: token counts and prices.
 
 An unknown price never counts as zero. Instead, the cost is ``None``.
 """
@@ -6,14 +6,13 @@ An unknown price never counts as zero. Instead, the cost is ``None``.
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from capgraph.base.errors import ValidationError
 from capgraph.helpers.number_validation import check_number
@@ -327,99 +326,3 @@ def format_cost(cost: float | None) -> str:
     if cost is None:
         return "unknown"
     return f"${cost:.4f}" if 0 < cost < 0.01 else f"${cost:.2f}"
-
-
-class _Limits(Protocol):
-    def check(self, tracker: UsageTracker) -> None: ...
-
-
-@dataclass
-class UsageTracker:
-    """Thread-safe counter of the token usage and cost of model calls.
-
-    Attributes:
-        turns: Model and usage of each call.
-        prices: Table of model prices.
-
-    >>> tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1.0, 1.0)}))
-    >>> tracker.record_turn("m", UsageSnapshot(input_tokens=500_000))
-    >>> tracker.total_cost(), tracker.format_cost()
-    (0.5, '$0.50')
-    """
-
-    turns: list[tuple[str, UsageSnapshot]] = field(default_factory=list)
-    prices: PriceTable = field(default_factory=PriceTable.of_process)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-
-    def record_turn(self, model: str, usage: UsageSnapshot) -> None:
-        """Record the usage of a model call."""
-        with self._lock:
-            self.turns.append((model, usage))
-
-    def _calls(self) -> list[tuple[str, UsageSnapshot]]:
-        with self._lock:
-            return list(self.turns)
-
-    def _sum(self, name: str) -> int:
-        return sum(getattr(usage, name) for _, usage in self._calls())
-
-    @property
-    def total_input_tokens(self) -> int:
-        """Total number of prompt tokens."""
-        return self._sum("prompt_tokens")
-
-    @property
-    def total_output_tokens(self) -> int:
-        """Total number of output tokens."""
-        return self._sum("output_tokens")
-
-    @property
-    def total_tool_calls(self) -> int:
-        """Total number of requested tool calls."""
-        return self._sum("tool_calls")
-
-    def cost_for_turn(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return the cost of a model call, or ``None`` if the price is unknown."""
-        return self.prices.cost(model, usage)
-
-    def total_cost(self) -> float | None:
-        """Return the cost of all recorded calls, or ``None`` if any price is unknown."""
-        costs = [self.cost_for_turn(*turn) for turn in self._calls()]
-        return None if None in costs else math.fsum(c for c in costs if c is not None)
-
-    def format_cost(self) -> str:
-        """Format the total cost of all recorded calls as a string."""
-        return format_cost(self.total_cost())
-
-    def budget_remaining(self, budget_usd: float) -> float | None:
-        """Return the unspent part of a budget, or ``None`` if the total cost is unknown."""
-        cost = self.total_cost()
-        return None if cost is None else budget_usd - cost
-
-    def is_over_budget(self, budget_usd: float) -> bool:
-        """Return True if the total cost exceeds a budget or is unknown."""
-        cost = self.total_cost()
-        return cost is None or cost > budget_usd
-
-    def per_model_summary(self) -> dict[str, float | None]:
-        """Return the total cost of each model. An unknown cost is ``None``."""
-        found: dict[str, float | None] = {}
-        for model, usage in self._calls():
-            cost, before = self.cost_for_turn(model, usage), found.get(model, 0.0)
-            found[model] = None if cost is None or before is None else before + cost
-        return found
-
-    def summary(self) -> dict[str, Any]:
-        """Return the totals as plain data."""
-        return {
-            "turns": len(self._calls()),
-            "total_input_tokens": self.total_input_tokens,
-            "total_output_tokens": self.total_output_tokens,
-            "total_tool_calls": self.total_tool_calls,
-            "total_cost_usd": self.total_cost(),
-            "formatted_cost": self.format_cost(),
-        }
-
-    def check_limits(self, limits: _Limits) -> None:
-        """Raise an error if the recorded usage exceeds one of the ``UsageLimits``."""
-        limits.check(self)

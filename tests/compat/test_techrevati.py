@@ -81,8 +81,8 @@ from capgraph.testing import FakeClock
 # The names that the document's package exports, by the module that has them here.
 NAMES = {
     "capgraph.telemetry": """AgentEvent AgentEventName AgentEventStatus AgentFailureClass ModelPricing
-        NoopUsageSink RingBufferUsageSink UsageSink UsageSnapshot UsageTracker has_pricing
-        load_pricing_from_file register_pricing""",
+        UsageSnapshot has_pricing load_pricing_from_file register_pricing""",
+    "capgraph.compat.session_usage": "NoopUsageSink RingBufferUsageSink UsageSink UsageTracker",
     "capgraph.compat.session": """AgentRegistry AgentSession AgentStatus AgentWorker AgentWorkerEvent
         AsyncOrchestrationSession EventSink Handoff InvalidTransitionError
         MaxIterationsExceededError NoopEventSink OrchestrationSession Orchestrator

@@ -122,7 +122,7 @@ def test_a_graph_brings_nothing_that_nobody_declared() -> None:
         "import sys, capgraph.graph\n"
         "print([name for name in sys.modules if name in {"
         "'capgraph.governance.policies', 'capgraph.governance.permissions',"
-        "'capgraph.governance.recovery', 'capgraph.governance.usage_limits',"
+        "'capgraph.governance.recovery',"
         "'capgraph.behaviors', 'capgraph.telemetry.otel', 'capgraph.telemetry.builtin_sinks',"
         "'capgraph.telemetry.audit_log', 'capgraph.telemetry.agent_events',"
         "'capgraph.approvals.standing_rules', 'capgraph.planning.repair', 'capgraph.planning.recipes', 'capgraph.selection', 'yaml',"

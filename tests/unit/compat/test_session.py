@@ -39,13 +39,15 @@ from capgraph.compat.session import (
     Orchestrator,
     TurnTimeoutError,
 )
-from capgraph.governance import (
-    BudgetExceededError,
-    CostExceeded,
+from capgraph.compat.session_limits import (
     GovernanceBreachError,
     GovernancePlane,
     MaxConsecutiveFailuresLimit,
     MaxToolCallsLimit,
+)
+from capgraph.governance import (
+    BudgetExceededError,
+    CostExceeded,
     PermissionDeniedError,
     PermissionMode,
     PermissionPolicy,

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from capgraph.base import ValidationError
-from capgraph.telemetry import (
+from capgraph.compat.session_usage import (
     FanoutUsageSink,
-    ModelPricing,
     NoopUsageSink,
-    PriceTable,
     RingBufferUsageSink,
     SqliteUsageSink,
-    UsageSnapshot,
     UsageTracker,
+)
+from capgraph.telemetry import (
+    ModelPricing,
+    PriceTable,
+    UsageSnapshot,
     format_cost,
     has_pricing,
     load_pricing_from_file,

@@ -8,17 +8,17 @@ from typing import Any
 
 from capgraph.base.ports import PermissionMode
 from capgraph.behaviors import GuardrailBehavior, PatternGuardrail, PromptInjectionGuardrail
-from capgraph.governance.permissions import (
-    PermissionEnforcer,
-    PermissionPolicy,
-    RolePermissionConfig,
-)
-from capgraph.governance.usage_limits import (
+from capgraph.compat.session_limits import (
     GovernancePlane,
     MaxBudgetLimit,
     MaxConsecutiveFailuresLimit,
     MaxIterationsLimit,
     MaxToolCallsLimit,
+)
+from capgraph.governance.permissions import (
+    PermissionEnforcer,
+    PermissionPolicy,
+    RolePermissionConfig,
 )
 
 

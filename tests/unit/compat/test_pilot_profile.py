@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from capgraph.governance import PermissionMode, build_pilot_profile
+from capgraph.compat.pilot_profile import build_pilot_profile
+from capgraph.governance import PermissionMode
 
 
 def pilot(**more: Any) -> Any:

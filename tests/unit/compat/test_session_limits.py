@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from capgraph.governance import (
+from capgraph.compat.session_limits import (
     GovernanceBreachError,
     GovernancePlane,
     MaxBudgetLimit,
     MaxConsecutiveFailuresLimit,
     MaxIterationsLimit,
     MaxToolCallsLimit,
-    UsageLimitExceededError,
-    UsageLimits,
 )
-from capgraph.telemetry import ModelPricing, PriceTable, UsageSnapshot, UsageTracker
+from capgraph.compat.session_usage import UsageLimitExceededError, UsageLimits, UsageTracker
+from capgraph.telemetry import ModelPricing, PriceTable, UsageSnapshot
 
 
 def _tracker(**used: int) -> UsageTracker:

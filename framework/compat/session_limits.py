@@ -1,4 +1,4 @@
-"""Limits of a session: usage limits, and limits that end the session."""
+"""Limits that end a session."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ from typing import ClassVar, Literal
 
 from capgraph.base.errors import LimitError, ValidationError
 from capgraph.helpers.number_validation import check_number
-from capgraph.telemetry.usage import UsageTracker
-
-
-class UsageLimitExceededError(LimitError):
-    """Raised if the usage of a session exceeds a limit on tokens, tool calls, or cost.
-
-    Attributes:
-        limit_name: Name of the limit.
-        observed: Amount used. ``None`` for an unknown cost.
-        ceiling: Value of the limit.
-    """
-
-    limit_name: str = ""
-    observed: float | None = None
-    ceiling: float = 0
 
 
 class GovernanceBreachError(LimitError):
@@ -40,68 +25,6 @@ class GovernanceBreachError(LimitError):
     observed: float = 0
     ceiling: float = 0
     scope: str = "session"
-
-
-@dataclass(frozen=True, slots=True)
-class UsageLimits:
-    """Limits on the tokens, tool calls, and cost of a session. ``None`` means no limit.
-
-    Attributes:
-        request_tokens_max: Maximum number of prompt tokens.
-        response_tokens_max: Maximum number of output tokens.
-        total_tokens_max: Maximum number of prompt and output tokens.
-        tool_calls_max: Maximum number of tool calls.
-        cost_usd_max: Maximum cost in US dollars. An unknown cost exceeds the limit.
-
-    Raises:
-        ValidationError: A limit is negative or not a number.
-
-    >>> from capgraph.telemetry import UsageSnapshot, UsageTracker
-    >>> tracker = UsageTracker()
-    >>> tracker.record_turn("m", UsageSnapshot(input_tokens=5))
-    >>> UsageLimits(total_tokens_max=5).check(tracker)
-    """
-
-    request_tokens_max: int | None = None
-    response_tokens_max: int | None = None
-    total_tokens_max: int | None = None
-    tool_calls_max: int | None = None
-    cost_usd_max: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if (value := getattr(self, name)) is not None:
-                check_number(name, value)
-
-    def check(self, tracker: UsageTracker) -> None:
-        """Check that the usage of a session is within these limits.
-
-        Raises:
-            UsageLimitExceededError: A limit is exceeded.
-        """
-        prompts, answers = tracker.total_input_tokens, tracker.total_output_tokens
-        usage: dict[str, float | None] = {
-            "request_tokens_max": prompts,
-            "response_tokens_max": answers,
-            "total_tokens_max": prompts + answers,
-            "tool_calls_max": tracker.total_tool_calls,
-        }
-        if self.cost_usd_max is not None:
-            usage["cost_usd_max"] = tracker.total_cost()
-        for name, observed in usage.items():
-            ceiling = getattr(self, name)
-            if ceiling is None or (observed is not None and observed <= ceiling):
-                continue
-            amount = "an unknown amount" if observed is None else f"{observed:g}"
-            raise UsageLimitExceededError(
-                f"The session used {amount}, which exceeds the limit {name}={ceiling:g}.",
-                fix=f"Raise {name}, or call register_pricing(…) for its models."
-                if observed is None
-                else f"Raise {name}, or use less.",
-                limit_name=name,
-                observed=observed,
-                ceiling=ceiling,
-            )
 
 
 @dataclass(slots=True)
