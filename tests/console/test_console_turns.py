@@ -179,6 +179,45 @@ def test_decision_made_before_the_events_arrive_shows_its_changes(
     expect(record).to_contain_text("quantity 3 → 4")
 
 
+def test_decision_shows_its_changes_in_a_page_opened_before_the_turn_ends(
+    page: Any, served: Served
+) -> None:
+    opened(page, served, ORDER)
+    question = page.get_by_test_id("question")
+    question.get_by_label("Quantity").first.fill("4")
+    question.get_by_test_id("approve").click()
+    card(page, "completed")
+
+    def report_active_run(route: Any) -> None:
+        thread = route.fetch().json()
+        thread["runs"][0]["status"] = "running"
+        route.fulfill(json=thread)
+
+    page.route("**/api/threads/*", report_active_run, times=1)
+    page.reload()
+    record = card(page, "completed").get_by_test_id("decisions")
+    expect(record).to_contain_text("quantity 3 → 4")
+
+
+def test_decision_made_before_the_run_is_seen_to_end_shows_its_changes(
+    page: Any, served: Served
+) -> None:
+    held: list[Any] = []
+    page.route("**/api/runs/*/events", lambda route: held.append(route), times=1)
+    page.get_by_test_id("message-input").fill("Order new sensors")
+    page.get_by_test_id("send").click()
+    question = page.get_by_test_id("question")
+    question.get_by_label("Quantity").first.fill("4")
+    question.get_by_test_id("approve").click()
+    record = card(page, "completed").get_by_test_id("decisions")
+    expect(record).to_contain_text("quantity 3 → 4")
+    page.locator('[data-testid=step][data-key*="order"]').click()
+    detail = page.get_by_test_id("plan").get_by_label(re.compile("^Step "))
+    detail.get_by_role("tab", name="Attempts").click()
+    expect(detail.get_by_role("listitem").first).to_contain_text("needs approval")
+    assert len(held) == 1
+
+
 @pytest.mark.parametrize("width", [1440, 1024, 390])
 def test_activity_tables_fit_their_view(page: Any, served: Served, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
@@ -380,3 +419,29 @@ def test_step_detail_has_tabs_cells_and_runs_again(page: Any, served: Served) ->
     results = served.call(f"/api/threads/{thread}")["results"]
     assert "stations" in results
     assert "rates" not in results
+
+
+def test_element_names_appear_when_the_inputs_arrive(page: Any, served: Served) -> None:
+    held: list[Any] = []
+    page.route("**/api/threads/*/files", lambda route: held.append(route))
+    opened(page, served, STATIONS, READINGS)
+    card(page, "partial")
+    page.locator('[data-testid=step][data-key="readings"]').click()
+    cells = page.get_by_test_id("plan").get_by_test_id("element")
+    expect(cells.first).to_have_attribute("aria-label", "element 7, failed")
+    for route in held:
+        route.continue_()
+    expect(cells.first).to_have_attribute("aria-label", "S007, failed")
+
+
+def test_step_opened_during_the_run_can_run_again_afterwards(
+    page: Any, served: Served, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    opened(page, served, STATIONS, {**RATES, "parameters": {"failures": 0, "gate": str(gate)}})
+    page.locator('[data-testid=step][data-key="stations"][data-status=done]').click()
+    detail = page.get_by_test_id("plan").get_by_label("Step stations")
+    detail.wait_for()
+    expect(detail.get_by_test_id("rerun")).to_have_count(0)
+    gate.touch()
+    detail.get_by_test_id("rerun").wait_for()

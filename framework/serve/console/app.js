@@ -35,7 +35,7 @@ const others = new BroadcastChannel("capgraph");
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
   questions: [], cards: null, figures: null, contexts: null, connection: "idle", stopping: false, problem: "",
-  tab: "conversation", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, agent: null, files: [], brought: [],
+  tab: "conversation", side: "plan", leave: null, earlier: null, draft: 0, received: null, uploads: undefined, agent: null, files: [], brought: [],
 
   address: (id) => urlOf(id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["conversation", "threads"] : middle.matches ? ["conversation"] : []),
@@ -56,6 +56,7 @@ const app = {
   // --- threads ---
   async open(id, { push = true } = {}) {
     this.disconnect();
+    this.received = null;
     const mine = this.draft += 1;
     Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, contexts: null, files: [], brought: [], earlier: null, stopping: false, problem: "", connection: "idle", retries: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
@@ -74,9 +75,9 @@ const app = {
     this.loadFigures(thread);
     const open = openRun(thread);
     if (open) this.listen(open);
-    else this.recall(thread);
+    this.restore(open || thread.plan ? runsOfTurn(thread).filter((run) => run !== open) : []).catch(this.fail);
     // The run was ending while the thread was read; its outcome is available shortly.
-    if (!open && thread.outcome === "unfinished" && (this.retries -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
+    if (!open && ["running", "unfinished"].includes(thread.outcome) && (this.retries -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
     else if (!thread.questions) this.questions = this.questions.filter((one) => one.thread_id !== thread.thread_id);
     changed();
   },
@@ -200,6 +201,7 @@ const app = {
     this.turn = { ...before, messages: [...before.messages, own], status: "queued" };
     this.figures = null;
     this.files = this.files.map((one) => ({ ...one, step: null }));
+    this.received = null;
     views.conversation.toEnd();
     changed();
     try {
@@ -228,11 +230,16 @@ const app = {
   async answer(question, answer) {
     const run = await post(`/api/questions/${encodeURIComponent(question.question_id)}`, { answer });
     this.questions = this.questions.filter((one) => one.question_id !== question.question_id);
-    if (question.thread_id === this.threadId) {
+    if (question.thread_id !== this.threadId) this.refreshQuestions();
+    else if (this.following) {
+      // The run asked the question, but its last events have not been received.
+      this.disconnect();
+      await this.reload().catch(this.fail);
+    } else {
       // The events of a thread that was opened just now may not have been received yet.
       this.turn = { ...this.turn, asked: { ...this.turn.asked, ...askedParameters([question]) } };
       this.listen(run.run_id, { keep: true });
-    } else this.refreshQuestions();
+    }
     others.postMessage({ thread: question.thread_id });
     changed();
   },
@@ -252,7 +259,8 @@ const app = {
       if (left.signal.aborted) return;
       this.leave = follow(runId, {
         events: (list) => {
-          for (const event of list) this.turn = reduce(this.turn, event);
+          this.received?.push(...list);
+          this.turn = list.reduce(reduce, this.turn);
           changed();
         },
         state: (word) => { this.connection = word; changed(); },
@@ -262,19 +270,23 @@ const app = {
     }).catch(this.fail);
     return changed();
   },
-  // Restore the details of the last turn from its events: plan versions, attempts, waits, model calls.
-  async recall(thread) {
-    const runs = thread.plan ? runsOfTurn(thread) : [];
-    const mine = this.recalls += 1;
-    const [{ follow }, { reduce }] = runs.length ? await Promise.all([import("./follow.js"), import("./reduce.js")]) : [{}, {}];
+  // Restore the details of a turn from the events of its earlier runs: plan versions, attempts, waits,
+  // model calls, decisions. Events of a followed run that arrive meanwhile are applied again.
+  async restore(runs) {
+    const received = this.received = runs.length ? [] : null;
+    if (!received) return;
+    const [{ follow }, { reduce }] = await Promise.all([import("./follow.js"), import("./reduce.js")]);
     let turn = empty();
     for (const run of runs) {
       await new Promise((done) => {
-        follow(run, { events: (list) => { for (const event of list) turn = reduce(turn, event); }, state() {}, gone: done, end: done });
+        follow(run, { events: (list) => { turn = list.reduce(reduce, turn); }, state() {}, gone: done, end: done });
       });
     }
-    if (mine !== this.recalls || this.threadId !== thread.thread_id || this.following || !turn.plans.length) return;
-    this.turn = { ...turn, messages: this.turn.messages, status: this.turn.status, run: runs.at(-1) };
+    if (this.received !== received) return;
+    this.received = null;
+    turn = received.reduce(reduce, turn);
+    if (!turn.plans.length) return;
+    this.turn = { ...turn, messages: this.turn.messages, status: this.turn.status, run: this.turn.run ?? runs.at(-1) };
     changed();
   },
   disconnect() {

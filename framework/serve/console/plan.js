@@ -30,7 +30,7 @@ export function planView(app) {
   let isFitted = true;
   let drawn = [];
   let selected = null;
-  let ofDetail = null;
+  let ofDetail = [];
   const shownVersions = new Set();
 
   // Zoom around a point of the window, or around the middle of the board.
@@ -62,7 +62,7 @@ export function planView(app) {
 
   function select(key) {
     selected = key;
-    ofDetail = null;
+    ofDetail = [];
     update();
     detail.scrollIntoView({ block: "nearest" });
   }
@@ -103,10 +103,11 @@ export function planView(app) {
     }
     const step = plan?.steps.find((one) => one.context_key === selected);
     detail.hidden = !step;
-    if (step && ofDetail !== step) {
-      ofDetail = step;
-      lazy(() => import("./step.js")).then(({ fillDetail }) => { if (ofDetail === step) fillDetail(app, detail, step, () => select(null)); });
-    }
+    // The detail names elements by the inputs, and reruns steps by the stored plan. Both arrive after a run.
+    const now = [step, app.contexts, app.thread?.plan, app.turn.status === "running"];
+    if (!step || now.every((one, n) => one === ofDetail[n])) return;
+    ofDetail = now;
+    lazy(() => import("./step.js")).then(({ fillDetail }) => { if (ofDetail === now) fillDetail(app, detail, step, () => select(null)); });
   }
   return { node, update, select };
 }

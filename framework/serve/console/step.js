@@ -19,10 +19,13 @@ export function fillDetail(app, node, step, close) {
   ].filter(([, content]) => content);
   const wanted = node.capgraphTab ?? (step.elements?.failed ? "elements" : ["done", "failed"].includes(step.status) ? "output" : "input");
   const rerun = earlier ? null : rerunButton(app, step);
+  const focused = node.contains(document.activeElement) ? document.activeElement.dataset.tab : null;
   attr(node, "aria-label", T.step.title(visible(step.context_key)));
   node.replaceChildren(
     h("div", { class: "bar" }, h("h3", null, visible(step.context_key)), h("span", { class: "buttons" }, rerun, button("×", close, { "aria-label": T.close, class: "small" }))),
     facts(step), ...tabbed(node, tabs, tabs.some(([name]) => name === wanted) ? wanted : tabs[0][0]));
+  // A replaced tab loses the focus.
+  if (focused) node.querySelector(`[role=tab][data-tab=${focused}]`)?.focus();
   const [, output] = tabs.find(([name]) => name === "output");
   fillOutput(app, step, earlier, output, node.querySelector("[data-tab=trace] dl")).catch(app.fail);
 }

@@ -128,7 +128,8 @@ function notDone(app, work) {
 
 function decisionText(app, one) {
   const now = app.thread?.plan?.steps?.find((step) => step.context_key === one.key)?.parameters;
-  const changes = one.decision === "edit" && now
-    ? differences(app.turn.asked[one.key] ?? {}, now).map(([path, from, to]) => `${path} ${JSON.stringify(from) ?? "–"} → ${JSON.stringify(to) ?? "–"}`) : [];
+  const asked = app.turn.asked[one.key];
+  const changes = one.decision === "edit" && asked && now
+    ? differences(asked, now).map(([path, from, to]) => `${path} ${JSON.stringify(from) ?? "–"} → ${JSON.stringify(to) ?? "–"}`) : [];
   return visible([`${one.key}: ${T.turn.decided(one.by ?? T.turn.somebody, one.decision)}`, ...changes, one.refused, when(one.at, true)].filter(Boolean).join(", "));
 }
