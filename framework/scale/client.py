@@ -333,13 +333,13 @@ class Client:
                 f"The event number {after!r:.80} is invalid: it must be an integer.",
                 fix="Pass the 'seq' of the last event received, or 0.",
             )
-        async with aclosing(self.log.follow_thread(thread, after)) as pages:  # type: ignore[type-var]
+        async with aclosing(self.log.follow_thread(thread, after)) as pages:
             async for page in pages:
                 for seq, run_id, text in page:
                     event = {"threadId": thread, "runId": run_id, **json.loads(text), "seq": seq}
                     if event["type"] in TERMINAL_EVENTS:
                         # The outcome must be readable as soon as the last event is delivered.
-                        async with aclosing(self.log.follow(run_id, seq)) as rest:  # type: ignore[type-var]
+                        async with aclosing(self.log.follow(run_id, seq)) as rest:
                             async for _ in rest:
                                 pass
                     yield event

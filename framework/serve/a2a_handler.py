@@ -142,7 +142,7 @@ class TaskHandler(RequestHandler):
             if isinstance(run, Task):
                 return run
             if not params.configuration.return_immediately:
-                await self._last_event(_caller(context), run.run_id)
+                await self._runs.wait_for_end(_caller(context), run.run_id)
             task = await self._get_task(context, task_id)
             return apply_history_length(task, params.configuration)
 
@@ -221,14 +221,6 @@ class TaskHandler(RequestHandler):
 
     # --- read -----------------------------------------------------------------------------
 
-    async def _last_event(self, caller: Caller, run_id: str) -> dict[str, Any]:
-        """Wait for a run to end and return its last event."""
-        last_event: dict[str, Any] = {}
-        async with aclosing(self._runs.events(caller, run_id)) as events:  # type: ignore[type-var]
-            async for _, event in events:
-                last_event = event
-        return last_event
-
     async def _get_task(self, context: ServerCallContext, task_id: str) -> Task:
         """Return one of the caller's tasks with its status, artifacts, and message history."""
         caller = _caller(context)
@@ -241,7 +233,7 @@ class TaskHandler(RequestHandler):
         questions: dict[str, list[dict[str, Any]]] = {}
         answered = [run_id for run_id, request in turn.requests][:-1]
         for run_id in answered:
-            outcome = (await self._last_event(caller, run_id)).get("outcome") or {}
+            outcome = (await self._runs.wait_for_end(caller, run_id)).get("outcome") or {}
             interrupts = outcome.get("interrupts") or ()
             questions[run_id] = [one["metadata"]["capgraph"] for one in interrupts]
         task.history.extend(build_history(turn, questions))
@@ -253,7 +245,7 @@ class TaskHandler(RequestHandler):
             return build_task(turn, RUNNING_STATES[turn.run.status])
         if (question := await self._open_question(caller, turn.run)) is not None:
             return input_required_task(turn, question)
-        return ended_task(turn, await self._last_event(caller, turn.run.run_id))
+        return ended_task(turn, await self._runs.wait_for_end(caller, turn.run.run_id))
 
     async def _add_artifacts(self, task: Task, caller: Caller, turn: Turn, base_url: str) -> None:
         """Add the files and structured data from a thread's last turn to a task's artifacts."""
@@ -276,7 +268,7 @@ class TaskHandler(RequestHandler):
         task_id, thread_id = turn.turn_id, turn.run.thread_id
         appends = False
         events = self._runs.events(_caller(context), turn.run.run_id)
-        async with aclosing(events) as run_events:  # type: ignore[type-var]
+        async with aclosing(events) as run_events:
             async for _, event in run_events:
                 if event["type"] == "TEXT_MESSAGE_CONTENT":
                     yield answer_chunk(turn, event["delta"], append=appends)
@@ -308,11 +300,11 @@ class TaskHandler(RequestHandler):
                 state = task.status.state
                 yield task
             if turn.run.run_id != seen and (seen is not None or turn.is_active):
-                async for event in self._updates(context, turn):
-                    state = (
-                        event.status.state if isinstance(event, TaskStatusUpdateEvent) else state
-                    )
-                    yield event
+                async with aclosing(self._updates(context, turn)) as updates:
+                    async for event in updates:
+                        if isinstance(event, TaskStatusUpdateEvent):
+                            state = event.status.state
+                        yield event
             elif not turn.is_active and turn.run.status != "waiting":
                 task = await self._get_task(context, task_id)
                 if task.status.state != state:
@@ -410,7 +402,7 @@ class TaskHandler(RequestHandler):
             if run.status not in (*RUNNING_STATES, "waiting"):
                 raise TaskNotCancelableError
             run = await self._runs.stop(caller, run.run_id)
-            await self._last_event(caller, run.run_id)
+            await self._runs.wait_for_end(caller, run.run_id)
             return await self._get_task(context, params.id)
 
     # --- push notifications ---------------------------------------------------------------

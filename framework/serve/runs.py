@@ -12,7 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Collection,
@@ -466,14 +466,14 @@ class Runs:
 
     async def follow(
         self, caller: Caller, run_id: str, after: int = 0
-    ) -> AsyncIterator[list[tuple[int, str]]]:
+    ) -> AsyncGenerator[list[tuple[int, str]]]:
         """Return an iterator of pages of a run's events as JSON text; see :meth:`events`."""
         await self.get_logged(caller, run_id)
         return self._log.follow(run_id, after)
 
     async def events(
         self, caller: Caller, run_id: str, after: int = 0
-    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    ) -> AsyncGenerator[tuple[int, dict[str, Any]]]:
         """Yield the numbered events of a run until the run ends.
 
         Args:
@@ -484,11 +484,26 @@ class Runs:
         Raises:
             NotFoundError: The run does not exist.
         """
-        pages = await self.follow(caller, run_id, after)
-        async with aclosing(pages):  # type: ignore[type-var]
+        async with aclosing(await self.follow(caller, run_id, after)) as pages:
             async for page in pages:
                 for seq, text in page:
                     yield seq, json.loads(text)
+
+    async def wait_for_end(self, caller: Caller, run_id: str) -> dict[str, Any]:
+        """Wait until a run ends, and return its last event.
+
+        If the server shuts down first, return the last event until then. The event is empty if the
+        run's events were deleted.
+
+        Raises:
+            NotFoundError: The run does not exist.
+        """
+        last_event = "{}"
+        async with aclosing(await self.follow(caller, run_id)) as pages:
+            async for page in pages:
+                last_event = page[-1][1] if page else last_event
+        event: dict[str, Any] = json.loads(last_event)
+        return event
 
     async def is_reachable(self) -> bool:
         """Return True if the database responds."""

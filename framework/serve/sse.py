@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from capgraph.serve.problems import BadRequestError
 
-EventPages = AsyncIterator[list[tuple[int, str]]]
+EventPages = AsyncGenerator[list[tuple[int, str]]]
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _KEEP_ALIVE = b": \n\n"
 
@@ -59,6 +59,6 @@ def encode_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 
 async def _encode_pages(pages: EventPages) -> AsyncIterator[bytes]:
-    async with aclosing(pages):  # type: ignore[type-var]
+    async with aclosing(pages):
         async for page in pages:
             yield b"".join(f"id: {n}\ndata: {text}\n\n".encode() for n, text in page) or _KEEP_ALIVE

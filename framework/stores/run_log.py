@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -469,7 +469,7 @@ class RunLog:
 
     # --- listeners of other processes -----------------------------------------------------
 
-    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
+    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[list[tuple[int, str]]]:
         """Yield pages of a run's numbered events as JSON until the run ends.
 
         Each page contains the events that are available. Empty pages are yielded while there are no
@@ -513,7 +513,7 @@ class RunLog:
 
     async def follow_thread(
         self, thread_id: str, after: int = 0
-    ) -> AsyncIterator[list[tuple[int, str, str]]]:
+    ) -> AsyncGenerator[list[tuple[int, str, str]]]:
         """Yield pages of numbered events from all runs of a thread, indefinitely.
 
         Each item is a sequence number, a run ID, and an event as JSON. Each page contains the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -135,9 +135,7 @@ class _Handler:
     async def _follow(self, caller: Caller, run: Run) -> EventPages:
         return await self._runs.follow(caller, run.run_id)
 
-    async def _attach(
-        self, caller: Caller, turn: Turn, state: Mapping[str, Any]
-    ) -> AsyncIterator[list[tuple[int, str]]]:
+    async def _attach(self, caller: Caller, turn: Turn, state: Mapping[str, Any]) -> EventPages:
         """Yield a thread's messages, then the events of a run that a different request started."""
         messages = [
             {name: message[name] for name in ("id", "role", "content")}
@@ -155,7 +153,7 @@ class _Handler:
                 identifier = turn.message_id or turn.run.run_id
                 messages.append({"id": identifier, "role": "user", "content": turn.message})
         snapshot = json.dumps({"type": "MESSAGES_SNAPSHOT", "messages": messages})
-        async with aclosing(await self._follow(caller, turn.run)) as pages:  # type: ignore[type-var]
+        async with aclosing(await self._follow(caller, turn.run)) as pages:
             async for page in pages:
                 texts = [text for _, text in page if turn.is_active or not _is_message(text)]
                 if texts and _kind(texts[0]) == "RUN_STARTED":
@@ -164,12 +162,12 @@ class _Handler:
 
     async def _follow_then_start(
         self, caller: Caller, thread_id: str, request: AguiRequest, pages: EventPages
-    ) -> AsyncIterator[list[tuple[int, str]]]:
+    ) -> EventPages:
         """Yield the events of an active run, and then those of a new run for the client's message.
 
         The client sees both as one run.
         """
-        async with aclosing(pages):  # type: ignore[type-var]
+        async with aclosing(pages):
             async for page in pages:
                 yield [(n, text) for n, text in page if _kind(text) not in TERMINAL_EVENTS]
         try:
@@ -178,20 +176,20 @@ class _Handler:
             error = {"type": "RUN_ERROR", "message": public_message_line(exc), "code": exc.code}
             yield [(0, json.dumps(error))]
             return
-        async with aclosing(await self._follow(caller, run)) as following:  # type: ignore[type-var]
+        async with aclosing(await self._follow(caller, run)) as following:
             async for page in following:
                 yield [(n, text) for n, text in page if _kind(text) != "RUN_STARTED"]
 
     async def _client_events(
         self, caller: Caller, run: Run, ids: tuple[str, str], pages: EventPages
-    ) -> AsyncIterator[list[tuple[int, str]]]:
+    ) -> EventPages:
         """Number the events of a response and replace the server's run ID with the client's.
 
         The server's run ID is added to the event metadata.
         """
         number, has_ended = 0, False
         try:
-            async with aclosing(pages):  # type: ignore[type-var]
+            async with aclosing(pages):
                 async for page in pages:
                     events = []
                     for _, text in page:
@@ -249,7 +247,7 @@ async def _invalid_answer_events(
     run_id: str,
     questions: Sequence[Mapping[str, Any]],
     problems: list[dict[str, str]],
-) -> AsyncIterator[list[tuple[int, str]]]:
+) -> EventPages:
     """Yield AG-UI events that report an invalid answer to the client.
 
     The events form a run that ends immediately. Its questions stay open.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,7 +48,7 @@ TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 _POLL_MILLISECONDS = 1000
 _PARTIAL_ANSWER_SECONDS = 10.0
 """Maximum seconds to wait until a turn with a further question asks that question again."""
-_Call = ServerRequestContext[Any, Any]
+Call = ServerRequestContext[Any, Any]
 
 
 class _TaskParams(RequestParams):
@@ -82,7 +82,7 @@ class McpTasks:
         server.add_request_handler("tasks/update", _UpdateTaskParams, self._update)
         server.add_request_handler("tasks/cancel", _TaskParams, self._cancel)
 
-    def seconds_until_task(self, call: _Call, tool: str) -> float | None:
+    def seconds_until_task(self, call: Call, tool: str) -> float | None:
         """Return the seconds after which a tool call becomes a task, or ``None`` for never.
 
         Raises:
@@ -112,23 +112,20 @@ class McpTasks:
 
     # --- methods ---------------------------------------------------------------------------
 
-    async def _get(self, call: _Call, params: _TaskParams) -> dict[str, Any]:
+    async def _get(self, call: Call, params: _TaskParams) -> dict[str, Any]:
         _check_request(call, params)
-        caller = _caller(call)
+        caller = caller_of_call(call)
         with self._translate_errors():
             turn = await self._runs.get_turn(caller, params.task_id)
             return {**self._describe(turn), **await self._status(call, caller, turn)}
 
-    async def _status(self, call: _Call, caller: Caller, turn: Turn) -> dict[str, Any]:
+    async def _status(self, call: Call, caller: Caller, turn: Turn) -> dict[str, Any]:
         if turn.is_active:
             return {"status": "working"}
         if turn.run.status == "waiting":
             questions = await self._runs.list_questions(caller, turn.run.thread_id)
             return self._waiting_status(call, turn.run, questions)
-        last_event: dict[str, Any] = {}
-        async with aclosing(self._runs.events(caller, turn.run.run_id)) as events:  # type: ignore[type-var]
-            async for _, event in events:
-                last_event = event
+        last_event = await self._runs.wait_for_end(caller, turn.run.run_id)
         if turn.run.status == "stopped" and last_event.get("type") != "RUN_ERROR":
             return {"status": "cancelled"}
         if (last_event.get("result") or {}).get("error"):
@@ -141,7 +138,7 @@ class McpTasks:
         return {"status": "completed", "result": dumped}
 
     def _waiting_status(
-        self, call: _Call, run: Run, questions: list[dict[str, Any]]
+        self, call: Call, run: Run, questions: list[dict[str, Any]]
     ) -> dict[str, Any]:
         if not questions:
             return {"status": "working", "statusMessage": "Waits for a time or an event."}
@@ -160,9 +157,9 @@ class McpTasks:
             },
         }
 
-    async def _update(self, call: _Call, params: _UpdateTaskParams) -> dict[str, Any]:
+    async def _update(self, call: Call, params: _UpdateTaskParams) -> dict[str, Any]:
         _check_request(call, params)
-        caller = _caller(call)
+        caller = caller_of_call(call)
         with self._translate_errors():
             turn = await self._runs.get_turn(caller, params.task_id)
             if turn.is_active or turn.run.status != "waiting":
@@ -175,30 +172,18 @@ class McpTasks:
             }
             if answers:
                 run = await self._runs.answer_all(caller, answers)
-                if len(answers) < len(questions):
-                    await self._wait_for_end(caller, run)
+                if len(answers) < len(questions):  # so the run soon asks a question again
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_PARTIAL_ANSWER_SECONDS):
+                            await self._runs.wait_for_end(caller, run.run_id)
         return {}
 
-    async def _wait_for_end(self, caller: Caller, run: Run) -> None:
-        """Wait for a run to end, up to a short timeout.
-
-        The run is expected to end soon, because its turn has a different question that is still
-        open.
-        """
-        with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(_PARTIAL_ANSWER_SECONDS),
-                aclosing(self._runs.events(caller, run.run_id)) as events,  # type: ignore[type-var]
-            ):
-                async for _ in events:
-                    pass
-
-    async def _cancel(self, call: _Call, params: _TaskParams) -> dict[str, Any]:
+    async def _cancel(self, call: Call, params: _TaskParams) -> dict[str, Any]:
         _check_request(call, params)
         with self._translate_errors():
-            turn = await self._runs.get_turn(_caller(call), params.task_id)
+            turn = await self._runs.get_turn(caller_of_call(call), params.task_id)
             if turn.is_active or turn.run.status == "waiting":
-                await self._runs.stop(_caller(call), turn.run.run_id)
+                await self._runs.stop(caller_of_call(call), turn.run.run_id)
         return {}
 
     @contextmanager
@@ -214,12 +199,13 @@ class McpTasks:
             raise MCPError(INTERNAL_ERROR, self._masker.text(public_message_line(exc))) from exc
 
 
-def _caller(call: _Call) -> Caller:
+def caller_of_call(call: Call) -> Caller:
+    """Return the caller of an MCP request."""
     assert call.request is not None
     return caller_of(call.request)
 
 
-def _supports_tasks(call: _Call) -> bool:
+def _supports_tasks(call: Call) -> bool:
     capabilities = call.session.client_capabilities
     return (
         call.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -236,7 +222,7 @@ def _missing_extension_error() -> MCPError:
     )
 
 
-def _check_request(call: _Call, params: _TaskParams) -> None:
+def _check_request(call: Call, params: _TaskParams) -> None:
     """Reject a task request if the client may not call methods of the tasks extension."""
     if call.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         raise MCPError(METHOD_NOT_FOUND, "Method not found", call.method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -69,13 +69,13 @@ class Answer:
         ids = {"thread_id": self.run.thread_id, "run_id": self.run.run_id}
         return {**ids, "status": self.status} if self.status else ids
 
-    async def iter_text(self) -> AsyncIterator[str]:
+    async def iter_text(self) -> AsyncGenerator[str]:
         """Yield the answer text in parts.
 
         After the last part, the attributes of the answer describe how the run ended.
         """
         if not self._tools.answer_tools:
-            async with aclosing(self._iter_streamed()) as parts:  # type: ignore[type-var]
+            async with aclosing(self._iter_streamed()) as parts:
                 async for part in parts:
                     yield part
             return
@@ -87,11 +87,11 @@ class Answer:
         elif text:
             yield text
 
-    async def _iter_streamed(self) -> AsyncIterator[str]:
+    async def _iter_streamed(self) -> AsyncGenerator[str]:
         streamed = ""
         events = self._runs.events(self._caller, self.run.run_id)
         try:
-            async with aclosing(events) as run_events:  # type: ignore[type-var]
+            async with aclosing(events) as run_events:
                 async for _, event in run_events:
                     kind = event["type"]
                     if kind == "TEXT_MESSAGE_CONTENT":

@@ -45,7 +45,7 @@ class CompletionWriter:
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the completion as server-sent events."""
         yield self._chunk({"role": "assistant", "content": ""})
-        async with aclosing(self.answer.iter_text()) as parts:  # type: ignore[type-var]
+        async with aclosing(self.answer.iter_text()) as parts:
             async for part in parts:
                 yield self._chunk({"content": part})
         if (error := self.answer.error) is not None:

@@ -41,7 +41,7 @@ class ResponseWriter:
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response(None))
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-        async with aclosing(self.answer.iter_text()) as parts:  # type: ignore[type-var]
+        async with aclosing(self.answer.iter_text()) as parts:
             async for part in parts:
                 if not text:
                     item = self._message(None)
