@@ -1,99 +1,58 @@
-"""MCP server: the tool ``ask``, and the capabilities that the operator selects.
-
-A tool call is a run. It is recorded in the run log, survives the client, and its questions can be
-answered at the client, in the console, or over any other protocol.
-"""
+"""MCP server: its endpoint, sessions, resources, and prompts."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from mcp import MCPError
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.connection import allowed_log_levels
-from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
-from mcp.server.mcpserver import Context
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
-    INVALID_PARAMS,
-    LOG_LEVEL_META_KEY,
-    CallToolRequestParams,
     CompleteRequestParams,
     CompleteResult,
     Completion,
-    EmptyResult,
     GetPromptRequestParams,
     GetPromptResult,
-    InputRequiredResult,
     ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
-    ListToolsResult,
-    LoggingLevel,
-    LoggingMessageNotification,
-    LoggingMessageNotificationParams,
     PaginatedRequestParams,
     PromptReference,
     ReadResourceRequestParams,
     ReadResourceResult,
-    SetLevelRequestParams,
-    Tool,
 )
-from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from capgraph.adapters.elicitation import elicit_answers, read_answer, supports_elicitation
-from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
-from capgraph.adapters.mcp_server import call_result, capability_tool
-from capgraph.adapters.request import parse_request
-from capgraph.base.errors import (
-    CapgraphError,
-    ConfigurationError,
-    PersistenceError,
-    ValidationError,
-)
+from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import Caller
-from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.configs.settings import ServeSettings
-from capgraph.configs.suggestions import suggest_fix
 from capgraph.engine.services import Services
-from capgraph.pipeline.effect_ledger import compute_digest
-from capgraph.planning.parameters import check_parameter_types
 from capgraph.serve.files import Artifacts, Uploads
-from capgraph.serve.identity import caller_of
 from capgraph.serve.openapi import server_version
-from capgraph.serve.problems import AnswerRefusedError, NotFoundError, public_message_line
 from capgraph.serve.routes.mcp_prompts import McpPrompts
 from capgraph.serve.routes.mcp_resources import McpResources
-from capgraph.serve.routes.mcp_results import STEP_KEY, McpResults, allow_open_question
-from capgraph.serve.routes.mcp_tasks import McpTasks
-from capgraph.serve.runs import Run, Runs
+from capgraph.serve.routes.mcp_tasks import Call, caller_of_call
+from capgraph.serve.routes.mcp_tools import McpTools
+from capgraph.serve.runs import Runs
 from capgraph.serve.threads import Threads
-from capgraph.stores.run_log import OPEN_STATUSES, TERMINAL_EVENTS
 
-ASK_TOOL = "ask"
 _REQUEST_STATE_SECONDS = 24 * 3600.0
 """Seconds that a client of the latest protocol version has to answer a question."""
 _SESSION_IDLE_SECONDS = 30 * 60.0
 """Seconds after the last request after which a session of an earlier protocol version ends."""
 _MAX_SESSIONS_PER_USER = 50
 """Maximum number of sessions per user; a further one ends the one that was unused longest."""
-_MAX_SESSIONS = 10_000
-"""Maximum number of sessions whose log level is stored."""
 _MAX_COMPLETIONS = 100
 """Maximum number of values in a completion, as in the protocol."""
-_Call = ServerRequestContext[Any, Any]
 
 
 def endpoint(
@@ -118,19 +77,9 @@ def endpoint(
         ConfigurationError: ``mcp.tools`` contains an unknown capability, ``mcp.task_tools`` an
             unknown tool, or ``mcp.resources`` a file that does not exist.
     """
-    known, tools = services.registry.capabilities, settings.mcp.tools
-    if unknown := sorted({*tools} - {*known} | {ASK_TOOL} & {*tools}):
-        raise ConfigurationError(
-            f"serve.mcp.tools contains unknown capabilities or reserved names: {unknown}.",
-            fix=suggest_fix(*unknown, candidates=known),
-        )
-    if unknown := sorted({*settings.mcp.task_tools} - {*tools, ASK_TOOL}):
-        raise ConfigurationError(
-            f"serve.mcp.task_tools contains {unknown}, which serve.mcp.tools does not contain.",
-            fix=suggest_fix(*unknown, candidates=[*tools, ASK_TOOL]),
-        )
     resources = McpResources(threads, uploads, artifacts, settings.mcp.resources)
-    served = _McpEndpoint(runs, threads, services, settings, resources)
+    tools = McpTools(runs, threads, services, settings, resources)
+    served = _McpEndpoint(runs, services, settings, tools, resources)
     return [Route("/mcp", served, methods=["GET", "POST", "DELETE"])], served.run
 
 
@@ -140,21 +89,17 @@ class _McpEndpoint:
     def __init__(
         self,
         runs: Runs,
-        threads: Threads,
         services: Services,
         settings: ServeSettings,
+        tools: McpTools,
         resources: McpResources,
     ) -> None:
-        self._runs, self._threads, self._services = runs, threads, services
-        self._settings = settings
-        self._results = McpResults(threads, resources, settings)
-        self._tasks = McpTasks(runs, self._results, services, settings)
+        self._runs, self._settings = runs, settings
         self._resources, self._prompts = resources, McpPrompts(services)
         self._server: Server[Any] = Server(
             "capgraph",
             version=server_version(),
             instructions=services.settings.description or None,
-            on_list_tools=self._list_tools,
             on_list_resources=self._list_resources,
             on_list_resource_templates=self._list_resource_templates,
             on_read_resource=self._read_resource,
@@ -162,11 +107,7 @@ class _McpEndpoint:
             on_get_prompt=self._get_prompt,
             on_completion=self._complete,
         )
-        self._log_levels: BoundedDict[str, LoggingLevel] = BoundedDict(_MAX_SESSIONS)
-        self._server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
-        self._tasks.register(self._server)
-        # A call can return a task, which is not in the SDK's type of a tool handler's result.
-        self._server.add_request_handler("tools/call", CallToolRequestParams, self._call_tool)
+        tools.register(self._server)
         state = RequestStateSecurity.ephemeral(ttl=_REQUEST_STATE_SECONDS)
         self._server.middleware.append(RequestStateBoundary(state, default_audience="capgraph"))
         self._manager: StreamableHTTPSessionManager | None = None
@@ -254,264 +195,41 @@ class _McpEndpoint:
 
         await app({**scope, "method": "DELETE", "headers": headers}, receive_nothing, ignore)
 
-    async def _set_level(self, call: _Call, params: SetLevelRequestParams) -> EmptyResult:
-        """Set the minimum log level of a session, for clients of earlier protocol versions."""
-        self._log_levels[_session_of(call)] = params.level
-        return EmptyResult()
-
     # --- resources and prompts ------------------------------------------------------------
 
     async def _list_resources(
-        self, call: _Call, params: PaginatedRequestParams | None
+        self, call: Call, params: PaginatedRequestParams | None
     ) -> ListResourcesResult:
         cursor = params.cursor if params is not None else None
-        return await self._resources.list_resources(_caller(call), cursor)
+        return await self._resources.list_resources(caller_of_call(call), cursor)
 
     async def _list_resource_templates(
-        self, _: _Call, __: PaginatedRequestParams | None
+        self, _: Call, __: PaginatedRequestParams | None
     ) -> ListResourceTemplatesResult:
         return self._resources.list_templates()
 
     async def _read_resource(
-        self, call: _Call, params: ReadResourceRequestParams
+        self, call: Call, params: ReadResourceRequestParams
     ) -> ReadResourceResult:
-        return await self._resources.read(_caller(call), params.uri)
+        return await self._resources.read(caller_of_call(call), params.uri)
 
     async def _list_prompts(
-        self, call: _Call, _: PaginatedRequestParams | None
+        self, call: Call, _: PaginatedRequestParams | None
     ) -> ListPromptsResult:
-        return self._prompts.list_prompts(_caller(call))
+        return self._prompts.list_prompts(caller_of_call(call))
 
-    async def _get_prompt(self, call: _Call, params: GetPromptRequestParams) -> GetPromptResult:
-        return self._prompts.get(_caller(call), params.name, params.arguments or {})
+    async def _get_prompt(self, call: Call, params: GetPromptRequestParams) -> GetPromptResult:
+        return self._prompts.get(caller_of_call(call), params.name, params.arguments or {})
 
-    async def _complete(self, call: _Call, params: CompleteRequestParams) -> CompleteResult:
+    async def _complete(self, call: Call, params: CompleteRequestParams) -> CompleteResult:
         name, prefix = params.argument.name, params.argument.value
         if isinstance(params.ref, PromptReference):
-            values = self._prompts.complete(_caller(call), params.ref.name, name, prefix)
+            values = self._prompts.complete(caller_of_call(call), params.ref.name, name, prefix)
         else:
-            values = await self._resources.complete(_caller(call), name, prefix)
+            values = await self._resources.complete(caller_of_call(call), name, prefix)
         more = len(values) > _MAX_COMPLETIONS
         return CompleteResult(
             completion=Completion(
                 values=values[:_MAX_COMPLETIONS], total=len(values), has_more=more
             )
         )
-
-    # --- tools ----------------------------------------------------------------------------
-
-    async def _list_tools(self, _: _Call, __: PaginatedRequestParams | None) -> ListToolsResult:
-        registry = self._services.registry
-        tools = [
-            allow_open_question(capability_tool(registry.capabilities[name], registry))
-            for name in self._settings.mcp.tools
-        ]
-        return ListToolsResult(tools=[self._ask_tool(), *tools])
-
-    def _ask_tool(self) -> Tool:
-        description = self._services.settings.description or "Ask the agent to do something."
-        return Tool(
-            name=ASK_TOOL,
-            description=f"{description} Give the thread of an earlier answer to go on with it.",
-            input_schema={
-                "type": "object",
-                "properties": {
-                    "message": {"type": "string", "description": "What is asked."},
-                    "thread": {"type": "string", "description": "A conversation to go on with."},
-                },
-                "required": ["message"],
-            },
-        )
-
-    async def _call_tool(self, call: _Call, params: CallToolRequestParams) -> HandlerResult:
-        context: Context[Any, Any] = Context(request_context=call, input_params=params)
-        caller, name, arguments = _caller(call), params.name, params.arguments or {}
-        seconds = self._tasks.seconds_until_task(call, name)
-        try:
-            if context.request_state is not None:  # an answer to the run's question
-                run = (await self._runs.get_turn(caller, context.request_state)).run
-            elif name == ASK_TOOL:
-                run = await self._start_turn(caller, arguments)
-            elif name in self._settings.mcp.tools:
-                idempotency_key = (call.meta or {}).get(IDEMPOTENCY_META_KEY)
-                run = await self._start_capability(caller, name, arguments, idempotency_key)
-            else:
-                raise MCPError(INVALID_PARAMS, f"The tool {name!r} does not exist.")
-            outcome = await self._follow(caller, run, context, seconds)
-            if not isinstance(outcome, tuple):
-                return outcome
-            run, last_event = outcome
-            return await self._results.read(caller, run, last_event, is_step=name != ASK_TOOL)
-        except CapgraphError as exc:
-            return call_result(self._services.masker.text(public_message_line(exc)), is_error=True)
-
-    async def _start_turn(self, caller: Caller, arguments: Mapping[str, Any]) -> Run:
-        message, thread = arguments.get("message"), arguments.get("thread") or uuid.uuid4().hex
-        if not isinstance(message, str) or not isinstance(thread, str):
-            raise ValidationError("'message' or 'thread' is not text.", fix="Send strings.")
-        return await self._runs.start(caller, thread, message=message)
-
-    async def _start_capability(
-        self, caller: Caller, name: str, arguments: Mapping[str, Any], idempotency_key: Any
-    ) -> Run:
-        """Start a run of a single capability. Calls with the same idempotency key share one run."""
-        spec = self._services.registry.capabilities[name]
-        step, contexts = parse_request(spec, arguments)
-        check_parameter_types(spec, step["parameters"])
-        thread = f"mcp-{compute_digest([name, idempotency_key]) if idempotency_key else uuid.uuid4().hex}"
-        try:
-            existing = await self._threads.get(caller, thread)
-        except NotFoundError:
-            await self._threads.create(caller, name, thread_id=thread, contexts=contexts)
-        else:
-            record = existing["results"].get(STEP_KEY)
-            for open_run in existing["runs"]:
-                if open_run["status"] in OPEN_STATUSES:
-                    return await self._runs.get(caller, open_run["run_id"])
-            if record is not None and (record["success"] or spec.effect == "once"):
-                return Run("", thread, str(existing["outcome"]))
-        plan = {"steps": [{"context_key": STEP_KEY, "capability": name, **step}]}
-        return await self._runs.start(caller, thread, plan=plan)
-
-    async def _follow(
-        self, caller: Caller, run: Run, context: Context[Any, Any], seconds: float | None
-    ) -> tuple[Run, dict[str, Any]] | HandlerResult:
-        """Follow a run and its continuations, and forward their questions to the client's user.
-
-        If the run has not ended after ``seconds``, return a task.
-        """
-        answers = dict(context.input_responses or {})
-        call = context.request_context
-        progress = _ProgressReporter(context, self._log_levels.get(_session_of(call)))
-        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        while run.run_id:
-            last_event: dict[str, Any] = {}
-            try:
-                async with (
-                    asyncio.timeout_at(deadline),
-                    aclosing(self._runs.events(caller, run.run_id)) as events,  # type: ignore[type-var]
-                ):
-                    async for _, last_event in events:
-                        if not answers:
-                            await progress.report_event(last_event)
-            except TimeoutError:
-                return await self._tasks.create(caller, run)
-            if last_event.get("type") not in TERMINAL_EVENTS:
-                message = (
-                    f"The server is shutting down. The run of thread {run.thread_id!r} continues."
-                )
-                return call_result(f"{message} Fix: check the thread later.", is_error=True)
-            interrupts = (last_event.get("outcome") or {}).get("interrupts")
-            if not interrupts:
-                return run, last_event
-            answered_run = await self._ask_user(
-                caller, run, interrupts[0]["metadata"]["capgraph"], context, answers
-            )
-            if not isinstance(answered_run, Run):
-                return answered_run
-            run, answers = answered_run, {}
-        return run, {}
-
-    async def _ask_user(
-        self,
-        caller: Caller,
-        run: Run,
-        question: Mapping[str, Any],
-        context: Context[Any, Any],
-        responses: Mapping[str, Any],
-    ) -> Run | HandlerResult:
-        """Ask the client's user a run's question until the answer is valid.
-
-        Return the run that continues with the answer.
-        """
-        question_id = question["question_id"]
-        # A capability may name its own question. Responses to other forms are ignored.
-        form_name = str(question.get("name") or question_id)
-        responses = {
-            name: response
-            for name, response in responses.items()
-            if name == form_name or name.startswith(f"{form_name}/")
-        }
-        request: Any = context.request_context.request
-        unanswered = self._results.open_question(run, question, request)
-        turn = await self._runs.latest_turn(caller, run.thread_id)
-        if turn is None or not supports_elicitation(context):
-            return unanswered
-        while True:
-            responses_found: Any = responses or await elicit_answers(
-                {form_name: question}, context, turn.turn_id
-            )
-            responses = {}
-            if isinstance(responses_found, InputRequiredResult):
-                return responses_found
-            if any(
-                getattr(response, "action", None) == "cancel"
-                for response in responses_found.values()
-            ):
-                return unanswered
-            try:
-                return await self._runs.answer(
-                    caller, question_id, read_answer(form_name, question, responses_found)
-                )
-            except AnswerRefusedError as exc:
-                problems = [
-                    f"{response['path']}: {response['message']}" for response in exc.problems
-                ]
-                question = {**question, "problems": problems}
-
-
-def _caller(call: _Call) -> Caller:
-    assert call.request is not None
-    return caller_of(call.request)
-
-
-def _session_of(call: _Call) -> str:
-    assert call.request is not None
-    return str(call.request.headers.get(MCP_SESSION_ID_HEADER, ""))
-
-
-class _ProgressReporter:
-    """Reporter that sends a run's progress to the MCP client, also as log messages.
-
-    Args:
-        context: Context of the MCP tool call.
-        level: Lowest level of log messages for a client of an earlier protocol version;
-            ``None`` for no messages. Newer clients set it in each request.
-    """
-
-    def __init__(self, context: Context[Any, Any], level: LoggingLevel | None) -> None:
-        self._context = context
-        call = context.request_context
-        is_modern = call.protocol_version in MODERN_PROTOCOL_VERSIONS
-        meta = call.meta if is_modern else {LOG_LEVEL_META_KEY: level}
-        self._levels = allowed_log_levels(LATEST_MODERN_VERSION, meta)
-        self._steps = self._done = 0
-        self._reported = 0.0
-
-    async def report_event(self, event: Mapping[str, Any]) -> None:
-        """Report a run event to the MCP client if the event is relevant to users."""
-        match event["type"]:
-            case "ACTIVITY_SNAPSHOT":
-                self._steps, self._done = len(event["content"]["steps"]), 0
-                await self._report(0, f"Plan with {self._steps} steps")
-            case "STEP_STARTED":
-                await self._report(0, f"{event['stepName']} started")
-            case "STEP_FINISHED":
-                self._done += 1
-                await self._report(0, f"{event['stepName']} finished")
-            case "ACTIVITY_DELTA":
-                changes = {one["path"].rpartition("/")[2]: one["value"] for one in event["patch"]}
-                if "progress" in changes:
-                    await self._report(changes["progress"] or 0, str(changes.get("message") or ""))
-
-    async def _report(self, fraction: float, message: str) -> None:
-        # MCP requires increasing values, even after a new plan resets the step count.
-        self._reported = max(self._done + fraction, self._reported + 1e-6)
-        total = float(max(self._steps, self._reported)) if self._steps else None
-        await self._context.report_progress(self._reported, total, message)
-        if "info" in self._levels:
-            params = LoggingMessageNotificationParams(level="info", data=message, logger="capgraph")
-            call = self._context.request_context
-            await call.session.send_notification(
-                LoggingMessageNotification(params=params), call.request_id
-            )
