@@ -1,6 +1,5 @@
 """Make the pictures of the README and the docs from real runs in a terminal.
 
-    python -m pip install pyte
     python docs/_make_picture.py
 
 Writes ``_static/demo.svg`` and ``_static/plot.png`` from the demonstration, ``_static/approval.svg``, an

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.logger import escape_control_characters, mask_secrets
@@ -14,6 +14,7 @@ from capgraph.helpers.files import write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.markdown import Markdown
 
 
 class OutputClosedError(OSError):
@@ -86,6 +87,51 @@ def print_rows(
         for line in lines:
             table.add_row(*map(Text, line))
         console.print(table)
+
+
+def render_markdown(text: str) -> Markdown:
+    """Return untrusted Markdown for a terminal, with its line breaks, HTML, and link addresses.
+
+    The text is printed as it is written, except for headings, lists, tables, emphasis, and code.
+    """
+    from markdown_it import MarkdownIt
+    from rich.markdown import Heading, Markdown
+
+    class LeftHeading(Heading):
+        LEVEL_ALIGN: ClassVar[dict[str, Any]] = {}
+
+    class TerminalMarkdown(Markdown):
+        elements: ClassVar[Any] = {**Markdown.elements, "heading_open": LeftHeading}
+
+    rendered = TerminalMarkdown("", code_theme="ansi_dark", hyperlinks=False)
+    # Rich drops HTML and the address of an image, and joins the lines of a paragraph.
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+    rendered.parsed = parser.disable("image").parse(to_printable(text))
+    for token in rendered.parsed:
+        for child in token.children or ():
+            if child.type == "softbreak":
+                child.type = "hardbreak"
+    return rendered
+
+
+def split_complete_blocks(text: str) -> tuple[str, str]:
+    r"""Split streamed Markdown into its complete blocks and the rest, which may still grow.
+
+    >>> split_complete_blocks("# Levels\n\nThe tank is")
+    ('# Levels\n\n', 'The tank is')
+    >>> split_complete_blocks("```\na\n\nb")
+    ('', '```\na\n\nb')
+    """
+    split_at, position, fence, is_after_blank = 0, 0, "", False
+    for line in text.splitlines(keepends=True):
+        content = line.strip()
+        if is_after_blank and not fence and content and not line[0].isspace():
+            split_at = position
+        if (mark := content[:3]) in ("```", "~~~") and fence in ("", mark):
+            fence = "" if fence else mark
+        is_after_blank = not content
+        position += len(line)
+    return text[:split_at], text[split_at:]
 
 
 def make_console(file: TextIO | None = None) -> Console:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from capgraph import telemetry as events
 from capgraph.base.plan import plan_key
 from capgraph.cli.questions import question_lines
-from capgraph.cli.terminal import make_console, one_line, to_printable
+from capgraph.cli.terminal import (
+    make_console,
+    one_line,
+    render_markdown,
+    split_complete_blocks,
+    to_printable,
+)
 from capgraph.planning import TERMINAL_STEPS
 from capgraph.planning.diagram import step_notes
 from capgraph.planning.waits import describe_wait
@@ -66,14 +72,16 @@ class View:
 
 
 class AnswerView(View):
-    """View that prints only the answer."""
+    """View that prints only the answer, with its Markdown rendered on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def show_end(self, end: TurnResult) -> None:
         """Print only the answer of a finished turn."""
-        if end.answer:
+        if end.answer and self._console.is_terminal:
+            self._console.print(render_markdown(end.answer))
+        elif end.answer:
             self._console.print(to_printable(end.answer), soft_wrap=True)
 
 
@@ -164,7 +172,7 @@ class _Row:
 
 
 class LiveView(PlainView):
-    """View that updates the plan as a table and streams the answer as it is generated.
+    """View that updates the plan as a table and streams the answer with its Markdown rendered.
 
     Args:
         console: Console of a terminal.
@@ -175,15 +183,16 @@ class LiveView(PlainView):
         super().__init__(console, heading=heading)
         self._live: Live | None = None
         self._rows: dict[str, _Row] = {}
-        self._title = self._phase = self._printed = ""
+        self._title = self._phase = self._streamed = self._open_block = ""
         self._is_answering = False
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
         """Print the question and draw the plan of a turn that is resumed."""
+        self._end_answer()
         super().start_turn(question, thread_id, values)
         from capgraph.graph.turn_runner import step_states
 
-        self._rows, self._printed, self._is_answering = {}, "", False
+        self._rows, self._is_answering = {}, False
         self._set_plan(values.get("planning_execution_plan") or {}, step_states(values))
         self._start_live()
 
@@ -193,7 +202,7 @@ class LiveView(PlainView):
             case events.AnswerToken():
                 if event.resets:
                     self._print_above(["the answer starts over"])
-                self._print_answer(event.text)
+                self._stream_answer(event.text)
                 return
             case events.Status():
                 self._phase = next(iter(event_lines(event)), self._phase)
@@ -230,12 +239,16 @@ class LiveView(PlainView):
             if row.state == "running":
                 row.state, row.note = "pending", "interrupted"
         self.close()
-        answer, written = to_printable(end.answer).strip(), self._printed.strip()
+        answer, streamed = end.answer.replace("\r", "").strip(), self._streamed.strip()
         # Print only what has not been streamed, or all of it if the streamed text differs.
-        rest = answer.removeprefix(written)
-        lead = "\n" if written and rest == answer else ""
-        if answer or written:
-            self._console.print(f"{lead}{rest}", end="\n\n", soft_wrap=True)
+        if streamed and not answer.startswith(streamed):
+            self._end_answer()
+            streamed = ""
+        if rest := answer.removeprefix(streamed):
+            self._open_block = self._open_block.rstrip() + rest if streamed else rest
+        if answer or streamed:
+            self._end_answer()
+            self._console.print()
         for line in ending_lines(end):
             style = {"error": "red", "file": "cyan", "outcome": "bold"}.get(line.split(":")[0])
             self._print(line, style)
@@ -291,29 +304,51 @@ class LiveView(PlainView):
             if row is not None:
                 row.state, row.note = "waiting", describe_wait(entry) or row.note
 
-    def _print_answer(self, text: str) -> None:
-        """Print a streamed part of the answer below the plan table, which is no longer updated."""
+    def _stream_answer(self, text: str) -> None:
+        """Print the complete blocks of the answer below the plan table, and update the open block."""
+        if not self._is_answering:
+            self.close()  # the plan table is no longer updated
+            self._is_answering = True
+        piece = text.replace("\r", "")
+        self._streamed += piece
+        complete, self._open_block = split_complete_blocks(self._open_block + piece)
+        if complete:
+            self._console.print(render_markdown(complete), end="\n\n")
+        self._start_live()
+
+    def _end_answer(self) -> None:
+        """Print the open block of a streamed answer."""
         self.close()
-        self._is_answering = True
-        piece = to_printable(text.replace("\r", ""))
-        self._printed += piece
-        self._console.print(piece, end="", soft_wrap=True)
+        if self._open_block.strip():
+            self._console.print(render_markdown(self._open_block))
+        self._streamed = self._open_block = ""
 
     def _print_above(self, lines: list[str]) -> None:
-        if lines and self._printed:
-            self._console.print()
-            self._printed = ""
+        if lines and self._streamed:
+            self._end_answer()
         for line in lines:
             self._print(line, "yellow")
 
+    def _print(self, text: str, style: str | None = None) -> None:
+        # A terminal breaks a command or a path without a line feed, so that it can be copied.
+        is_copied = text.startswith(("resume with:", "file:"))
+        self._console.print(text, style=style, soft_wrap=is_copied)
+
     def _start_live(self) -> None:
-        if self._live is None and not self._is_answering:
+        if self._live is None:
             from rich.live import Live
 
+            render = self._render_open_block if self._is_answering else self._render
             self._live = Live(
-                get_renderable=self._render, console=self._console, refresh_per_second=8
+                get_renderable=render,
+                console=self._console,
+                refresh_per_second=8,
+                transient=self._is_answering,
             )
             self._live.start(refresh=True)
+
+    def _render_open_block(self) -> RenderableType:
+        return render_markdown(self._open_block)
 
     def _render(self) -> RenderableType:
         from rich.spinner import Spinner

@@ -4,6 +4,7 @@ import os
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -12,26 +13,29 @@ from pathlib import Path
 import pytest
 
 from tests.support import PATIENCE
+from tests.support.screens import draw_screen
 
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
 
 pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
+fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
 pytestmark = pytest.mark.timeout(600)
 
 
 class Terminal:
     """A command on a pseudo-terminal, read and typed as a person does."""
 
-    def __init__(self, folder, *arguments, **toys):
+    def __init__(self, folder, *arguments, columns=120, **toys):
         self._main, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "XDG_DATA_HOME": str(folder / "data"),
             "TOY_LOG": str(folder / "log"),
             "TERM": "xterm",
-            "COLUMNS": "120",
+            "COLUMNS": str(columns),
             "LINES": "50",
             **{f"TOY_{name.upper()}": str(value) for name, value in toys.items()},
         }
@@ -103,9 +107,6 @@ class Terminal:
 
 
 def _own_terminal():
-    import fcntl
-    import termios
-
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -273,3 +274,63 @@ def test_a_plan_is_reviewed_before_it_runs(terminal, tmp_path):
     chat.expect("you> ")
     chat.type("/exit")
     assert chat.end() == 0
+
+
+SURVEY = '''
+"""A survey of the network, whose report is Markdown."""
+
+from capgraph import CapabilityContext, capability_node
+
+
+class Readings(CapabilityContext):
+    celsius: list[float]
+
+    def get_summary(self) -> str:
+        return f"{len(self.celsius)} readings"
+
+
+@capability_node(examples=["survey the network of weather stations"])
+def read_the_stations_of_the_network() -> Readings:
+    """Read every station of the network, the ones on the islands included, and say how it went."""
+    return Readings(celsius=[12.5, 13.25])
+
+
+class Report(CapabilityContext):
+    text: str
+
+    def get_summary(self) -> str:
+        return self.text
+
+
+@capability_node(requires_approval=True, examples=["report on the network"])
+def report(readings: Readings, title: str = "The network of weather stations") -> Report:
+    """Write the report."""
+    return Report(text="# Report\\n\\nTwo stations **answer**, and the one on the northern island has"
+        " not answered since yesterday evening at nine.\\n\\n| station | celsius |\\n|---|---|\\n| A | 12.5 |")
+'''
+
+
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_run_with_an_approval_fits_a_terminal_of_80_columns(terminal, tmp_path, command):
+    (tmp_path / "survey.py").write_text(SURVEY)
+    (tmp_path / "capgraph.yml").write_text("name: survey\nmodules: [survey]\n")
+    question = "Survey the network of weather stations and report on the network"
+    shown = terminal(command, *([question] if command == "ask" else []), columns=80)
+    if command == "chat":
+        shown.expect("you> ")
+        shown.type(question)
+    shown.expect("pprove")
+    shown.type("y")
+    shown.expect("outcome: completed")
+    if command == "chat":
+        shown.expect("you> ")
+        shown.type("/exit")
+    assert shown.end() == 0
+    lines, long_lines = draw_screen(shown.shown, 80)
+    assert [line for line in long_lines if "resume with" not in line] == []
+    text = "\n".join(lines)
+    assert "…" not in text
+    for syntax in ("# Report", "**answer**", "|---|"):
+        assert syntax not in text
+    for words in ("Two stations answer", "read_the_stations_of_the_network"):
+        assert words in text, text

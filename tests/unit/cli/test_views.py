@@ -25,6 +25,7 @@ from capgraph.telemetry import (
     StepStarted,
     Usage,
 )
+from tests.support.screens import screen_text
 
 EVIL = "\x1b[2J[bold]x[/bold] :smile:\n\u202e"
 SKY = {"context_key": "sky", "capability": "look"}
@@ -95,6 +96,11 @@ def live(width=100, height=40, **options):
     return out.getvalue()
 
 
+def on_screen(width=100, **options):
+    """Return the text that a terminal of this width shows in the end."""
+    return screen_text(live(width=width, **options), width)
+
+
 @pytest.mark.parametrize("show", [lambda: plain(PlainView), lambda: plain(AnswerView), live])
 def test_untrusted_text_cannot_control_the_terminal(show):
     shown = show()
@@ -163,15 +169,15 @@ def test_quiet_output_is_only_the_answer():
 
 
 def test_terminal_shows_plan_answer_files_and_outcome():
-    shown = live()
+    shown = on_screen()
     for words in ("plan 1", "plan 2", "✓", "look", "It is blue.", "file: /out/", "partial answer"):
         assert words in shown, words
     assert shown.count("It is blue.") == 1
 
 
 def test_answer_is_shown_once():
-    assert live(events=EVENTS[:-2]).count("It is blue.") == 1
-    whole = live(end=TurnResult("t1", "completed", answer="It is blue. And so on."),
+    assert on_screen(events=EVENTS[:-2]).count("It is blue.") == 1
+    whole = on_screen(end=TurnResult("t1", "completed", answer="It is blue. And so on."),
                  events=[AnswerToken(text="It is "), AnswerToken(text="blue.")])  # fmt: skip
     assert whole.count("It is blue. And so on.") == 1
     assert whole.count("It is") == 1
@@ -182,14 +188,14 @@ def test_restarted_answer_is_complete():
         AnswerToken(text="It is gr"),
         Retry(name="respond", attempt=2, max_attempts=3, delay=0),
     ]
-    shown = live(events=[*begun, AnswerToken(text="It is blue.")],
+    shown = on_screen(events=[*begun, AnswerToken(text="It is blue.")],
                  end=TurnResult("t1", "completed", answer="It is blue."))  # fmt: skip
     assert shown.rstrip().count("\nIt is blue.") == 1
     assert "retry respond" in shown
 
 
 def test_interrupted_answer_is_separated_from_the_next():
-    shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", resets=True),
+    shown = on_screen(events=[AnswerToken(text="It is gr"), AnswerToken(text="", resets=True),
                          AnswerToken(text="It is blue.")],
                  end=TurnResult("t1", "completed", answer="It is blue."))  # fmt: skip
     assert shown.index("It is gr\n") < shown.index("starts over") < shown.index("\nIt is blue.")
@@ -288,3 +294,55 @@ def test_for_each_step_is_one_row_and_skipped_step_has_a_reason():
     assert "step art (paint) is not needed: x.n > 3 does not hold." in shown
     assert "sky[" not in shown
     assert "sky[" not in live(events=events, height=60, width=160)
+
+
+MARKDOWN = """# Levels
+
+Two tanks **are full**.
+The third <b>is</b> not.
+
+- north
+- south
+
+| tank | level |
+|------|-------|
+| 1    | 2.5 m |
+
+```python
+print("a")
+
+print("b")
+```
+
+Read [the manual](https://tank.example/manual)."""
+
+
+@pytest.mark.parametrize("size", [None, 3, 1000])
+def test_terminal_renders_markdown_of_streamed_and_whole_answers(size):
+    parts = [MARKDOWN[n : n + size] for n in range(0, len(MARKDOWN), size)] if size else []
+    shown = on_screen(width=80, events=[AnswerToken(text=part) for part in parts],
+                      end=TurnResult("t1", "completed", answer=MARKDOWN))  # fmt: skip
+    for syntax in ("#", "**", "```", "|--", "](", "- north"):
+        assert syntax not in shown, syntax
+    lines = [line.strip() for line in shown.splitlines()]
+    for words in ("Levels", "Two tanks are full.", "The third <b>is</b> not.", 'print("b")'):
+        assert lines.count(words) == 1, words
+    assert any(line.endswith("north") for line in lines)
+    assert any("1" in line and "2.5 m" in line for line in lines)
+    assert "https://tank.example/manual" in shown
+
+
+def test_pipe_and_plain_view_receive_markdown_as_it_is_written():
+    end = TurnResult("t1", "completed", answer=MARKDOWN)
+    assert MARKDOWN in plain(PlainView, events=[], end=end)
+    assert MARKDOWN in plain(AnswerView, events=[], end=end)
+
+
+def test_narrow_terminal_breaks_prose_between_words():
+    words = "the station has not answered since yesterday evening " * 3
+    end = TurnResult("t1", "partial", outcome={"notes": [words]}, answer=words)
+    lines = on_screen(width=40, events=[PlanMade(plan=PLAN, repairs=[words])], end=end).split("\n")
+    known = set(f"{words} note: repaired: {SKY} What".split())
+    prose = [line for line in lines if "station" in line or "yesterday" in line]
+    assert prose
+    assert all(word in known for line in prose for word in line.split())
