@@ -54,9 +54,9 @@ def suggest_name(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def suggest_fix(*names: str, candidates: Iterable[str]) -> str:
-    """Build the fix sentence for an error about unknown names.
+    """Suggest replacements for unknown names, in a sentence for an error message.
 
-    The sentence suggests similar names, or lists all valid names if none is similar.
+    The sentence names the closest matches, or all valid names if no name is similar.
 
     >>> suggest_fix("tank_levle", candidates=["tank_level", "judge"])
     "Use 'tank_level'."

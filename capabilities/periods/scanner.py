@@ -277,7 +277,7 @@ def find_expressions(text: str, options: TimeOptions) -> list[TimeExpression]:
                 is_used[match.start() : match.end()] = [True] * len(match[0])
     expressions += _find_bare_names(text, is_used)
     expressions.sort(key=lambda expression: expression.start_index)
-    return [_extend_with_portion(text, expression) for expression in expressions]
+    return [_include_qualifier(text, expression) for expression in expressions]
 
 
 def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
@@ -308,7 +308,7 @@ def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
     return found
 
 
-def _extend_with_portion(text: str, expression: TimeExpression) -> TimeExpression:
+def _include_qualifier(text: str, expression: TimeExpression) -> TimeExpression:
     """Extend a time expression with a preceding qualifier, such as "early" in "early 2008"."""
     match = _PORTION.search(text[: expression.start_index])
     if match is None or expression.unit == "day":

@@ -51,8 +51,7 @@ async def restore_state(
         position = "" if from_step is None else f" at step {from_step}"
         raise ValueError(
             f"No state is stored for the run {execution_id!r}{position}. Fix: pass "
-            "metadata['execution_id'] of a result, and the index of one of its steps, counted "
-            "from 0."
+            "metadata['execution_id'] from a result, and a zero-based step index."
         )
     return states[0]
 

@@ -129,7 +129,7 @@ def _validate_gate(value: Any) -> Any:
     if isinstance(value, type) or not callable(getattr(value, "evaluate_result", None)):
         raise ValueError("expected a gate, such as a QualityGate")
     if getattr(value, "check", value) is None:
-        raise ValueError("the gate has no 'check', so no result can pass it")
+        raise ValueError("the gate's attribute 'check' is None, so no result can pass the gate")
     return value
 
 

@@ -139,9 +139,9 @@ class TokenBudgetCheckHook:
     The rejection is classified as the recovery scenario ``context_overflow``.
 
     Args:
-        token_limit: Maximum number of tokens of a prompt.
-        estimator: Function that estimates the number of tokens of a prompt. Defaults to a
-            quarter of the number of characters.
+        token_limit: Maximum number of tokens allowed in a prompt.
+        estimator: Function that estimates a prompt's token count. By default, one token for every
+            four characters.
         name: Name of the hook.
     """
 

@@ -163,7 +163,7 @@ def _check_signal(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any,
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as exc:
         raise ValidationError(
-            f"The payload of the signal {key!r} is not plain JSON: {exc}.",
+            f"The payload of the signal {key!r} is not JSON-serializable: {exc}.",
             fix="Send text, numbers, booleans, null, lists and objects.",
         ) from exc
     services = getattr(graph, "services", None)

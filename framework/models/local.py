@@ -92,8 +92,8 @@ def resolve_local_model(settings: ModelSettings) -> ModelSettings:
     """
     if settings.base_url is not None:
         raise ConfigurationError(
-            f"The model {settings.model!r} has base_url {settings.base_url!r}, but 'local:'"
-            " models find their server automatically.",
+            f"The model {settings.model!r} does not support base_url, which is"
+            f" {settings.base_url!r}, because a 'local:' model finds its server automatically.",
             fix="Remove base_url, or write 'openai:NAME' as the model.",
         )
     endpoint = find_or_start_server(settings.model.removeprefix(PREFIX))

@@ -53,10 +53,10 @@ def build_prompt(
 
 
 def split_conversation(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage], str]:
-    """Split a conversation into recent earlier messages and the user's last message.
+    """Split a conversation into its recent history and the user's last message.
 
-    The last ten to twenty messages are kept, and long messages are shortened. A message before
-    them summarizes the user's requests in the omitted messages.
+    The history holds ten to twenty messages, and long messages are shortened. Older messages are
+    replaced by one message that summarizes the user's requests in them.
 
     >>> earlier, last = split_conversation(
     ...     [HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")]

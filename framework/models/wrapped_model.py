@@ -19,13 +19,14 @@ def is_wrapped(model: Any) -> bool:
 
 
 def wrap_model(role: RoleModel) -> BaseChatModel:
-    """Return a role's model with its middleware, for a capability or agent that calls it directly.
+    """Wrap a role's chat model so that the role's middleware also runs on direct calls.
 
-    The returned model has the original's class, so binding tools and structured output work as
-    before. A streamed answer arrives in one piece, because middleware receives the whole answer.
+    The class of the wrapper inherits from the model's class, so ``bind_tools`` and
+    ``with_structured_output`` work as before. A streamed answer arrives in one piece, because
+    middleware receives the whole answer.
 
     Args:
-        role: Model with its middleware and fallback models.
+        role: Role whose model, middleware, and fallback models are used.
 
     >>> import asyncio
     >>> from capgraph.behaviors import RetryBehavior

@@ -102,7 +102,11 @@ def find_parameter_errors(
         except (TypeError, ValueError) as exc:
             return [
                 _parameter_problem(
-                    (), parameters, f"is not plain JSON ({exc})", _PLAIN_REMEDY, code=NOT_PLAIN
+                    (),
+                    parameters,
+                    f"is not JSON-serializable ({exc})",
+                    _PLAIN_REMEDY,
+                    code=NOT_PLAIN,
                 )
             ]
         problems = _find_model_errors(model, parameters, text, capability, allows_conversion)

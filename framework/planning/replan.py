@@ -38,7 +38,7 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
         Fingerprints by context key, in plan order.
 
     Raises:
-        PlanError: A step is not plain JSON.
+        PlanError: A step is not JSON-serializable.
 
     >>> one = {"steps": [{"context_key": "a", "capability": "fetch", "parameters": {"n": 1}}]}
     >>> two = {"steps": [{"context_key": "b", "capability": "fetch", "parameters": {"n": 1}}]}
@@ -83,7 +83,7 @@ def _hash_content(content: object, step: Mapping[str, Any]) -> str:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
         raise PlanError(
-            f"The step {step.get('context_key')!r} is not plain JSON: {exc}.",
+            f"The step {step.get('context_key')!r} is not JSON-serializable: {exc}.",
             fix="Validate the plan with check_plan before using it.",
         ) from exc
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -205,7 +205,7 @@ class AgentEvent:
 
     @classmethod
     def phase_started(cls, phase: str) -> AgentEvent:
-        """Create the event for the start of a work phase."""
+        """Create the event that reports the start of a phase."""
         return cls(AgentEventName.PHASE_STARTED, AgentEventStatus.RUNNING, phase=phase)
 
     @classmethod

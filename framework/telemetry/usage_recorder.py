@@ -102,11 +102,11 @@ class UsageRecorder:
         )
 
     def emit(self, event: Any) -> None:
-        """Write one usage record. Called in the thread of the recorder."""
+        """Write one usage record. Runs in the recorder's thread."""
         self.emit_many([event])
 
     def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
-        """Write several usage records. Called in the thread of the recorder."""
+        """Write several usage records. Runs in the recorder's thread."""
         by_database: dict[int, tuple[SqlExecutor, list[Any]]] = {}
         for event in events:
             if (rows := event.get("rows")) is not None:

@@ -155,5 +155,5 @@ def test_equal_steps_have_different_fingerprints() -> None:
 
 
 def test_a_fingerprint_needs_plain_data() -> None:
-    with pytest.raises(PlanError, match="not plain JSON"):
+    with pytest.raises(PlanError, match="not JSON-serializable"):
         fingerprints({"steps": [{"context_key": "x", "parameters": {"a": object()}}]})  # type: ignore[dict-item]
