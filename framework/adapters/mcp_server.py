@@ -25,7 +25,7 @@ from capgraph.adapters.elicitation import (
     read_answer,
     supports_elicitation,
 )
-from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
+from capgraph.adapters.mcp_calls import IDEMPOTENCY_META_KEY
 from capgraph.adapters.request import parse_request, request_schema
 from capgraph.adapters.task_graph import TaskGraph, task_graph
 from capgraph.approvals import describe_question

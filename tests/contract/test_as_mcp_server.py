@@ -18,7 +18,7 @@ from mcp_types import ElicitResult
 
 from capgraph import Registry, bind, build_graph, capability_node
 from capgraph.adapters import as_mcp_server, mcp_capabilities
-from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
+from capgraph.adapters.mcp_calls import IDEMPOTENCY_META_KEY
 from capgraph.base.ports import Caller, PermissionMode
 from capgraph.governance import PermissionPolicy, RolePermissionConfig
 from tests.support import own_mcp_server as own

@@ -30,7 +30,7 @@ from mcp_types import (
 from pydantic import Field
 
 from capgraph import CapabilityContext, capability_node
-from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
+from capgraph.adapters.mcp_calls import IDEMPOTENCY_META_KEY
 from capgraph.base.errors import CapabilityError, ConfigurationError
 from capgraph.planning.recipes import Recipe
 from tests.support import mcp1_client

@@ -35,7 +35,7 @@ from mcp_types import (
 from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 
 from capgraph.adapters.elicitation import elicit_answers, read_answer, supports_elicitation
-from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
+from capgraph.adapters.mcp_calls import IDEMPOTENCY_META_KEY
 from capgraph.adapters.mcp_server import call_result, capability_tool
 from capgraph.adapters.request import parse_request
 from capgraph.base.errors import CapgraphError, ConfigurationError, ValidationError
