@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import sys
+import textwrap
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from functools import lru_cache, partialmethod
@@ -122,6 +125,23 @@ class SafeFormatter(logging.Formatter):
         return super().format(copy)
 
 
+class _TerminalFormatter(SafeFormatter):
+    """Log formatter that breaks long messages between words."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.exc_info:
+            return text
+        columns = shutil.get_terminal_size().columns
+        return textwrap.fill(
+            text,
+            columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
 class JsonFormatter(SafeFormatter):
     """Log formatter that writes each record as one JSON object per line.
 
@@ -153,7 +173,8 @@ def configure_logging(level: int | str = logging.WARNING, *, json_lines: bool = 
     root.setLevel(level)
     if not any(isinstance(handler.formatter, SafeFormatter) for handler in root.handlers):
         handler = logging.StreamHandler()
-        handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+        formatter = _TerminalFormatter if sys.stderr.isatty() else SafeFormatter
+        handler.setFormatter(formatter("%(levelname)s %(name)s: %(message)s"))
         root.addHandler(handler)
         root.propagate = False
     for known in root.handlers:

@@ -152,25 +152,24 @@ async def _serve(
                 )
 
             def ready() -> None:
-                suffix = f" {address}login?link={link}" if link else ""
-                suffix += f"&{thread_query(thread)[1:]}" if thread is not None else ""
-                # The parent process reads this line to know that the server is ready.
-                print(f"serving {address}{suffix}", flush=True)  # noqa: T201
+                login = f"{address}login?link={link}" if link else ""
+                login += f"&{thread_query(thread)[1:]}" if thread is not None else ""
                 if is_interactive():
-                    print_text(
-                        _format_banner(
-                            address, [getattr(r, "path", "") for r in application.routes]
-                        )
-                    )
-                if link and open_browser and is_interactive():
-                    typer.launch(suffix.strip())
+                    paths = [getattr(route, "path", "") for route in application.routes]
+                    print_text(_format_banner(address, login, paths))
+                    if link and open_browser:
+                        typer.launch(login)
+                else:
+                    # The parent process reads this line to know that the server is ready.
+                    print(f"serving {address} {login}".rstrip(), flush=True)  # noqa: T201
 
             return await Server(application, listening, ready).listen()
 
 
-def _format_banner(address: str, paths: Iterable[str]) -> str:
-    """Return the startup message that lists the address of each service, one per line."""
-    rows = [
+def _format_banner(address: str, login: str, paths: Iterable[str]) -> str:
+    """Return the startup message with the login link and the address of each service."""
+    rows = [f"serving {address}", *([f"  log in    {login}"] if login else [])]
+    rows += [
         f"  {name:<10}{address}{prefix[1:]}"
         for name, prefix in _SERVED.items()
         if any(path.startswith(prefix) for path in paths)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.support.screens import draw_screen
 
 pytestmark = [pytest.mark.may_block, pytest.mark.timeout(180)]
 
@@ -28,12 +33,29 @@ def tank_level() -> float:
     return 2.5
 '''
 
+WITHOUT_EXAMPLES = """
+from capgraph import BaseCapability, capability_node
+
+
+@capability_node
+class ReadTheLevel(BaseCapability):
+    name = "read_the_level_of_the_tank"
+    description = "Read the level."
+
+    async def execute(self) -> float:
+        return 2.5
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "station.py").write_text(CAPABILITY.format(description="Read the level."))
     (tmp_path / "agent.yml").write_text("name: station\nmodules: [station]\n")
     return tmp_path
+
+
+def set_columns(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
 
 
 def start(project: Path, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -84,7 +106,9 @@ def test_a_changed_file_restarts_the_server_on_the_same_port(
 
 
 def test_serve_lists_what_it_serves_on_a_terminal(project: Path) -> None:
+    (project / "station.py").write_text(WITHOUT_EXAMPLES)
     reader, terminal = pty.openpty()
+    set_columns(terminal, 80)
     process = start(
         project,
         "serve",
@@ -105,6 +129,10 @@ def test_serve_lists_what_it_serves_on_a_terminal(project: Path) -> None:
         assert f"console   {address}" in shown
         assert f"JSON API  {address}api" in shown
         assert "{" not in shown
+        lines, long_lines = draw_screen(shown, 80)
+        assert any("read_the_level" in line for line in lines), "a warning without examples"
+        assert [line for line in long_lines if not line.startswith("  log in")] == []
+        assert f"  log in    {address}login?link=" in "\n".join(lines)
     finally:
         stop(process)
         os.close(reader)
