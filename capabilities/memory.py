@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from capgraph.base import CapabilityContext, ValidationError, capability_node
 from capgraph.base.capability import ContextType
-from capgraph.base.ports import utc_now_text
 from capgraph.base.spec import Effect
 from capgraph.capabilities.guided import GuidedCapability
+from capgraph.helpers.clock import utc_now_text
 from capgraph.pipeline.run_config import current_caller, current_configurable
 
 MAX_FACTS = 200  # facts that one step shows

@@ -41,7 +41,6 @@ from capgraph.base.errors import (
 )
 from capgraph.base.errors import ValidationError as CapgraphValidationError
 from capgraph.base.ports import Sink as EventSink
-from capgraph.base.ports import utc_now_text
 from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
@@ -76,7 +75,7 @@ from capgraph.engine.capability_node import run_standalone_step
 from capgraph.engine.services import Services
 from capgraph.governance import RecoveryContext
 from capgraph.helpers.async_calls import maybe_await, run_sync, to_sync
-from capgraph.helpers.clock import SystemClock, as_clock
+from capgraph.helpers.clock import SystemClock, as_clock, utc_now_text
 from capgraph.helpers.number_validation import check_number
 from capgraph.helpers.threads import run_in_thread
 from capgraph.pipeline.run_config import acting_as, current_caller, current_runtime

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from capgraph.base.errors import CapgraphError
-from capgraph.base.ports import utc_now_text
+from capgraph.helpers.clock import utc_now_text
 
 
 class AgentStatus(StrEnum):

@@ -21,13 +21,13 @@ from langgraph.types import Command
 
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
-from capgraph.base.ports import utc_now_text
 from capgraph.base.value_context import LIST_SUFFIX
 from capgraph.configs.suggestions import suggest_name
 from capgraph.engine.default_strategies import SummaryAnswerer
 from capgraph.engine.run_scope import OpenQuestions
 from capgraph.engine.services import Services
 from capgraph.governance.information_flow import nested_context_types
+from capgraph.helpers.clock import utc_now_text
 from capgraph.helpers.plain_data import to_plain
 from capgraph.langgraph_compat import (
     forged_task_keys,

@@ -15,7 +15,7 @@ from langgraph.types import Overwrite
 from capgraph.approvals import PLAN
 from capgraph.base.errors import ErrorSeverity, PlanError, PolicyError
 from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key, tighten_limits
-from capgraph.base.ports import Verdict, utc_now_text
+from capgraph.base.ports import Verdict
 from capgraph.engine.caller_plan import AcceptedDigest, plan_digest
 from capgraph.engine.default_strategies import LastMessageExtractor
 from capgraph.engine.model_replies import is_model_written, report_repairs
@@ -25,6 +25,7 @@ from capgraph.engine.services import Services
 from capgraph.governance.budget_enforcement import current_spending
 from capgraph.governance.information_flow import plan_text_labels
 from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.clock import utc_now_text
 from capgraph.helpers.plain_data import copy_plain
 from capgraph.pipeline.authorize import check_step_policies, combine_verdicts
 from capgraph.pipeline.effect_ledger import EffectLedger

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from typing import Protocol
 
 from capgraph.configs.errors import ConfigurationError
@@ -80,6 +81,11 @@ def timestamp_after(clock: Clock, seconds: float) -> float:
     unknown.
     """
     return (time.time() if isinstance(clock, _FunctionClock) else clock.now()) + seconds
+
+
+def utc_now_text() -> str:
+    """Return the current UTC time in ISO format."""
+    return datetime.now(UTC).isoformat()
 
 
 def current_clock() -> Clock:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum
 from typing import Any
 
-from capgraph.base.ports import utc_now_text
+from capgraph.helpers.clock import utc_now_text
 
 
 class AgentEventName(StrEnum):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from capgraph.base.ports import utc_now_text
+from capgraph.helpers.clock import utc_now_text
 from capgraph.helpers.plain_data import to_plain
 from capgraph.telemetry.audit import canonical_json
 

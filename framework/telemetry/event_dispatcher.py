@@ -28,10 +28,11 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import capgraph.telemetry as telemetry
-from capgraph.base.ports import Sink, utc_now_text
+from capgraph.base.ports import Sink
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_secrets
 from capgraph.configs.run_context import override_run_context, run_context
+from capgraph.helpers.clock import utc_now_text
 
 _FLUSH_SECONDS = 0.25
 _MAX_BATCH = 500

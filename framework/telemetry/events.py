@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from capgraph.base.ports import utc_now_text
 from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.configs.streaming import emit as _emit
 from capgraph.configs.streaming import has_listener
+from capgraph.helpers.clock import utc_now_text
 
 
 class _Event(BaseModel):

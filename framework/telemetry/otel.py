@@ -19,8 +19,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from capgraph.base.errors import require_extra
-from capgraph.base.ports import utc_now_text
 from capgraph.configs.bounded_dict import BoundedDict
+from capgraph.helpers.clock import utc_now_text
 from capgraph.telemetry.agent_events import AgentEvent, AgentEventName
 from capgraph.telemetry.builtin_sinks import FlushableSink
 from capgraph.telemetry.usage import PriceTable, UsageSnapshot

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from capgraph.base.ports.steps import ShortCircuit as ShortCircuit
     from capgraph.base.ports.steps import Source as Source
     from capgraph.base.ports.steps import StepRecord as StepRecord
-    from capgraph.base.ports.steps import utc_now_text as utc_now_text
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -79,7 +78,6 @@ __getattr__, __dir__ = lazy_exports(
             "ShortCircuit",
             "Source",
             "StepRecord",
-            "utc_now_text",
         ),
     },
 )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from capgraph.base.error_classification import ErrorClassification
 from capgraph.base.errors import ErrorSeverity
 from capgraph.base.plan import PlannedStep
+from capgraph.helpers.clock import utc_now_text
 
 STAGES = (
     "observe",
@@ -128,11 +128,6 @@ class Attempt:
             "total_steps": self.total,
             "attempt": self.number,
         }
-
-
-def utc_now_text() -> str:
-    """Return the current UTC time in ISO format."""
-    return datetime.now(UTC).isoformat()
 
 
 @dataclass(frozen=True, slots=True)
