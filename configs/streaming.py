@@ -57,19 +57,6 @@ def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[N
     return override_run_context(event_handler=_EventHandler(handler))
 
 
-def enable_events(enabled: bool) -> AbstractContextManager[None]:
-    """Context manager that enables or disables run events inside a ``with`` block.
-
-    Args:
-        enabled: True if the events have a consumer. If False, no events are created.
-
-    >>> with enable_events(False):
-    ...     stream_writer() is None
-    True
-    """
-    return override_run_context(has_listener=enabled)
-
-
 def has_listener() -> bool:
     """Return True if events of the current run may have a consumer."""
     return run_context().has_listener

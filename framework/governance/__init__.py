@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from capgraph.governance.recovery import RecoveryEvent as RecoveryEvent
     from capgraph.governance.recovery import RecoveryRecipe as RecoveryRecipe
     from capgraph.governance.recovery import RecoveryResult as RecoveryResult
-    from capgraph.governance.recovery import RecoveryScenario as RecoveryScenario
     from capgraph.governance.recovery import RecoveryStep as RecoveryStep
     from capgraph.governance.recovery import aattempt_recovery as aattempt_recovery
     from capgraph.governance.recovery import attempt_recovery as attempt_recovery
@@ -107,7 +106,6 @@ __getattr__, __dir__ = lazy_exports(
             "RecoveryEvent",
             "RecoveryRecipe",
             "RecoveryResult",
-            "RecoveryScenario",
             "RecoveryStep",
             "aattempt_recovery",
             "attempt_recovery",

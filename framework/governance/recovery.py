@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from capgraph.base.error_classification import Category, categorize, iter_causes
 from capgraph.base.errors import ModelError
-from capgraph.base.ports import Failure, utc_now_text
+from capgraph.base.ports import Failure
 from capgraph.configs.logger import get_logger
 from capgraph.helpers.async_calls import maybe_await, run_sync
+from capgraph.helpers.clock import utc_now_text
 
 _KEPT_EVENTS = 1000
 
@@ -32,9 +33,6 @@ class FailureScenario(StrEnum):
     DEPENDENCY_TIMEOUT = "dependency_timeout"
     MEMORY_CORRUPTION = "memory_corruption"
     PROVIDER_FAILURE = "provider_failure"
-
-
-RecoveryScenario = FailureScenario
 
 
 class RecoveryStep(StrEnum):

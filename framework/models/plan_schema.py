@@ -111,7 +111,6 @@ def plan_schema(
     features: Collection[str] = (),
     *,
     reference_parameters: Collection[ParameterKey] | None = None,
-    can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Build the JSON schema for plans.
 
@@ -124,7 +123,6 @@ def plan_schema(
         features: Plan features to include: :data:`PLAN_FEATURES` and ``inputs``.
         reference_parameters: Parameters that may refer to a result if ``features`` contains
             ``references``. ``None`` allows all parameters.
-        can_clarify: True if a plan may ask the user for clarification.
 
     >>> schema, typed = plan_schema([CapabilitySpec("fetch", "Fetches.")], "grammar")
     >>> schema["properties"]["steps"]["items"]["anyOf"][0]["properties"]
@@ -136,9 +134,8 @@ def plan_schema(
         variants = [_build_step(spec, style, features, reference_parameters) for spec in specs]
     except _UnsupportedSchemaError as exc:
         return _build_names_only_schema(specs, features, style, str(exc)), False
-    if can_clarify:
-        question = {"capability": _build_name(CLARIFY, style), "task_objective": _TEXT}
-        variants.append(_build_object(question, list(question)))
+    question = {"capability": _build_name(CLARIFY, style), "task_objective": _TEXT}
+    variants.append(_build_object(question, list(question)))
     steps: dict[str, Any] = {"type": "array", "items": {"anyOf": variants}}
     if style == "grammar":
         steps["maxItems"] = MAX_GRAMMAR_STEPS

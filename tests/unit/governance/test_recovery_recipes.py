@@ -14,7 +14,6 @@ from capgraph.governance import (
     FailureScenario,
     RecoveryContext,
     RecoveryRecipe,
-    RecoveryScenario,
     RecoveryStep,
     aattempt_recovery,
     attempt_recovery,
@@ -46,7 +45,6 @@ def test_the_recipes_are_those_of_the_source() -> None:
         "memory_corruption": 1,
         "provider_failure": 2,
     }
-    assert RecoveryScenario is FailureScenario
 
 
 @pytest.mark.row("T19")
