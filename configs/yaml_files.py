@@ -20,6 +20,7 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}$]*(?:\$(
 _MAX_VALUES = 100_000
 _MAX_BYTES = 4 * 1024**2
 _MAX_MERGED = 10_000
+_MAX_NUMBER_CHARS = 100
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -106,6 +107,12 @@ class _StrictLoader(yaml.SafeLoader):
             seen[key.value] = line
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Construct an integer of limited length, because its text form takes quadratic time."""
+        if len(node.value) > _MAX_NUMBER_CHARS:
+            raise ValueError(f"the number has more than {_MAX_NUMBER_CHARS} characters")
+        return int(super().construct_yaml_int(node))
+
     def _check_scalar(self, key: yaml.ScalarNode, value: yaml.Node) -> None:
         if not isinstance(value, yaml.ScalarNode):
             return
@@ -116,6 +123,9 @@ class _StrictLoader(yaml.SafeLoader):
                 f"the value of {key.value!r} in line {value.start_mark.line + 1} is invalid"
                 f" ({str(exc)[:200]}); quote it if it is text"
             ) from exc
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
 
 
 def _expand(

@@ -31,13 +31,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 
 
+_MAX_PATTERN_SIZE = 1_000
+
+
 class _StrictModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 def _validate_pattern(text: str) -> str:
     try:
-        LinearTimeRegex(text)  # a set may come from elsewhere
+        LinearTimeRegex(text, max_size=_MAX_PATTERN_SIZE)  # a set may come from elsewhere
     except ConfigurationError as exc:
         raise ValueError(
             f"{text!r} is not a regular expression with linear search time: {exc}"

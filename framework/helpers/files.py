@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import time
 import unicodedata
 import uuid
@@ -15,8 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capgraph.configs.safe_text import strip_control_characters
+
 if TYPE_CHECKING:
     import sqlite3
+
+
+_SEPARATOR = re.compile(r"([;\t\r\n])([^;\t\r\n]*)")
 
 
 def create_private(path: str | os.PathLike[str]) -> None:
@@ -110,7 +116,15 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def _format_cell(value: Any) -> Any:
     if isinstance(value, (dict, list)):
         value = json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+    if not isinstance(value, str):
+        return value
+    # With other regional settings, a spreadsheet begins a cell at each semicolon, tab, or line.
+    value = _SEPARATOR.sub(lambda match: _quote_formula(match[1], match[2]), value)
+    return f"'{value}" if _is_formula(value) else value
+
+
+def _quote_formula(separator: str, text: str) -> str:
+    return f"{separator}'{text}" if _is_formula(text) else separator + text
 
 
 def _is_formula(text: str) -> bool:
@@ -120,5 +134,8 @@ def _is_formula(text: str) -> bool:
     """
     if text.startswith(("\t", "\r", "\n")):
         return True
-    first = next((char for char in text if unicodedata.category(char)[0] not in "CZ"), "")
+    if text[:1].isascii() and text[:1].isalnum():
+        return False  # most cells
+    shown = strip_control_characters(text.replace("\n", ""))
+    first = next((char for char in shown if unicodedata.category(char)[0] not in "CZM"), "")
     return unicodedata.normalize("NFKC", first)[:1] in ("=", "+", "-", "@", "\u2212")

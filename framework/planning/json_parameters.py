@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_serializer, model_validator
 from pydantic import ValidationError as PydanticError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from capgraph.base.errors import ConfigurationError, ValidationError, require_extra
-from capgraph.configs.linear_regex import LinearTimeRegex
+from capgraph.base.errors import ValidationError
 from capgraph.configs.logger import get_logger
 from capgraph.helpers.plain_data import is_equal_json
 from capgraph.planning.problems import Path, preview
 from capgraph.planning.schema_shapes import Shape
+from capgraph.planning.schema_validation import BoundedValidator
 
 _JSON_TYPES = {
     "array": "array arraylist list queue set stack tuple",
@@ -34,6 +33,7 @@ _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "de
 _MAX_MESSAGE_LENGTH = 300
 _MAX_LEVELS = 64
 _MAX_PARTS = 20_000
+_MAX_PARAMETERS = 2_000
 _PLAIN_TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
 _PLAIN_KEYWORDS = {
     *("$defs", "$schema", "additionalProperties", "default", "description", "properties"),
@@ -48,7 +48,7 @@ class JsonParameters(BaseModel):
     Attributes:
         json_schema: JSON schema of the parameters.
         defaults: Default values by parameter name.
-        schema_validator: ``jsonschema`` validator of the parameters.
+        schema_validator: Validator of the parameters.
         plain_types: Accepted Python types of each parameter that declares only a type. Such values
             are validated without ``jsonschema``.
     """
@@ -59,7 +59,7 @@ class JsonParameters(BaseModel):
 
     json_schema: ClassVar[dict[str, Any]] = {}
     defaults: ClassVar[dict[str, Any]] = {}
-    schema_validator: ClassVar[Any] = None
+    schema_validator: ClassVar[BoundedValidator]
     plain_types: ClassVar[dict[str, tuple[type, ...]]] = {}
 
     @classmethod
@@ -113,22 +113,17 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     >>> model().n, model.model_json_schema()["properties"]["n"]["type"]
     (3, 'integer')
     """
-    jsonschema = require_extra("jsonschema", "tools")
-    validators = require_extra("jsonschema.validators", "tools")
     _check_size(schema, name)
     plain = {"properties": {}, **_normalize_schema(schema, name), "type": "object"}
-    kind = validators.validator_for(plain, default=jsonschema.Draft202012Validator)
-    kind = validators.extend(
-        kind, {"pattern": _match_pattern, "patternProperties": _match_pattern_properties}
-    )
-    try:
-        kind.check_schema(plain)
-    except jsonschema.SchemaError as exc:
+    if len(plain["properties"]) + len(plain.get("required") or []) > _MAX_PARAMETERS:
+        raise _too_large_error(name, f"it has more than {_MAX_PARAMETERS:,} parameters")
+    validator = BoundedValidator(plain)
+    if (fault := validator.find_schema_fault()) is not None:
         raise ValidationError(
-            f"The parameters of {name!r} are not a valid JSON schema: {preview(exc.message)} at"
-            f" {exc.json_path}.",
+            f"The parameters of {name!r} are not a valid JSON schema: {preview(fault.message)} at"
+            f" {fault.json_path}.",
             fix="Correct the schema of the tool.",
-        ) from exc
+        )
     properties = plain["properties"]
     needed = plain.get("required", [])
     fields: dict[str, Any] = {}
@@ -166,14 +161,13 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
             and declaration.keys() <= _PLAIN_KEYWORDS
             and _is_plain_type(declaration)
         }
-    # An empty registry: references to other documents are never fetched.
-    model.schema_validator = kind(plain, registry=require_extra("referencing", "tools").Registry())
+    model.schema_validator = validator
     model.defaults = {
         property_name: declaration["default"]
         for property_name, declaration in properties.items()
         if isinstance(declaration, dict)
         and "default" in declaration
-        and model.schema_validator.evolve(schema=declaration).is_valid(declaration["default"])
+        and not validator.list_errors(declaration["default"], declaration)
     }
     return cast("type[JsonParameters]", model)
 
@@ -228,7 +222,7 @@ def _is_plain_type(declaration: Mapping[str, Any]) -> bool:
 def _iter_schema_errors(
     model: type[JsonParameters], values: dict[str, Any]
 ) -> Iterator[InitErrorDetails]:
-    for error in model.schema_validator.iter_errors(values):
+    for error in model.schema_validator.list_errors(values):
         path = tuple(error.absolute_path)
         if "default" in error.schema and is_equal_json(error.instance, error.schema["default"]):
             continue  # a declared default is accepted even if it is not valid
@@ -243,37 +237,6 @@ def _iter_schema_errors(
             yield {"type": error_type, "loc": path, "input": error.instance}
     for path, value in _iter_undeclared_values(Shape.from_model(model, "validation"), values, ()):
         yield {"type": "extra_forbidden", "loc": path, "input": value}
-
-
-@lru_cache(maxsize=256)
-def _compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Compile a regular expression into a search function that runs in linear time.
-
-    A pattern without a linear-time form is logged and accepts any string.
-    """
-    try:
-        return LinearTimeRegex(pattern).search
-    except ConfigurationError:
-        get_logger("framework", "parameters").warning(
-            "The pattern %r cannot be matched in linear time: any text is accepted", pattern
-        )
-        return lambda _: True
-
-
-def _match_pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Exception]:
-    from jsonschema.exceptions import ValidationError as Fault
-
-    if isinstance(value, str) and not _compile_pattern(pattern)(value):
-        yield Fault(f"{value!r} does not match {pattern!r}")
-
-
-def _match_pattern_properties(
-    checker: Any, patterns: Any, value: Any, _: Any
-) -> Iterator[Exception]:
-    for pattern, inner in patterns.items() if isinstance(value, dict) else ():
-        for name, item in value.items():
-            if _compile_pattern(pattern)(name):
-                yield from checker.descend(item, inner, path=name, schema_path=pattern)
 
 
 def _iter_undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:

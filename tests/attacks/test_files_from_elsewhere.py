@@ -62,7 +62,18 @@ def test_merge_keys_of_ordinary_size_still_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["2024-13-45", "!!int nine", "9" * 5000, "!!float x", "!!binary é", "!!python/object:os.x {}"],
+    [
+        "0x" + "f" * 5000,
+        "0b" + "1" * 20_000,
+        "0" + "7" * 6000,
+        "59" + ":59" * 3000,
+        "2024-13-45",
+        "!!int nine",
+        "9" * 5000,
+        "!!float x",
+        "!!binary é",
+        "!!python/object:os.x {}",
+    ],
 )
 def test_a_value_that_its_type_refuses_names_file_and_key(tmp_path: Path, value: str) -> None:
     path = write(tmp_path, f"limits:\n  max_steps: {value}\n")
@@ -93,6 +104,29 @@ def test_a_pattern_of_a_set_is_searched_in_linear_time(tmp_path: Path, pattern: 
     began = time.perf_counter()
     assert check.find_problem("a" * 100_000 + "!") is not None
     assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".{0,1000}.{0,1000}.{0,1000}z",
+        "((.{9}){9}){20}z",
+        "(.?){5000}z",
+        "[^a]{2000}",
+        "\\d{1,}" * 1200,
+    ],
+)
+def test_a_pattern_with_many_repetitions_is_refused(tmp_path: Path, pattern: str) -> None:
+    """A variant: linear in the text, but with thousands of states per character."""
+    with pytest.raises(ConfigurationError, match="size"):
+        load_dataset(write(tmp_path, SET % pattern))
+
+
+def test_patterns_of_ordinary_size_are_used(tmp_path: Path) -> None:
+    pattern = r"^\d{4}-\d{2}-\d{2} [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12} .{0,200}$"
+    (check,) = load_dataset(write(tmp_path, SET % pattern)).cases[0].answer
+    text = "2024-01-02 0123abcd-1111-2222-3333-0123456789ab rain"
+    assert check.find_problem(text) is None
 
 
 def test_a_pattern_that_looks_ahead_is_refused(tmp_path: Path) -> None:
