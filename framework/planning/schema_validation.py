@@ -160,7 +160,8 @@ def _compile_pattern(pattern: str) -> LinearTimeRegex:
 def _fault(message: str) -> Exception:
     from jsonschema.exceptions import ValidationError as Fault
 
-    return Fault(message)
+    fault: Exception = Fault(message)
+    return fault
 
 
 def _accept(*_: Any) -> None:

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 
 from capgraph import BaseCapability, capability_node
 from capgraph.base.ports import Caller
+from capgraph.base.ports.callers import normalize_user_id
 from capgraph.behaviors import RateLimitBehavior
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.settings import PermissionSettings, ProxySettings, RoleSettings
@@ -157,6 +158,18 @@ async def test_a_stop_covers_forks_made_afterwards(desk: Any) -> None:
     assert it.paid == []
 
 
+def test_invisible_characters_do_not_separate_a_letter_from_its_accent() -> None:
+    """A variant: the name is composed after its invisible characters are removed."""
+    for name in (
+        "jos\u00e9",
+        "jose\u0301",
+        "jose\u200b\u0301",
+        "JOSE\u034f\u0301",
+        "jose\ufe0f\u0301",
+    ):
+        assert normalize_user_id(name) == "jos\u00e9"
+
+
 @pytest.mark.parametrize("other", ["ANN", "Ann", "ａｎｎ", " ann ", "an\u200bn"])
 async def test_another_spelling_of_the_requester_is_the_requester(desk: Any, other: str) -> None:
     it = desk(ApprovalPolicy(not_requester=True))
@@ -165,7 +178,10 @@ async def test_another_spelling_of_the_requester_is_the_requester(desk: Any, oth
     assert it.paid == []
 
 
-@pytest.mark.parametrize("again", ["BOB", "Bob", "ｂｏｂ", "bo\u00adb"])
+@pytest.mark.parametrize(
+    "again",
+    ["BOB", "Bob", "ｂｏｂ", "bo\u00adb", "bob\u3164", "b\u034fob", "bob\ufe0f", "\u2800bob"],
+)
 async def test_two_spellings_of_a_person_are_one_vote(desk: Any, again: str) -> None:
     it = desk(TWO)
     await it.ask("ann")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from unicodedata import category, normalize
 
+from capgraph.configs.safe_text import strip_control_characters
+
 _SAFE_BYTES = b"abcdefghijklmnopqrstuvwxyz0123456789-_"
 _MAX_NAME_CHARS = 200
 _INVISIBLE = {"Cf", "Cc"}
@@ -55,9 +57,14 @@ def normalize_user_id(user_id: str) -> str:
     >>> normalize_user_id(" USER1"), normalize_user_id("us​er１")
     ('user1', 'user1')
     """
-    # Folding may yield characters that NFKC composes differently.
-    folded = normalize("NFKC", normalize("NFKC", user_id).casefold())
-    return "".join(char for char in folded if category(char) not in _INVISIBLE).strip()
+    # Folding and removal may yield characters that NFKC composes differently.
+    folded = normalize("NFKC", _remove_invisible(user_id)).casefold()
+    return normalize("NFKC", _remove_invisible(normalize("NFKC", folded))).strip()
+
+
+def _remove_invisible(text: str) -> str:
+    shown = strip_control_characters(text)
+    return "".join(char for char in shown if category(char) not in _INVISIBLE)
 
 
 def _escape_name(text: str) -> str:
