@@ -142,16 +142,13 @@ class RecordedRuns:
                 fix=f"Send days={min(_DEFAULT_DAYS, max_days):g}.",
             )
         recording = await self._read(caller, thread_id, turn)
-        if len(await self.list_links(caller, thread_id)) >= _MAX_LINKS:
+        prefix = _link_prefix(recording.thread)
+        if len(await self._read_links(prefix)) >= _MAX_LINKS:
             raise ValidationError(
                 f"The thread has {_MAX_LINKS} links, which is the limit.", fix="Revoke one."
             )
         await self._persistence.roles.record(caller)
-        place, link_id, secret = (
-            _thread_digest(recording.thread),
-            secrets.token_hex(8),
-            secrets.token_urlsafe(32),
-        )
+        link_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         link = {
             "secret_hash": _hash(secret),
             "thread_id": thread_id,
@@ -160,8 +157,9 @@ class RecordedRuns:
             "at": recording.at,
             "expires_at": self._services.clock.now() + days * _DAY_SECONDS,
         }
-        await self._store(f"run_link/{place}/{link_id}", link, days * _DAY_SECONDS)
-        return {**_link_fields(link_id, link), "token": f"{place}.{link_id}.{secret}"}
+        await self._store(f"{prefix}{link_id}", link, days * _DAY_SECONDS)
+        token = f"{_thread_digest(recording.thread)}.{link_id}.{secret}"
+        return {**_link_fields(link_id, link), "token": token}
 
     async def list_links(self, caller: Caller, thread_id: str) -> list[dict[str, Any]]:
         """Return the active links to a thread's runs, without their secret tokens.
@@ -169,7 +167,7 @@ class RecordedRuns:
         Raises:
             NotFoundError: The thread does not exist.
         """
-        prefix = f"run_link/{_thread_digest(await self._threads.resolve(caller, thread_id))}/"
+        prefix = _link_prefix(await self._threads.resolve(caller, thread_id))
         links = await self._read_links(prefix)
         return [_link_fields(name.removeprefix(prefix), link) for name, link in links.items()]
 
@@ -179,10 +177,10 @@ class RecordedRuns:
         Raises:
             NotFoundError: The thread or the link does not exist.
         """
-        storage_id = await self._threads.resolve(caller, thread_id)
-        if link_id not in {one["link_id"] for one in await self.list_links(caller, thread_id)}:
+        prefix = _link_prefix(await self._threads.resolve(caller, thread_id))
+        if f"{prefix}{link_id}" not in await self._read_links(prefix):
             raise NotFoundError("The link does not exist.", fix="List the thread's links.")
-        await self._store(f"run_link/{_thread_digest(storage_id)}/{link_id}", None, 1)
+        await self._store(f"{prefix}{link_id}", None, 0)
 
     async def open_link(self, token: str) -> dict[str, Any]:
         """Return the run that a shared link opens, without identities, secrets, or file paths.
@@ -290,11 +288,15 @@ class RecordedRuns:
     async def _read_links(self, prefix: str) -> dict[str, dict[str, Any]]:
         stored, _ = await self._persistence.values.aread(prefix, self._services.clock)
         now = self._services.clock.now()
-        return {n: link for n, link in stored.items() if link and link["expires_at"] > now}
+        return {name: link for name, link in stored.items() if link["expires_at"] > now}
 
 
 def _link_fields(link_id: str, link: Mapping[str, Any]) -> dict[str, Any]:
     return {"link_id": link_id, **{name: link[name] for name in ("turn", "expires_at")}}
+
+
+def _link_prefix(storage_id: str) -> str:
+    return f"run_link/{_thread_digest(storage_id)}/"
 
 
 def _thread_digest(storage_id: str) -> str:
