@@ -369,6 +369,24 @@ _ENVELOPE_FIELDS = frozenset(
 _DROPPABLE_TYPES = frozenset({"TEXT_MESSAGE_CONTENT", "CUSTOM", "ACTIVITY_DELTA"})
 
 
+def describe_progress(event: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return the completed fraction and a text if a run event reports the progress of a step.
+
+    >>> describe_progress({"type": "STEP_STARTED", "stepName": "level"})
+    (0.0, 'level started')
+    """
+    match event["type"]:
+        case "STEP_STARTED":
+            return 0.0, f"{event['stepName']} started"
+        case "STEP_FINISHED":
+            return 0.0, f"{event['stepName']} finished"
+        case "ACTIVITY_DELTA":
+            changes = {one["path"].rpartition("/")[2]: one["value"] for one in event["patch"]}
+            if "progress" in changes:
+                return changes["progress"] or 0.0, str(changes.get("message") or "")
+    return None
+
+
 def _is_tool_call(question: Mapping[str, Any]) -> bool:
     return question.get("type") == CLIENT_TOOL
 

@@ -53,6 +53,7 @@ from a2a.utils.task import (
 
 from capgraph.base.errors import CapgraphError, LimitError, PersistenceError, ThreadBusyError
 from capgraph.base.ports import Caller
+from capgraph.scale.agui_events import describe_progress
 from capgraph.serve.a2a_push import PushNotifications
 from capgraph.serve.a2a_tasks import (
     COMPLETED_STATUSES,
@@ -275,8 +276,9 @@ class TaskHandler(RequestHandler):
                     appends = True
                 elif event["type"] == "TEXT_MESSAGE_START":
                     appends = False
-                elif text := _progress_text(event):
-                    status = build_status(turn, TaskState.TASK_STATE_WORKING, [new_text_part(text)])
+                elif (progress := describe_progress(event)) and progress[1]:
+                    parts = [new_text_part(progress[1])]
+                    status = build_status(turn, TaskState.TASK_STATE_WORKING, parts)
                     yield TaskStatusUpdateEvent(
                         task_id=task_id, context_id=thread_id, status=status
                     )
@@ -468,18 +470,6 @@ class TaskHandler(RequestHandler):
 def _caller(context: ServerCallContext) -> Caller:
     caller: Caller = context.state["caller"]
     return caller
-
-
-def _progress_text(event: Mapping[str, Any]) -> str:
-    match event["type"]:
-        case "STEP_STARTED":
-            return f"{event['stepName']} started"
-        case "STEP_FINISHED":
-            return f"{event['stepName']} finished"
-        case "ACTIVITY_DELTA":
-            changes = {one["path"].rpartition("/")[2]: one["value"] for one in event["patch"]}
-            return str(changes.get("message") or "") if "progress" in changes else ""
-    return ""
 
 
 def _step_keys(question: Mapping[str, Any]) -> list[str]:

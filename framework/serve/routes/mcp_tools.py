@@ -46,6 +46,7 @@ from capgraph.configs.suggestions import suggest_fix
 from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import compute_digest
 from capgraph.planning.parameters import check_parameter_types
+from capgraph.scale.agui_events import describe_progress
 from capgraph.serve.problems import AnswerRefusedError, NotFoundError, public_message_line
 from capgraph.serve.routes.mcp_resources import McpResources
 from capgraph.serve.routes.mcp_results import STEP_KEY, McpResults, allow_open_question
@@ -297,19 +298,12 @@ class _ProgressReporter:
 
     async def report_event(self, event: Mapping[str, Any]) -> None:
         """Report a run event to the MCP client if the event is relevant to users."""
-        match event["type"]:
-            case "ACTIVITY_SNAPSHOT":
-                self._steps, self._done = len(event["content"]["steps"]), 0
-                await self._report(0, f"Plan with {self._steps} steps")
-            case "STEP_STARTED":
-                await self._report(0, f"{event['stepName']} started")
-            case "STEP_FINISHED":
-                self._done += 1
-                await self._report(0, f"{event['stepName']} finished")
-            case "ACTIVITY_DELTA":
-                changes = {one["path"].rpartition("/")[2]: one["value"] for one in event["patch"]}
-                if "progress" in changes:
-                    await self._report(changes["progress"] or 0, str(changes.get("message") or ""))
+        if event["type"] == "ACTIVITY_SNAPSHOT":
+            self._steps, self._done = len(event["content"]["steps"]), 0
+            await self._report(0, f"Plan with {self._steps} steps")
+        elif (progress := describe_progress(event)) is not None:
+            self._done += event["type"] == "STEP_FINISHED"
+            await self._report(*progress)
 
     async def _report(self, fraction: float, message: str) -> None:
         # MCP requires increasing values, even after a new plan resets the step count.
