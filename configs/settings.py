@@ -426,6 +426,35 @@ class CredentialsSettings(SettingsModel):
     scope: str | None = None
 
 
+class AuthorizationSettings(SettingsModel):
+    """Settings for access tokens that users grant with OAuth's authorization code grant.
+
+    A step without a token asks its user to open the authorization page of ``capgraph serve``. The
+    redirect URI is ``https://HOST/authorize/NAME/callback``.
+
+    Attributes:
+        name: Name of the authorization, which is part of its URLs.
+        authorization_url: URL of the authorization endpoint.
+        token_url: URL of the token endpoint.
+        client_id: Client ID of the agent.
+        client_secret: Client secret, or None for a public client.
+        scope: Requested scopes, separated by spaces.
+        resource: URL of the service for which the token is intended.
+        store: URL of a database for the tokens. None stores them in memory.
+        encryption_key: Secret that encrypts the tokens in the database.
+    """
+
+    name: str
+    authorization_url: str
+    token_url: str
+    client_id: str
+    client_secret: SecretStr | None = None
+    scope: str | None = None
+    resource: str | None = None
+    store: str | None = None
+    encryption_key: SecretStr | None = None
+
+
 class McpSettings(SettingsModel):
     """Settings of an MCP server whose tools become capabilities.
 
@@ -438,6 +467,7 @@ class McpSettings(SettingsModel):
         headers: Headers of each request, such as ``Authorization``.
         credentials: Access tokens of the users for whom the tools act, or a ``Credentials`` object
             as ``"module:attribute"``. The tools are listed with ``headers`` instead.
+        authorization: Access tokens that the users grant, in place of ``credentials``.
         prefix: Prefix of the capabilities' names.
         allow: Tools to use. None means all.
         effects: Effect by tool name, which replaces the effect in the tool's annotations.
@@ -473,6 +503,7 @@ class McpSettings(SettingsModel):
     url: str | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     credentials: CredentialsSettings | str | None = None
+    authorization: AuthorizationSettings | None = None
     prefix: str = ""
     allow: list[str] | None = None
     effects: dict[str, Literal["none", "idempotent", "once"]] = Field(default_factory=dict)
@@ -508,8 +539,10 @@ class McpSettings(SettingsModel):
             raise ValueError("exactly one of 'command' and 'url' is required")
         if self.url is None and self.headers:
             raise ValueError("'headers' requires 'url'; use 'env' for a server over stdio")
-        if self.url is None and self.credentials is not None:
-            raise ValueError("'credentials' requires 'url'")
+        if self.credentials is not None and self.authorization is not None:
+            raise ValueError("'credentials' and 'authorization' are mutually exclusive")
+        if self.url is None and (self.credentials is not None or self.authorization is not None):
+            raise ValueError("'credentials' and 'authorization' require 'url'")
         if self.command is None and self.env is not None:
             raise ValueError("'env' requires 'command'; use 'headers' for a server with a URL")
         if {"approve", "requires_approval"} <= self.model_fields_set:

@@ -7,6 +7,10 @@ from capgraph.configs.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from capgraph.adapters.a2a import agent_card as agent_card
     from capgraph.adapters.as_tools import as_tool as as_tool
+    from capgraph.adapters.authorization import AuthorizationCode as AuthorizationCode
+    from capgraph.adapters.authorization import (
+        AuthorizationRequiredError as AuthorizationRequiredError,
+    )
     from capgraph.adapters.credentials import Credentials as Credentials
     from capgraph.adapters.credentials import TokenExchange as TokenExchange
     from capgraph.adapters.credentials import signed_subject as signed_subject
@@ -33,6 +37,7 @@ _get, __dir__ = lazy_exports(
     {
         "capgraph.adapters.a2a": ("agent_card",),
         "capgraph.adapters.as_tools": ("as_tool",),
+        "capgraph.adapters.authorization": ("AuthorizationCode", "AuthorizationRequiredError"),
         "capgraph.adapters.credentials": ("Credentials", "TokenExchange", "signed_subject"),
         "capgraph.adapters.settings_registry": ("open_registry",),
         "capgraph.adapters.graphs": ("agent_capability", "graph_capability"),

@@ -30,6 +30,7 @@ from google.protobuf.json_format import MessageToDict
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
+from capgraph.adapters.authorization import authorize_step
 from capgraph.adapters.credentials import Credentials, current_user
 from capgraph.adapters.external_text import (
     create_remote_failure,
@@ -142,6 +143,9 @@ class A2AAgent:
             CapabilityError: The agent failed, rejected the task, or cannot be reached.
             ConnectionError: The connection was lost while a message was being sent.
         """
+        authorization_count = 0
+        if self._credentials is not None:
+            authorization_count = await authorize_step(self._credentials, self._subject, step)
         text = values["message"] or ("" if values["data"] is not None else task_with_inputs(step))
         async with self._open_clients() as (sender, watcher, streams):
 
@@ -155,7 +159,7 @@ class A2AAgent:
 
             sent = await send_once("message", text, values["data"], {})
             answer_count = 0
-            for _ in range(count_consumed_answers()):
+            for _ in range(count_consumed_answers() - authorization_count):
                 # Replay the answers that were sent before the step was interrupted.
                 answer_count += 1
                 await send_once(f"answer {answer_count}", *_split_answer(interrupt(None)), sent)

@@ -29,12 +29,12 @@ SubjectToken = Callable[[Caller], str | Awaitable[str]]
 """Function that returns the token that identifies a user to the authorization server."""
 _GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
 _TYPE_PREFIX = "urn:ietf:params:oauth:token-type:"
-_TIMEOUT_SECONDS = 15.0
+TIMEOUT_SECONDS = 15.0
 _SUBJECT_SECONDS = 60
 """Lifetime of a signed subject token."""
 _DEFAULT_SECONDS = 300.0
 """Lifetime of an access token whose response does not contain ``expires_in``."""
-_RENEWAL_SECONDS = 30.0
+RENEWAL_SECONDS = 30.0
 """Seconds before its expiry at which a token is renewed."""
 _MAX_USERS = 10_000
 """Maximum number of users whose token is cached. The oldest entry is evicted first."""
@@ -194,7 +194,7 @@ class TokenExchange:
         response = await self._exchange(caller)
         token = str(response["access_token"])
         seconds = float(response.get("expires_in") or _DEFAULT_SECONDS)
-        self._tokens[user] = token, time.monotonic() + max(0.0, seconds - _RENEWAL_SECONDS)
+        self._tokens[user] = token, time.monotonic() + max(0.0, seconds - RENEWAL_SECONDS)
         return token
 
     async def _exchange(self, caller: Caller) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class TokenExchange:
         secret = self._client_secret
         auth = httpx.BasicAuth(self._client_id, secret) if secret else None
         # Created in a thread, because certificates are read from files.
-        make = partial(httpx.AsyncClient, timeout=_TIMEOUT_SECONDS, auth=auth)
+        make = partial(httpx.AsyncClient, timeout=TIMEOUT_SECONDS, auth=auth)
         try:
             async with await run_in_thread(make) as http:
                 form = {**self._form, "subject_token": subject}

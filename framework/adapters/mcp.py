@@ -258,6 +258,7 @@ def _tool_to_capability(
         sanitize_schema(tool.input_schema),
         client.call,
         provides=_result_type(name, tool.output_schema),
+        credentials=client.server.credentials,
         effect=client.effect,
         **declared,
     )

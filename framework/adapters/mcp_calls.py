@@ -24,6 +24,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from capgraph.adapters.authorization import find_record
 from capgraph.adapters.external_text import sanitize_text
 from capgraph.adapters.mcp_connections import (
     McpCall,
@@ -109,7 +110,7 @@ class McpToolClient:
                 reached. Only the last case is retried.
             ConnectionError: The connection was lost after the call was sent.
         """
-        user = await self.server.authorize()
+        user = await self.server.authorize(step)
         connection = await self.server.get_connection(user)
         call = connection.suspended_calls.pop(step.idempotency_key, None)
         if call is None:
@@ -123,7 +124,7 @@ class McpToolClient:
                     fix="Call mcp_capabilities again, and build a new graph.",
                     severity=ErrorSeverity.REPLANNING,
                 )
-            if self._must_not_repeat(connection) and await _has_asked_before(step):
+            if self._must_not_repeat(connection) and await find_record(step, _ASKED_MARKER):
                 self._raise_unknown_outcome(
                     "the call that asked a question was lost with its process", None
                 )
@@ -237,22 +238,6 @@ class McpToolClient:
         raise ConnectionError(
             f"The outcome of the tool {self.name!r} of {self.server} is unknown: {problem}."
         ) from cause
-
-
-async def _has_asked_before(step: StepContext) -> bool:
-    """Return True if the server asked a question during this tool call in an earlier process."""
-
-    def not_yet() -> None:
-        raise _NotAskedError("No question is recorded.")
-
-    try:
-        return bool(await step.once(_ASKED_MARKER, not_yet))
-    except _NotAskedError:
-        return False
-
-
-class _NotAskedError(CapabilityError):
-    """Raised by :func:`_has_asked_before` if no question is recorded for the tool call."""
 
 
 def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:

@@ -27,10 +27,12 @@ from mcp_types import (
     Tool,
 )
 
+from capgraph.adapters.authorization import authorize_step
 from capgraph.adapters.credentials import Credentials, current_user
 from capgraph.adapters.external_text import sanitize_text
 from capgraph.base.errors import CapabilityError, ErrorSeverity
 from capgraph.base.ports import Caller
+from capgraph.base.step_context import StepContext
 from capgraph.helpers.threads import run_in_thread
 
 _MAX_CONNECTIONS = 200
@@ -158,10 +160,21 @@ class _UserAuth(httpx2.Auth):
         return request
 
 
+_ConnectionKey = tuple[asyncio.AbstractEventLoop, str | None, str | None]
+
+
+def _connection_key(user: Caller | None) -> _ConnectionKey:
+    tenant, user_id = (None, None) if user is None else (user.tenant, user.user_id)
+    return asyncio.get_running_loop(), tenant, user_id
+
+
 class RemoteMcpServer:
     """MCP server with a separate connection for each event loop.
 
     With per-user credentials, each user also has a separate connection.
+
+    Attributes:
+        credentials: Provider of the users' access tokens, or ``None``.
     """
 
     def __init__(
@@ -174,22 +187,24 @@ class RemoteMcpServer:
         credentials: Credentials | None,
     ) -> None:
         self._target, self._timeout, self._mode = target, timeout, mode
-        self._headers, self._auth, self._credentials = headers, auth, credentials
-        self._connections: dict[
-            tuple[asyncio.AbstractEventLoop, str | None, str | None], McpConnection
-        ] = {}
+        self._headers, self._auth, self.credentials = headers, auth, credentials
+        self._connections: dict[_ConnectionKey, McpConnection] = {}
 
-    async def authorize(self) -> Caller | None:
-        """Return the user on whose behalf the current step runs, or ``None`` without credentials.
+    async def authorize(self, step: StepContext) -> Caller | None:
+        """Return the user on whose behalf a step runs, or ``None`` without credentials.
+
+        If the user must grant a token, the step asks the user for the authorization.
 
         Raises:
             CapabilityError: The run has no authenticated user, or the user has no token.
         """
-        if self._credentials is None:
+        if self.credentials is None:
             return None
         user = current_user(self._title)
+        connection = self._connections.get(_connection_key(user))
+        is_started = connection is not None and step.idempotency_key in connection.suspended_calls
         # Requested here, because an error inside of the transport would lose its severity.
-        await self._credentials.get_token(user)
+        await authorize_step(self.credentials, self._title, step, is_started=is_started)
         return user
 
     def __str__(self) -> str:
@@ -211,14 +226,13 @@ class RemoteMcpServer:
             CapabilityError: The server cannot be reached. Nothing was sent, so the step may be
                 retried.
         """
-        tenant, user_id = (None, None) if user is None else (user.tenant, user.user_id)
-        key = (asyncio.get_running_loop(), tenant, user_id)
+        key = _connection_key(user)
         connection = self._connections.pop(key, None)
         if connection is None or connection.closing.is_set() or connection.task.done():
             self._close_unused()
             auth = self._auth
-            if self._credentials is not None and user is not None:
-                auth = _UserAuth(self._credentials, user)
+            if self.credentials is not None and user is not None:
+                auth = _UserAuth(self.credentials, user)
             connection = McpConnection(
                 partial(self._create_client, auth), auth if user is not None else None
             )

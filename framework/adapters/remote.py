@@ -114,6 +114,7 @@ def remote_capability(
         worker.Parameters,
         worker.call,
         provides=provides,
+        credentials=credentials,
         effect=effect,
         **options,
     )

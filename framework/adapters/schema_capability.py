@@ -44,6 +44,7 @@ def capability_from_schema(
     call: CapabilityCall,
     *,
     provides: ContextType | None = None,
+    credentials: Any = None,
     max_attempts: int | None = None,
     delay_seconds: float | None = None,
     classify_error: ClassifyError | None = None,
@@ -60,6 +61,7 @@ def capability_from_schema(
             that it returns becomes the data of the context type. Any other value is stored under
             ``value``.
         provides: Context type of the result. Defaults to a type named after the capability.
+        credentials: Credentials that ``call`` uses, whose authorization a server serves.
         max_attempts: Maximum number of attempts of a step. Defaults to 3.
         delay_seconds: Delay before the second attempt. Defaults to 0.5.
         classify_error: Function that classifies a failure.
@@ -106,7 +108,9 @@ def capability_from_schema(
         "__module__": __name__,
         "__doc__": description,
     }
-    return cast("type[BaseCapability]", capability_node(type(name, (BaseCapability,), namespace)))
+    created = cast("type[Any]", capability_node(type(name, (BaseCapability,), namespace)))
+    created.credentials = credentials
+    return cast("type[BaseCapability]", created)
 
 
 def _to_context_data(result: Any) -> Any:

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from capgraph.adapters.authorization import AuthorizationCode
 from capgraph.adapters.credentials import TokenExchange, signed_subject
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.capability import BaseCapability
@@ -23,13 +24,18 @@ from capgraph.registry import Registry
 
 if TYPE_CHECKING:
     from capgraph.adapters.mcp import McpCapabilities
-    from capgraph.configs.settings import CredentialsSettings, McpSettings, Settings
+    from capgraph.configs.settings import (
+        AuthorizationSettings,
+        CredentialsSettings,
+        McpSettings,
+        Settings,
+    )
 
 _REFERENCE_KEYS = frozenset(
     {"classify_error", "input", "output", "parameters_from", "provides", "requires", "undo"}
 )
 """Keys whose values may be ``"module:attribute"`` references."""
-_TRANSPORT_FIELDS = {"command", "url", "env", "headers", "credentials"}
+_TRANSPORT_FIELDS = {"command", "url", "env", "headers", "credentials", "authorization"}
 _POLICY_FIELDS = tuple(field.name for field in fields(ApprovalPolicy))
 
 
@@ -64,7 +70,9 @@ async def open_registry(
         adapted += await asyncio.to_thread(_adapt_sections, settings, problems)
         for index, server in enumerate(settings.mcp):
             try:
-                capabilities = await _open_server(stack, server, f"mcp[{index}]")
+                capabilities = await _open_server(
+                    stack, server, f"mcp[{index}]", settings.serve.base_url
+                )
                 adapted += capabilities
                 if problems is not None:  # otherwise, a warning was logged
                     problems += _list_omitted_tools(capabilities, f"mcp[{index}]")
@@ -182,7 +190,7 @@ def _resolve_references(value: Any, location: str) -> Any:
 
 
 async def _open_server(
-    stack: AsyncExitStack, server: McpSettings, location: str
+    stack: AsyncExitStack, server: McpSettings, location: str, base_url: str | None
 ) -> McpCapabilities:
     require_extra("mcp", "mcp")
     from mcp import StdioServerParameters
@@ -199,6 +207,10 @@ async def _open_server(
     if server.credentials is not None:
         options["credentials"] = await asyncio.to_thread(
             _build_credentials, server.credentials, f"{location}.credentials"
+        )
+    if server.authorization is not None:
+        options["credentials"] = await asyncio.to_thread(
+            _build_authorization, server.authorization, base_url
         )
     target: Any = server.url
     if server.command is not None:
@@ -227,6 +239,16 @@ def _build_credentials(settings: CredentialsSettings | str, location: str) -> An
         resource=settings.resource,
         scope=settings.scope,
     )
+
+
+def _build_authorization(
+    settings: AuthorizationSettings, base_url: str | None
+) -> AuthorizationCode:
+    values = settings.model_dump()
+    for name in ("client_secret", "encryption_key"):
+        secret = values[name]
+        values[name] = secret.get_secret_value() if secret is not None else None
+    return AuthorizationCode(**values, base_url=base_url)
 
 
 def _list_omitted_tools(capabilities: McpCapabilities, location: str) -> list[CapgraphError]:

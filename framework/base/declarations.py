@@ -36,6 +36,7 @@ _ENTRY_KEYS: dict[Form, tuple[str, ...]] = {
         "url",
         "headers",
         "credentials",
+        "authorization",
         "prefix",
         "allow",
         "approve",

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
-from capgraph.approvals.requests import decision_schema
+from capgraph.approvals.requests import decision_schema, describe_question
 from capgraph.base.plan import plan_key
 from capgraph.planning.schedule import recorded_order
 
@@ -435,7 +435,7 @@ def to_interrupt(question: Mapping[str, Any]) -> AguiEvent:
     interrupt: AguiEvent = {
         "id": question["question_id"],
         "reason": "capgraph.approval" if steps else "capgraph.question",
-        "message": "\n".join(lines) or str(question.get("value", ""))[:2000],
+        "message": "\n".join(lines) or describe_question(question.get("value", question))[:2000],
         "metadata": {"capgraph": dict(question)},
     }
     if steps:

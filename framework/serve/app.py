@@ -37,6 +37,7 @@ from capgraph.serve.routes import (
     activity,
     agui,
     api,
+    authorization,
     console,
     files,
     health,
@@ -113,6 +114,10 @@ def create_app(
         login_routes += login.routes(identity, oidc=has_provider)
         if serve.oidc is not None:
             login_routes += oidc.routes(identity, serve.oidc, serve)
+
+    authorizations = authorization.find_authorizations(services)
+    uses_https = (serve.base_url or "").startswith("https://")
+    login_routes += authorization.routes(runs, authorizations, serve, uses_https=uses_https)
 
     uploads = _uploads(serve, services, has_login=auth is not None)
     artifacts = Artifacts(graph, threads, serve.downloads)

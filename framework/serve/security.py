@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from capgraph.adapters.authorization import AUTHORIZATION_PATH
 from capgraph.base.errors import LimitError
 from capgraph.base.ports import Caller
 from capgraph.behaviors.rate_limit import RateLimiter
@@ -30,6 +31,8 @@ PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json",
 SHARED_PREFIX = "/shared/"
 """Prefix of read-only links to runs, whose tokens replace the login."""
 
+_LINKED_PREFIXES = (SHARED_PREFIX, f"{AUTHORIZATION_PATH}/")
+"""Prefixes of pages that links on other sites may open. The pages authenticate users themselves."""
 _CALLBACK_PATHS = frozenset({"/login/oidc/callback"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _BODY_SECONDS = 30.0
@@ -182,7 +185,7 @@ class SecurityMiddleware:
         # A login provider redirects users back from its own site, and people follow links in emails.
         path = route_path(scope)
         is_followed = headers.getlist("sec-fetch-mode") == ["navigate"]
-        is_open = path in _CALLBACK_PATHS or (is_followed and path.startswith(SHARED_PREFIX))
+        is_open = path in _CALLBACK_PATHS or (is_followed and path.startswith(_LINKED_PREFIXES))
         is_cross_site = any(site not in ("same-origin", "none") for site in sites)
         if is_cross_site and not is_allowed and not is_open:
             return problem_response(403, "CG-ORIGIN", "Cross-site requests are not allowed.")
@@ -202,7 +205,7 @@ class SecurityMiddleware:
                 429, "CG-RATE-LIMIT", detail, "Wait a few seconds.", {"retry-after": "5"}
             )
         path = route_path(scope)
-        is_public = path in PUBLIC_PATHS or path.startswith(("/login/", SHARED_PREFIX))
+        is_public = path in PUBLIC_PATHS or path.startswith(("/login/", *_LINKED_PREFIXES))
         if caller is None and not is_public:
             detail = "The request is not authenticated."
             fix = "Send 'Authorization: Bearer TOKEN', or log in at /login."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -52,6 +53,12 @@ token. Operators create tokens with <code>capgraph token NAME --auth FILE</code>
 <code>capgraph serve</code> printed when it started.</p>
 </main></body></html>
 """
+_MESSAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title} · capgraph</title>
+<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">
+<style>{style}</style></head>
+<body><main><h1>{title}</h1><p>{text}</p><a class="oidc" href="{prefix}/">Console</a></main></body></html>
+"""
 _OIDC = '<a class="oidc" href="{prefix}/login/oidc" data-testid="login-oidc">Log in with your organization</a>'
 
 
@@ -82,6 +89,28 @@ def login_page(
         thread=_thread_query(thread),
     )
     return HTMLResponse(text, status)
+
+
+def message_page(
+    request: Request,
+    title: str,
+    text: str,
+    status: int = 200,
+    *,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a page with a message and a link to the console.
+
+    Args:
+        request: The request.
+        title: Title of the page.
+        text: Message of the page.
+        status: HTTP status.
+        headers: Additional headers of the response.
+    """
+    title, text = html.escape(title), html.escape(text)
+    page = _MESSAGE.format(style=_STYLE, title=title, text=text, prefix=_prefix(request))
+    return HTMLResponse(page, status, headers)
 
 
 def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:

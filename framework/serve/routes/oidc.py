@@ -50,10 +50,14 @@ def routes(
     """
     for module in ("authlib", "itsdangerous"):
         require_extra(module, "oidc")
-    # Requires itsdangerous, a dependency of this extra only.
-    from starlette.middleware.sessions import SessionMiddleware
-
-    client = _provider_client(settings)
+    secret = settings.client_secret
+    client = register_client(
+        "provider",
+        client_id=settings.client_id,
+        client_secret=secret.get_secret_value() if secret else None,
+        scope=" ".join(settings.scopes),
+        server_metadata_url=f"{settings.issuer.rstrip('/')}/.well-known/openid-configuration",
+    )
 
     def callback_url(request: Request) -> str:
         return f"{server_url(serve, request)}{_PATH}/callback"
@@ -79,41 +83,61 @@ def routes(
             request.session.clear()
         return await start_session(request, authenticator, caller)
 
-    secret = serve.session_secret
-    cookie = Middleware(
-        SessionMiddleware,
-        secret_key=secret.get_secret_value() if secret else secrets.token_urlsafe(32),
-        session_cookie=_COOKIE,
-        max_age=_SECONDS,
-        # Browsers drop strict cookies when the provider's site redirects back.
-        same_site="lax",
-        https_only=authenticator.uses_https,
-    )
+    cookie = session_cookie(_COOKIE, serve, https_only=authenticator.uses_https)
     return [
         Route(_PATH, start_login, methods=["GET"], middleware=[cookie]),
         Route(f"{_PATH}/callback", finish_login, methods=["GET"], middleware=[cookie]),
     ]
 
 
-def _provider_client(settings: OidcSettings) -> Any:
-    """Create the authlib client for the OpenID Connect provider.
+def session_cookie(name: str, serve: ServeSettings, *, https_only: bool) -> Middleware:
+    """Create the middleware that stores the state of a redirect in a signed cookie.
+
+    Args:
+        name: Name of the cookie.
+        serve: Settings of the server, whose secret signs the cookie.
+        https_only: True if browsers send the cookie over HTTPS only.
+    """
+    # Requires itsdangerous, a dependency of this extra only.
+    from starlette.middleware.sessions import SessionMiddleware
+
+    secret = serve.session_secret
+    return Middleware(
+        SessionMiddleware,
+        secret_key=secret.get_secret_value() if secret else secrets.token_urlsafe(32),
+        session_cookie=name,
+        max_age=_SECONDS,
+        # Browsers drop strict cookies when the provider's site redirects back.
+        same_site="lax",
+        https_only=https_only,
+    )
+
+
+def register_client(
+    name: str, *, client_secret: str | None, scope: str | None, **options: Any
+) -> Any:
+    """Create an authlib client for an OAuth authorization server, which uses PKCE.
 
     Certificates are loaded in advance, because requests must not read files on the event loop.
+
+    Args:
+        name: Name of the client.
+        client_secret: Client secret; None for a public client.
+        scope: Requested scopes, separated by spaces.
+        **options: Client ID, and URLs of the authorization server.
     """
     import httpx
     from authlib.integrations.starlette_client import OAuth
     from joserfc import jwk, jwt  # noqa: F401 - preloaded, because importing reads files
 
-    secret = settings.client_secret.get_secret_value() if settings.client_secret else None
     return OAuth().register(
-        "provider",
-        client_id=settings.client_id,
-        client_secret=secret,
-        server_metadata_url=f"{settings.issuer.rstrip('/')}/.well-known/openid-configuration",
+        name,
+        client_secret=client_secret,
+        **options,
         client_kwargs={
-            "scope": " ".join(settings.scopes),
+            **({} if scope is None else {"scope": scope}),
             "code_challenge_method": "S256",
-            "token_endpoint_auth_method": None if secret else "none",
+            "token_endpoint_auth_method": None if client_secret else "none",
             "timeout": _TIMEOUT_SECONDS,
             "verify": httpx.create_ssl_context(),
         },
