@@ -152,10 +152,9 @@ def check_options(name: str, names: Iterable[str], valid_names: Collection[str])
     Raises:
         UnknownOptionError: An argument is unknown. The message suggests the most similar name.
 
-    >>> check_options("build_graph", ["budjet"], ["budget", "model"])
+    >>> check_options("bind", ["budjet"], ["budget", "model"])
     Traceback (most recent call last):
-    capgraph.configs.errors.UnknownOptionError: build_graph has no argument 'budjet'. Fix: Write
-    'budget'.
+    capgraph.configs.errors.UnknownOptionError: bind has no argument 'budjet'. Fix: Write 'budget'.
     """
     for option in names:
         if option not in valid_names:
