@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from itertools import count
 from threading import Lock
-from typing import Annotated, Any, ClassVar, NotRequired
+from typing import Annotated, Any, NotRequired
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -28,7 +28,7 @@ from capgraph.base.task_schemas import TaskInput, TaskOutput
 from capgraph.configs.run_context import override_run_context
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compile_graph, single_node_graph
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.step_execution import propagate_labels
@@ -125,15 +125,6 @@ class BaseAgent:
     'HELLO'
     """
 
-    replaced_arguments: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("llm_gateway", "supervisor_gateway", "coordinator_gateway"),
-            "Pass model, a LangChain chat model.",
-        ),
-        "temperature": "Set the temperature of the chat model.",
-        **OBSERVER_ARGUMENTS,
-    }
-    """Arguments of other frameworks' agents, each with the fix that its error names."""
     model: Any = None
     tools: Sequence[Any] = ()
     behaviors: Sequence[Any] = ()

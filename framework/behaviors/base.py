@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from capgraph.base.ports import BehaviorContext
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS
 
 __all__ = ["BaseBehavior", "BehaviorContext"]
 
@@ -27,7 +25,6 @@ class BaseBehavior:
     'HELLO'
     """
 
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
     """Constructor arguments of other frameworks, each with the fix that its error names."""
 
     def before_execute(self, context: BehaviorContext) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from capgraph.base.ports import Attempt, CallNext, ShortCircuit, StepRecord
 from capgraph.configs.bounded_dict import BoundedDict
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.clock import Clock, as_clock, current_clock
 from capgraph.pipeline.effect_ledger import compute_digest, serialize_inputs
 from capgraph.pipeline.run_config import current_caller
@@ -41,8 +41,6 @@ class CacheBehavior:
     stage = "retry"
     order = 20
     applies_to: ClassVar[tuple[str, ...]] = ("step",)
-
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
 
     @validate_arguments
     def __init__(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
@@ -23,7 +23,7 @@ from capgraph.base.errors import (
     ModelError,
 )
 from capgraph.base.ports import Attempt, CallNext
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.clock import Clock, SystemClock, as_clock, current_clock, timestamp_after
 from capgraph.helpers.number_validation import check_number
@@ -415,7 +415,6 @@ class CircuitBreakerBehavior:
 
     stage: Literal["acquire"] = "acquire"
     order = 30
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
 
     @validate_arguments
     def __init__(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from capgraph.base.errors import ConfigurationError, ErrorSeverity, LimitError
 from capgraph.base.ports import Attempt, CallNext, normalize_user_id
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.clock import Clock, as_clock, current_clock
 from capgraph.helpers.number_validation import check_number
 from capgraph.pipeline.run_config import billing_subject
@@ -333,8 +333,6 @@ class RateLimitBehavior:
 
     stage: Literal["acquire"] = "acquire"
     order = 20
-
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
 
     @validate_arguments
     def __init__(

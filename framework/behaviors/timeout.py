@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.number_validation import check_number
 
 
@@ -26,8 +23,6 @@ class TimeoutBehavior:
     """
 
     stage = "timeout"
-
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
 
     @validate_arguments
     def __init__(self, seconds: float) -> None:

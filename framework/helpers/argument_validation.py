@@ -116,7 +116,12 @@ def _list_initializer_keywords(kind: type[Any]) -> list[str]:
     return list(dict.fromkeys(itertools.chain(*names)))
 
 
-OBSERVER_ARGUMENTS: Mapping[str, str] = {
+REPLACED_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("llm_gateway", "supervisor_gateway", "coordinator_gateway"),
+        "Pass model, a LangChain chat model.",
+    ),
+    "temperature": "Set the temperature of the chat model.",
     **dict.fromkeys(
         ("logger", "metrics", "performance_monitor"),
         "Pass AuditBehavior(logger=…, metrics=…) to an agent as a behavior, or add a sink of"
@@ -124,19 +129,14 @@ OBSERVER_ARGUMENTS: Mapping[str, str] = {
     ),
     "tracer": "Export spans with capgraph.telemetry, or pass LangChain callbacks.",
 }
-"""Arguments of other frameworks for observability, each with the fix that its error names."""
+"""Constructor arguments of other frameworks, each with the fix that its error names."""
 
 
 def _refuse_replaced_arguments(kind: type[Any], names: Iterable[str]) -> None:
-    """Reject keyword arguments that a class no longer accepts.
-
-    The class maps each such name to its fix in ``replaced_arguments``.
-    """
-    replaced: Mapping[str, str] = getattr(kind, "replaced_arguments", {})
-    for name in sorted(replaced.keys() & set(names)):
+    for name in sorted(REPLACED_ARGUMENTS.keys() & names):
         raise UnknownOptionError(
             f"{kind.__name__} has no argument {name!r}.",
-            fix=replaced[name],
+            fix=REPLACED_ARGUMENTS[name],
             facts={"argument": name},
         )
 

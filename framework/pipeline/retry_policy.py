@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import capgraph.telemetry as telemetry
 from capgraph.base.error_classification import iter_causes
@@ -19,7 +19,7 @@ from capgraph.base.errors import ErrorSeverity
 from capgraph.base.ports import Failure, RetryRule
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.number_validation import check_number
 from capgraph.helpers.plain_data import to_plain
 
@@ -109,7 +109,6 @@ class RetryBehavior:
     """
 
     stage = "retry"
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
 
     @validate_arguments
     def __init__(

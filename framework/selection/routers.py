@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
@@ -24,7 +24,6 @@ from capgraph.base.errors import (
 )
 from capgraph.configs.logger import get_logger
 from capgraph.helpers.argument_validation import (
-    OBSERVER_ARGUMENTS,
     matches_annotation,
     validate_arguments,
 )
@@ -89,11 +88,6 @@ class BaseRouter(ABC):
     >>> asyncio.run(First().route(RoutingRequest("Hello", ["sales", "support"]))).target
     'sales'
     """
-
-    replaced_arguments: ClassVar[Mapping[str, str]] = {
-        **OBSERVER_ARGUMENTS,
-        "llm_gateway": "Pass model, a LangChain chat model.",
-    }
 
     @validate_arguments
     def __init__(self, fallback_target: str | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NotRequired
+from typing import Any, NotRequired
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
@@ -20,7 +20,7 @@ from capgraph.engine.capability_node import member_scope
 from capgraph.engine.services import Services
 from capgraph.engine.step_tasks import label_scope
 from capgraph.engine.sync_graph import SyncGraph, compile_graph, single_node_graph
-from capgraph.helpers.argument_validation import OBSERVER_ARGUMENTS, validate_arguments
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.plain_data import short_text
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
@@ -120,8 +120,6 @@ class BaseWorkflow:
     >>> asyncio.run(Shout().compile().ainvoke({"task": "hello"}))["output"]
     'HELLO'
     """
-
-    replaced_arguments: ClassVar[Mapping[str, str]] = OBSERVER_ARGUMENTS
 
     @validate_arguments
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:

@@ -38,6 +38,7 @@ from capgraph.behaviors import (
     RetryBehavior,
 )
 from capgraph.configs.errors import UnknownOptionError
+from capgraph.helpers.argument_validation import REPLACED_ARGUMENTS
 from capgraph.selection import LLMRouter
 from capgraph.stores import BaseStateStore, CheckpointManager, InMemoryStateStore
 from capgraph.testing import ScriptedModel
@@ -218,7 +219,7 @@ def test_replaced_argument_names_its_replacement(agent_type: Any, argument: str)
     with pytest.raises(UnknownOptionError) as refused:
         agent_type(**{argument: object()})
     assert refused.value.facts["argument"] == argument
-    assert refused.value.fix == BaseAgent.replaced_arguments[argument]
+    assert refused.value.fix == REPLACED_ARGUMENTS[argument]
 
 
 @pytest.mark.row("G18")
