@@ -53,6 +53,7 @@ _LIST = {
     "additionalProperties": False,
 }
 _MAX_DEPTH = 3
+_SINGLE_VALUES = frozenset({"string", "number", "boolean", "choice"})
 _VALUE = {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]}
 _CONDITION = {
     "type": "object",
@@ -111,6 +112,7 @@ def plan_schema(
     features: Collection[str] = (),
     *,
     reference_parameters: Collection[ParameterKey] | None = None,
+    can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Build the JSON schema for plans.
 
@@ -123,19 +125,21 @@ def plan_schema(
         features: Plan features to include: :data:`PLAN_FEATURES` and ``inputs``.
         reference_parameters: Parameters that may refer to a result if ``features`` contains
             ``references``. ``None`` allows all parameters.
+        can_clarify: True if a plan may ask the user for clarification.
 
     >>> schema, typed = plan_schema([CapabilitySpec("fetch", "Fetches.")], "grammar")
     >>> schema["properties"]["steps"]["items"]["anyOf"][0]["properties"]
     {'capability': {'const': 'fetch'}}
     """
     if style == "open":
-        return open_schema(specs, features), False
+        return open_schema(specs, features, can_clarify=can_clarify), False
     try:
         variants = [_build_step(spec, style, features, reference_parameters) for spec in specs]
     except _UnsupportedSchemaError as exc:
-        return _build_names_only_schema(specs, features, style, str(exc)), False
-    question = {"capability": _build_name(CLARIFY, style), "task_objective": _TEXT}
-    variants.append(_build_object(question, list(question)))
+        return _build_names_only_schema(specs, features, style, str(exc), can_clarify), False
+    if can_clarify:
+        question = {"capability": _build_name(CLARIFY, style), "task_objective": _TEXT}
+        variants.append(_build_object(question, list(question)))
     steps: dict[str, Any] = {"type": "array", "items": {"anyOf": variants}}
     if style == "grammar":
         steps["maxItems"] = MAX_GRAMMAR_STEPS
@@ -143,12 +147,16 @@ def plan_schema(
     required = ["steps", "answer"] if style == "strict" else ["steps"]
     schema = _add_title(_build_object({"steps": steps, "answer": answer}, required))
     if excess := find_exceeded_limit(schema, style):
-        return _build_names_only_schema(specs, features, style, excess), False
+        return _build_names_only_schema(specs, features, style, excess, can_clarify), False
     return schema, True
 
 
 def open_schema(
-    specs: Sequence[CapabilitySpec], features: Collection[str], *, list_names: bool = False
+    specs: Sequence[CapabilitySpec],
+    features: Collection[str],
+    *,
+    list_names: bool = False,
+    can_clarify: bool = True,
 ) -> dict[str, Any]:
     """Build a plan schema in which a step's parameters may be any object.
 
@@ -156,16 +164,20 @@ def open_schema(
         specs: Capabilities that a plan may use.
         features: Plan features to include.
         list_names: True to constrain the capability names with an enum.
+        can_clarify: True if a plan may ask the user for clarification.
     """
     name: dict[str, Any] = dict(_TEXT)
     if list_names:
-        name["enum"] = [*(spec.name for spec in specs), CLARIFY]
+        name["enum"] = [*(spec.name for spec in specs), *([CLARIFY] if can_clarify else [])]
     step: dict[str, Any] = {
         "capability": name,
         "parameters": {"type": "object", "additionalProperties": True},
-        "inputs": {"type": "array", "items": _TEXT},
-        "task_objective": _TEXT,
     }
+    if any(spec.requires for spec in specs):
+        step["inputs"] = {"type": "array", "items": _TEXT}
+    # A capability without declared parameters, such as an agent, reads the objective.
+    if can_clarify or any(spec.parameters is None for spec in specs):
+        step["task_objective"] = _TEXT
     if any(len(spec.provides) > 1 for spec in specs):
         step["expected_output"] = _TEXT
     for feature in PLAN_FEATURES:
@@ -183,7 +195,11 @@ def open_schema(
 
 
 def _build_names_only_schema(
-    specs: Sequence[CapabilitySpec], features: Collection[str], style: str, reason: str
+    specs: Sequence[CapabilitySpec],
+    features: Collection[str],
+    style: str,
+    reason: str,
+    can_clarify: bool,
 ) -> dict[str, Any]:
     """Build a plan schema that constrains only capability names, and log the reason."""
     get_logger("framework", "planner").info(
@@ -191,7 +207,7 @@ def _build_names_only_schema(
         reason,
         style,
     )
-    return open_schema(specs, features, list_names=True)
+    return open_schema(specs, features, list_names=True, can_clarify=can_clarify)
 
 
 def find_exceeded_limit(schema: Mapping[str, Any], style: str) -> str:
@@ -398,7 +414,7 @@ def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> N
 
 
 def usable_features(
-    specs: Sequence[CapabilitySpec], *, by_name: bool = False
+    specs: Sequence[CapabilitySpec], *, by_name: bool = False, copies_values: bool = False
 ) -> Mapping[str, frozenset[ParameterKey]]:
     """Return the plan features that the capabilities' outputs and parameters can use.
 
@@ -412,6 +428,8 @@ def usable_features(
         by_name: True to match values only with parameters of the same name. Without this
             restriction, small models write references even where the request contains the
             value.
+        copies_values: True for a planner that reads results before it plans the steps that need
+            them. It copies single values, so only lists and objects are worth a reference.
 
     Returns:
         Usable features by name, each with the parameters that it lets refer to a result.
@@ -438,8 +456,9 @@ def usable_features(
             if kind == "array" and part.get("items")
         ]
         for key, parameter in other_parameters.items():
-            if any(_can_fit_nested(part, parameter, by_name) for part in nested) or any(
-                _can_fit(field, kind, parameter, by_name) for field, _, kind in outputs
+            if (not copies_values or parameter[1] not in _SINGLE_VALUES) and (
+                any(_can_fit_nested(part, parameter, by_name) for part in nested)
+                or any(_can_fit(field, kind, parameter, by_name) for field, _, kind in outputs)
             ):
                 references.add(key)
             # For an object, the model names the field.

@@ -1,15 +1,13 @@
-"""Planner that uses a chat model, and the capability catalog in its prompt."""
+"""Planner that uses a chat model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.config import get_config
 
 from capgraph.base import CapabilitySpec, ExecutionPlan
@@ -18,6 +16,7 @@ from capgraph.configs.settings import PlanMode
 from capgraph.helpers.plain_data import first_json_object
 from capgraph.langgraph_compat import inherited_saver
 from capgraph.models.calls import generate_structured
+from capgraph.models.catalog import PlannerCatalog, format_capabilities
 from capgraph.models.parameters import ask_for_parameters, is_asked_for
 from capgraph.models.plan_schema import (
     MAX_GRAMMAR_STEPS,
@@ -29,22 +28,15 @@ from capgraph.models.plan_schema import (
 )
 from capgraph.models.prompt import build_prompt, request_fields, split_conversation
 from capgraph.models.roles import RoleModel
-from capgraph.models.selection import format_selection_hints
-from capgraph.models.signatures import describe_capability
 from capgraph.planning import TERMINAL_STEPS
 from capgraph.planning.problems import EMPTY, MALFORMED_INPUT, MISSING_INPUT, Problem
-from capgraph.planning.recipes import drop_overlapping, recipe_of
-from capgraph.planning.strategies import PlanRequest
+from capgraph.planning.strategies import PlanRequest, message_text
 from capgraph.prompts import PromptBuilder
-from capgraph.prompts.data import sanitize_text
 from capgraph.prompts.nodes import NO_FUNCTION, IterativePlanningPrompt
-from capgraph.registry import Candidate, Registry
-from capgraph.selection import Selection, Selector
-from capgraph.selection.protocols import NO_EXCLUSIONS
 
-_MAX_EXAMPLES = 2
 _OBJECT_FIELDS = frozenset({"parameters", "when", "for_each"})
 _MAX_CACHED_SCHEMAS = 64
+_REFERRING_FEATURES = frozenset({"references", "for_each", "when"})
 _REFERENCE_RULE = (
     'A parameter may be {"$from": "key.field"}, or "key.0.field" of a list: the result, or a field'
     " of it, of the earlier step with that context_key."
@@ -81,102 +73,6 @@ _REMEDIES = {
     MISSING_INPUT: _INPUTS_REMEDY,
 }
 """Remedies that replace those for callers, because a model's plan schema has fewer fields."""
-
-
-class PlannerCatalog:
-    """Catalog of capability descriptions for a planner that also selects capabilities.
-
-    Args:
-        registry: Registry of capabilities, which is read on first use and must be complete by
-            then.
-        max_tokens: Maximum number of tokens for the descriptions and notes in the prompt.
-        is_brief: True to omit result types that no capability requires.
-    """
-
-    def __init__(self, registry: Registry, max_tokens: int, *, is_brief: bool = False) -> None:
-        self._registry = registry
-        self._max_tokens = max_tokens
-        self.is_brief = is_brief
-        self._caller_catalogs: WeakKeyDictionary[Any, PlannerCatalog] = WeakKeyDictionary()
-
-    def for_caller(self, registry: Any) -> PlannerCatalog:
-        """Return a catalog for the caller's registry, which may contain fewer capabilities."""
-        if registry is self._registry or not isinstance(registry, Registry):
-            return self
-        if registry not in self._caller_catalogs:
-            self._caller_catalogs[registry] = PlannerCatalog(
-                registry, self._max_tokens, is_brief=self.is_brief
-            )
-        return self._caller_catalogs[registry]
-
-    @cached_property
-    def text(self) -> str:
-        """Descriptions of all capabilities in alphabetical order, with selection hints."""
-        # Positive examples repeat the description, so only the negative ones are listed.
-        hints = {
-            c.name: format_selection_hints(replace(c, positives=()), _MAX_EXAMPLES)
-            for c in self._registry.candidates()
-        }
-        specs = self._registry.capabilities
-        return _format_catalog([specs[name] for name in sorted(specs)], hints, self.is_brief)
-
-    @cached_property
-    def has_recipes(self) -> bool:
-        """True if any capability is a recipe."""
-        return any(recipe_of(spec) for spec in self._registry.capabilities.values())
-
-    def single_recipe(self, names: Sequence[str]) -> str | None:
-        """Return the recipe that covers all selected capabilities on its own, or None."""
-        names_left = drop_overlapping(names, self._registry)
-        single = names_left[0] if len(names_left) == 1 else ""
-        return single if recipe_of(self._registry.capabilities.get(single)) else None
-
-    @cached_property
-    def guides(self) -> str:
-        """Planning guides of all capabilities."""
-        return self._registry.planning_guides(self._registry.capabilities)
-
-    @cached_property
-    def remaining_tokens(self) -> int:
-        """Approximate number of prompt tokens that the catalog leaves unused."""
-        return self._max_tokens - (len(self.text) + len(self.guides)) // 4
-
-    def trim_notes(self, notes: Mapping[str, str]) -> dict[str, str]:
-        """Shorten the notes about capabilities to fit the remaining prompt tokens."""
-        max_characters = 4 * max(self.remaining_tokens, self._max_tokens // 4) // max(len(notes), 1)
-        return {name: sanitize_text(text, max_characters) for name, text in notes.items()}
-
-
-@dataclass(eq=False)
-class DeferringSelector:
-    """Selector that leaves the choice to the planner while all capabilities fit its prompt.
-
-    Args:
-        catalog: Catalog of all capabilities.
-        fallback: Selector to use when the catalog exceeds its token limit.
-        offline: Selector that recognizes requests for a recipe, or ``None``.
-    """
-
-    catalog: PlannerCatalog
-    fallback: Selector
-    offline: Selector | None = None
-
-    async def select(
-        self,
-        task: str,
-        candidates: Sequence[Candidate],
-        *,
-        excluded: Mapping[str, str] = NO_EXCLUSIONS,
-    ) -> Selection:
-        """Select the matching recipe, all allowed capabilities, or the fallback's choice."""
-        if self.offline is not None and self.catalog.has_recipes:
-            offline_choice = await self.offline.select(task, candidates, excluded=excluded)
-            if recipe := self.catalog.single_recipe(offline_choice.names):
-                return replace(offline_choice, names=(recipe,))
-        names = tuple(c.name for c in candidates if c.name not in excluded)
-        if not names or self.catalog.remaining_tokens < 0:
-            return await self.fallback.select(task, candidates, excluded=excluded)
-        return Selection(names, reason="Chosen with the plan.", deferred=True)
 
 
 @dataclass(eq=False)
@@ -218,6 +114,11 @@ class ModelPlanner:
         return (
             self.mode != "plan" and self.chooses_capabilities and self.catalog.remaining_tokens >= 0
         )
+
+    @property
+    def _reads_results(self) -> bool:
+        """True if every round of the turn shows results, so that plans need no references."""
+        return isinstance(self.prompt, IterativePlanningPrompt)
 
     @property
     def needs_confirmation(self) -> bool:
@@ -312,7 +213,10 @@ class ModelPlanner:
         if self._usable is None or self._usable[0] != key:
             # Matching by type alone misleads the small models of grammar servers.
             by_name = self.role.schema_style == "grammar"
-            self._usable = (key, usable_features(specs, by_name=by_name))
+            self._usable = (
+                key,
+                usable_features(specs, by_name=by_name, copies_values=self._reads_results),
+            )
         return self._usable[1]
 
     def _get_cached_plan_schema(
@@ -327,7 +231,11 @@ class ModelPlanner:
             if len(self._schemas) >= _MAX_CACHED_SCHEMAS:
                 del self._schemas[next(iter(self._schemas))]
             schema, is_typed = plan_schema(
-                specs, self.role.schema_style, features, reference_parameters=reference_parameters
+                specs,
+                self.role.schema_style,
+                features,
+                reference_parameters=reference_parameters,
+                can_clarify=not self._reads_results,  # such a planner asks in its answer
             )
             if self.mode == "auto":
                 schema = _add_look_property(schema, self.role.schema_style)
@@ -340,12 +248,16 @@ class ModelPlanner:
     def _build_messages(
         self, request: PlanRequest, specs: Sequence[CapabilitySpec], features: Collection[str]
     ) -> list[BaseMessage]:
+        has_fields = not self._reads_results or not _REFERRING_FEATURES.isdisjoint(features)
         if request.chosen:
-            listing, notes = _format_catalog(specs, {}, self.catalog.is_brief), request.notes
+            is_brief, notes = self.catalog.is_brief, request.notes
+            listing, likely = format_capabilities(specs, {}, is_brief, has_fields=has_fields), ""
         else:
             # Excluded capabilities are listed too, so that the prompt prefix stays cacheable.
             catalog = self.catalog.for_caller(request.catalog)
-            listing, notes = catalog.text, catalog.trim_notes(request.notes)
+            listing = catalog.format(has_fields=has_fields, is_abridged=self._reads_results)
+            likely = _describe_likely(catalog, request) if self._reads_results else ""
+            notes = catalog.trim_notes(request.notes)
         rules = [_FEATURE_RULES[name] for name in PLAN_FEATURES if name in features]
         if "inputs" in features:
             rules.append(_INPUTS_RULE)
@@ -356,6 +268,7 @@ class ModelPlanner:
         planner_context: dict[str, Any] = {
             "recent": request.recent if self.reads_conversation else (),
             "capabilities": "\n".join([listing, *rules]),
+            "likely": likely,
             "guides": self._get_guides(request),
             "notes": notes,
             # A function schema shows the format of a plan. Other methods need an example.
@@ -374,6 +287,14 @@ class ModelPlanner:
             history=split_conversation(request.messages)[0] if self.reads_conversation else (),
             messages=request.messages,
         )
+
+
+def _describe_likely(catalog: PlannerCatalog, request: PlanRequest) -> str:
+    """Describe the capabilities that resemble the request, and those of the refused plan."""
+    steps = request.refused.get("steps") if isinstance(request.refused, dict) else None
+    names = [step.get("capability") for step in steps or () if isinstance(step, dict)]
+    earlier = [message_text(m) for m in request.messages if isinstance(m, HumanMessage)][-2:-1]
+    return catalog.describe_likely([request.task, *earlier], map(str, names))
 
 
 def _add_look_property(schema: dict[str, Any], style: str) -> dict[str, Any]:
@@ -407,28 +328,6 @@ def _has_checkpointer() -> bool:
 def _get_step_spec(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | None:
     name = step.get("capability")
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
-
-
-def _format_catalog(
-    specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]], is_brief: bool
-) -> str:
-    producers: dict[str, list[str]] = {}
-    for spec in specs:
-        for context_type in spec.provides:
-            producers.setdefault(context_type, []).append(spec.name)
-    required_types = {need.type for spec in specs for need in spec.requires}
-    lines: list[str] = []
-    effect_lines: list[str] = []
-    for spec in specs:
-        is_grouped = is_brief and spec.effect == "once"
-        described = describe_capability(
-            spec,
-            producers,
-            names_output=not is_brief or not required_types.isdisjoint(spec.provides),
-            has_effect_remark=not is_grouped,
-        )
-        (effect_lines if is_grouped else lines).extend([described, *hints.get(spec.name, ())])
-    return "\n".join([*lines, *(["Only if asked for:"] if effect_lines else []), *effect_lines])
 
 
 def _normalize_step(step: dict[str, Any]) -> None:

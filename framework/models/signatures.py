@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from capgraph.base import CapabilitySpec
@@ -13,6 +15,8 @@ _PLAIN_KEYWORDS = frozenset(
     ["type", "title", "default", "description", "examples", "format", "minLength", "maxLength"]
 )
 _MAX_FIELDS = 20
+_MIN_SHARED_TYPE = 20  # characters of a list of choices that is worth a name
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _BOUND_SIGNS = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "exclusiveMaximum": "<"}
 
 
@@ -21,7 +25,10 @@ def describe_capability(
     producers: Mapping[str, Collection[str]] | None = None,
     *,
     names_output: bool = True,
+    has_fields: bool = True,
+    has_description: bool = True,
     has_effect_remark: bool = True,
+    type_names: Mapping[str, str] = NO_NAMES,
 ) -> str:
     """Format a capability's signature line for a planning prompt.
 
@@ -29,18 +36,22 @@ def describe_capability(
         spec: Capability to describe.
         producers: Capabilities that provide each context type, to name the sources of inputs.
         names_output: False to omit the name of the only result type.
+        has_fields: False to omit the fields of results, which only references need.
+        has_description: False to omit the description.
         has_effect_remark: False to omit the remark that the user must ask for an effect.
+        type_names: Names that replace types, from :func:`name_shared_choices`.
 
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch() -> DATA: Fetches it.
     """
-    outputs = _describe_outputs(spec)
+    outputs = _describe_outputs(spec) if has_fields else list(spec.provides)
     if not names_output and len(outputs) == 1:
         outputs = [outputs[0].removeprefix(spec.provides[0])]
     provided = ", ".join(filter(None, outputs))
-    line = f"- {spec.name}({', '.join(_describe_parameters(spec))})"
+    line = f"- {spec.name}({', '.join(_describe_parameters(spec, type_names))})"
     line += f" -> {provided}" if provided else ""
-    line += f": {' '.join(spec.description.split())}"
+    if has_description:
+        line += f": {' '.join(spec.description.split())}"
     if needs := [_describe_requirement(need, producers or {}) for need in spec.requires]:
         line += f" Needs {', '.join(needs)}."
     if len(spec.provides) > 1:
@@ -71,22 +82,53 @@ def _describe_outputs(spec: CapabilitySpec) -> list[str]:
     ]
 
 
-def _describe_parameters(spec: CapabilitySpec) -> list[str]:
+def name_shared_choices(specs: Iterable[CapabilitySpec]) -> dict[str, str]:
+    """Return a name for each list of choices that several parameters of capabilities share.
+
+    The name is that of the parameter that has the choices most often.
+    """
+    owners: dict[str, Counter[str]] = defaultdict(Counter)
+    for spec in specs:
+        for name, part, defs, _ in _iter_parameters(spec):
+            text = format_type(part, defs)
+            if " | " in text and len(text) >= _MIN_SHARED_TYPE:
+                owners[text][name] += 1
+    names: dict[str, str] = {}
+    for text, counts in owners.items():
+        name = counts.most_common(1)[0][0].title().replace("_", "")
+        if counts.total() > 1 and name not in names.values():
+            names[text] = name
+    return names
+
+
+def _describe_parameters(spec: CapabilitySpec, type_names: Mapping[str, str]) -> list[str]:
+    return [_describe_parameter(*parts, type_names) for parts in _iter_parameters(spec)]
+
+
+def _iter_parameters(
+    spec: CapabilitySpec,
+) -> Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any], bool]]:
+    """Yield the name, schema, definitions, and necessity of each parameter."""
     if spec.parameters is None:
-        return []
+        return
     schema = spec.parameters.model_json_schema()
     defs, required = schema.get("$defs", {}), schema.get("required", ())
-    return [
-        _describe_parameter(name, part, defs, name in required)
-        for name, part in schema.get("properties", {}).items()
-    ]
+    for name, part in schema.get("properties", {}).items():
+        yield name, part, defs, name in required
 
 
 def _describe_parameter(
-    name: str, schema: Mapping[str, Any], defs: Mapping[str, Any], is_required: bool
+    name: str,
+    schema: Mapping[str, Any],
+    defs: Mapping[str, Any],
+    is_required: bool,
+    type_names: Mapping[str, str],
 ) -> str:
     default = schema.get("default")
-    text = f"{name}{'' if is_required or default is not None else '?'}: {format_type(schema, defs)}"
+    kind = format_type(schema, defs)
+    text = (
+        f"{name}{'' if is_required or default is not None else '?'}: {type_names.get(kind, kind)}"
+    )
     if default is not None:
         text += f" = {_json(default)}"
     if described := " ".join(str(schema.get("description", "")).split()):

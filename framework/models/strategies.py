@@ -12,8 +12,9 @@ from capgraph.base.ports import AnyBehavior
 from capgraph.configs.settings import Settings
 from capgraph.helpers.clock import Clock
 from capgraph.models.answering import ModelAnswerer
+from capgraph.models.catalog import DeferringSelector, PlannerCatalog
 from capgraph.models.extraction import ModelExtractor
-from capgraph.models.planning import DeferringSelector, ModelPlanner, PlannerCatalog
+from capgraph.models.planning import ModelPlanner
 from capgraph.models.roles import (
     RoleModel,
     chat_models,

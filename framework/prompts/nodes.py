@@ -20,10 +20,6 @@ _DONE_TITLE = (
     "Steps that are done. Keep one exactly as it was (key, capability, inputs, parameters) when its"
     " result is still needed; it will not run again:"
 )
-_SEEN_TITLE = (
-    "These steps are done. Write only the steps that come next; if nothing is left to do, no steps,"
-    " and your reply in answer:"
-)
 _LAST_REVIEW_TITLE = (
     "These steps are done, and you are not asked again. Write the steps that are left; or no steps,"
     " and your reply in answer, with what stays undone:"
@@ -32,6 +28,10 @@ _MISSING_TITLE = "This was not done. Say so, and why:"
 NO_FUNCTION = "No function can do this."
 """Answer of a planner that finds no matching function. The agent replaces it with its own reply."""
 
+_PLAN_FORMAT = (
+    'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]} or'
+    ' {"steps": [], "answer": TEXT}.'
+)
 _PLAN_EXAMPLES = """\
 EXAMPLES of an agent with find_book(title), reserve() and tell_time(city):
 Request: Reserve Moby Dick for me.
@@ -123,6 +123,11 @@ class OrchestratorPrompt(PromptBuilder):
 
     has_tables: ClassVar[bool] = False
     """True to show lists of flat objects as tables."""
+    review_title: ClassVar[str] = (
+        "These steps are done. Write only the steps that come next; if nothing is left to do, no"
+        " steps, and your reply in answer:"
+    )
+    """Line above the finished steps of a plan that is reviewed."""
     role = "You plan how an agent answers a request. Choose from the functions below."
     instructions = (
         'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]}.\n'
@@ -208,11 +213,14 @@ class OrchestratorPrompt(PromptBuilder):
             title = (
                 _DONE_TITLE
                 if not look_again
-                else _SEEN_TITLE
+                else self.review_title
                 if looks_left > 0
                 else _LAST_REVIEW_TITLE
             )
-            parts.append(f"{title}\n{format_finished_steps(finished, planned, texts, task)}")
+            steps_text = format_finished_steps(
+                finished, planned, texts, task, has_tables=self.has_tables
+            )
+            parts.append(f"{title}\n{steps_text}")
         if look_again and (
             following := _find_unfinished_steps(planned, finished or {}, look_again)
         ):
@@ -239,19 +247,32 @@ class OrchestratorPrompt(PromptBuilder):
 class IterativePlanningPrompt(OrchestratorPrompt):
     """Prompt for iterative planning, where each round plans further steps or answers.
 
-    The context is the same as for :class:`OrchestratorPrompt`.
+    The context is the same as for :class:`OrchestratorPrompt`, and ``likely``: descriptions of
+    the capabilities that resemble the request, if ``capabilities`` omits descriptions.
     """
 
     has_tables = True
+    review_title = "These steps are done. Write the steps that come next, or your answer:"
     role = "You answer requests, with the functions below where they help."
     instructions = (
-        'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]} or'
-        ' {"steps": [], "answer": TEXT}.\n'
         "- steps: all that can be done now, with values from the request, the conversation, or"
         " results. You are asked again with their results.\n"
         "- answer: your reply when nothing is left to do, a question to the person, or that no"
         " function can do it."
     )
+
+    def get_reference(self, *, shows_examples: bool = True, **context: Any) -> str:
+        """Return the prompt section with the capabilities, and the format of an answer.
+
+        A model that returns the plan through a function call reads the format from its schema.
+        """
+        reference = super().get_reference(shows_examples=shows_examples, **context)
+        return "\n\n".join(filter(None, [_PLAN_FORMAT if shows_examples else "", reference]))
+
+    def get_dynamic_context(self, *, likely: str = "", **context: Any) -> str:
+        """Return the prompt section with the likely capabilities, the request, and the results."""
+        request = super().get_dynamic_context(**context)
+        return f"Functions that may fit the request:\n{likely}\n\n{request}" if likely else request
 
 
 def _list_outputs_latest_first(

@@ -17,6 +17,7 @@ _MAX_TABLE = 400  # characters of a preview, if lists are tables
 _MAX_STORED = 4_000  # characters of all results of earlier turns
 _CHARACTERS_PER_TOKEN = 4
 _MAX_KEYS = 20
+_MIN_SHARED_ROWS = 3  # rows from which a line for equal columns is shorter than the columns
 _MIN_PART = 40  # minimum characters of a part that is cut
 _ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
@@ -99,8 +100,8 @@ def _truncate_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
 def format_table(rows: Any, limit: int | None = None) -> str | None:
     """Format a list of flat objects as a table, which needs fewer tokens than JSON.
 
-    All objects must have the same keys. A truncated table keeps the first rows and the IDs of
-    the omitted rows.
+    All objects must have the same keys. Columns with the same value in three or more rows become
+    one line. A truncated table keeps the first rows and the IDs of the omitted rows.
 
     Args:
         rows: List of objects. For any other value, the function returns None.
@@ -110,13 +111,25 @@ def format_table(rows: Any, limit: int | None = None) -> str | None:
     id | stars
     a1 | 3
     b2 | null
+    >>> print(format_table([{"day": "Mon", "hour": hour} for hour in (8, 12, 17)]))
+    all rows: day = Mon
+    hour
+    8
+    12
+    17
     """
     if not isinstance(rows, list) or len(rows) < 2 or not all(map(_is_flat, rows)):
         return None
     columns = [*rows[0]]
     if any([*row] != columns for row in rows) or not columns:
         return None
-    lines = [" | ".join(map(_to_cell, cells)) for cells in (columns, *map(dict.values, rows))]
+    shared = _find_shared_columns(rows)
+    table = [[column for column in columns if column not in shared]]
+    table += [[row[column] for column in table[0]] for row in rows]
+    lines = [" | ".join(map(_to_cell, cells)) for cells in table]
+    if shared:
+        values = " | ".join(f"{column} = {_to_cell(rows[0][column])}" for column in shared)
+        lines[0] = f"all rows: {values}\n{lines[0]}"
     if limit is None or sum(map(len, lines)) + len(lines) <= limit:
         return "\n".join(lines)
     remaining, count = limit - limit // 4, 0
@@ -124,6 +137,17 @@ def format_table(rows: Any, limit: int | None = None) -> str | None:
         count += 1
     count = max(count, 2)
     return "\n".join([*lines[:count], _describe_rest(rows[count - 1 :], limit // 4)])
+
+
+def _find_shared_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that have the same value in all rows, unless all columns do."""
+    if len(rows) < _MIN_SHARED_ROWS:
+        return []
+    first = rows[0]
+    shared = [
+        key for key in first if all(_to_cell(row[key]) == _to_cell(first[key]) for row in rows)
+    ]
+    return shared if len(shared) < len(first) else []
 
 
 def _is_flat(row: Any) -> bool:
@@ -255,7 +279,8 @@ class ResultPreviews:
                 listed = []
             for key in listed:
                 text = full_texts.get((kind, key)) or self.short_text(kind, key, limit)
-                lines.append(_label(f"{kind} {key}", text))
+                is_named_after = self._has_tables and key == kind.lower()
+                lines.append(_label(key if is_named_after else f"{kind} {key}", text))
             if older:
                 names = ", ".join([*older][-_MAX_KEYS:])
                 more = f", and {len(older) - _MAX_KEYS:,} more" if len(older) > _MAX_KEYS else ""
@@ -283,6 +308,8 @@ def format_finished_steps(
     planned_steps: Sequence[Mapping[str, Any]],
     result_texts: Mapping[tuple[str, str], str],
     task: str,
+    *,
+    has_tables: bool = False,
 ) -> str:
     """List the finished steps, each with its context key, capability call, and result.
 
@@ -291,6 +318,8 @@ def format_finished_steps(
         planned_steps: Steps of the current plan, which contain the parameters.
         result_texts: Formatted results, by context type and key.
         task: Text of the request. A step's objective is omitted if it is identical.
+        has_tables: Whether the prompt is that of iterative planning, which omits type names that
+            repeat the context key.
     """
     parameters = {step.get("context_key"): step.get("parameters") for step in planned_steps}
     lines = []
@@ -302,6 +331,8 @@ def format_finished_steps(
         outputs = (record.get("outputs") or {}).items()
         for kind, name in outputs:
             where = kind if name == key else f"{kind} {name}"
+            if has_tables and name == key == kind.lower():
+                where = "result"
             line += "\n  -> " + _label(where, result_texts.get((kind, name), ""))
         if record.get("observed"):
             line += f"\n  -> failed: {record.get('error') or 'no reason was given'}"

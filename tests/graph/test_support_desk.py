@@ -71,21 +71,23 @@ async def test_specialists_hand_over_three_times(form: Form, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-async def test_looking_costs_no_more_than_the_loop(name: str, tmp_path: Path) -> None:
+async def test_looking_costs_half_of_the_loop_from_the_third_turn_on(
+    name: str, tmp_path: Path
+) -> None:
     loop: Talk = await talk(LOOP, name, tmp_path, *counted_model())
     looking: Talk = await talk(LOOKING, name, tmp_path, *counted_model())
     assert looking.calls <= loop.calls
     for of_loop, of_looking in zip(loop.turns[2:], looking.turns[2:], strict=True):
-        assert of_looking.prompt_tokens <= of_loop.prompt_tokens
+        assert 2 * of_looking.prompt_tokens <= of_loop.prompt_tokens
     assert looking.right
 
 
-async def test_a_long_thread_costs_three_fifths_of_the_loop(tmp_path: Path) -> None:
+async def test_a_long_thread_costs_less_than_half_of_the_loop(tmp_path: Path) -> None:
     loop: Talk = await talk(LOOP, LONG, tmp_path, *counted_model())
     looking: Talk = await talk(LOOKING, LONG, tmp_path, *counted_model())
     assert (loop.right, looking.right) == (True, True)
     assert looking.calls <= loop.calls
-    assert looking.prompt_tokens < loop.prompt_tokens * 3 / 5
+    assert looking.prompt_tokens < loop.prompt_tokens * 0.45
 
 
 async def test_what_one_plan_asks_is_one_question_and_can_be_edited(database: Path) -> None:

@@ -232,12 +232,16 @@ def facts_in(text: str) -> Iterator[dict[str, Any]]:
 def rows_in(text: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of the tables of a text."""
     columns: list[str] = []
+    shared: dict[str, Any] = {}
     for line in text.splitlines():
-        cells = line.split(" | ")
-        if len(cells) < 2:
-            columns = []
+        cells = line.removeprefix("all rows: ").split(" | ")
+        if line.startswith("all rows: "):
+            pairs = (cell.split(" = ", 1) for cell in cells)
+            columns, shared = [], {column: value_of(cell) for column, cell in pairs}
+        elif len(cells) < 2:
+            columns, shared = [], {}
         elif len(cells) == len(columns):
-            yield dict(zip(columns, map(value_of, cells), strict=True))
+            yield shared | dict(zip(columns, map(value_of, cells), strict=True))
         else:
             columns = cells
 

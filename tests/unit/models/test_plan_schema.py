@@ -182,7 +182,7 @@ def test_recursive_parameter_is_unconstrained_in_a_grammar() -> None:
 
 def test_open_schema_contains_only_requested_features() -> None:
     plain = open_schema([READ], ())["properties"]["steps"]["items"]["properties"]
-    assert set(plain) == {"capability", "parameters", "inputs", "task_objective"}
+    assert set(plain) == {"capability", "parameters", "task_objective"}
     more = open_schema([READ], {"when", "wait_until"})["properties"]["steps"]["items"]["properties"]
     assert set(more) - set(plain) == {"context_key", "when", "wait_until"}
 

@@ -8,6 +8,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel
 
+from capgraph import capability_node
 from capgraph.base import ErrorSeverity, ModelError, PlannedStep
 from capgraph.base.error_classification import classify_exception
 from capgraph.configs.settings import load_settings
@@ -311,3 +312,87 @@ def test_prompts_of_an_application_are_used() -> None:
         selector = strategies(model)["selector"]
     asyncio.run(selector.select("x", CANDIDATES))
     assert model.calls[0].messages[0].text == "I choose."
+
+
+async def planning_call(registry: Registry, *texts: str, **request: Any) -> ModelCall:
+    """Return the planner's call in the mode ``look`` for a conversation."""
+    model = ScriptedModel(responses=[{"steps": [], "answer": "Done."}])
+    planner = strategies(model, registry, planning={"mode": "look"}, selection={})["planner"]
+    specs = registry.capabilities
+    await planner.plan(
+        PlanRequest(
+            texts[-1],
+            tuple(specs),
+            registry,
+            {},
+            chosen=False,
+            messages=[HumanMessage(text) for text in texts],
+            **request,
+        )
+    )
+    return model.calls[0]
+
+
+def shop_registry(count: int) -> Registry:
+    """Return a registry with a capability of an opaque name and several telling ones."""
+    registry = Registry()
+    for number in range(count):
+        thing = "abcdefghijklmnop"[number] * 5
+        registry.register(
+            capability_node(name=f"find_{thing}", description=f"Finds each {thing} on the shelf.")(
+                make_search()
+            )
+        )
+    registry.register(capability_node(name="erp7", description="Tracks a parcel.")(make_search()))
+    return registry
+
+
+def make_search() -> Any:
+    def search(shelf: Literal["upper shelf", "lower shelf"], number: str) -> dict[str, str]:
+        raise AssertionError
+
+    return search
+
+
+async def test_looking_describes_only_likely_capabilities_of_a_long_catalog() -> None:
+    registry = shop_registry(14)
+    call = await planning_call(registry, "Is there a ccccc left?")
+    system, request = str(call.messages[0].text), str(call.messages[-1].text)
+    assert all(f"- {name}(shelf: Shelf" in system for name in registry.capabilities)
+    assert "Finds each" not in system
+    assert "Tracks a parcel." in system, "its name does not say what it does"
+    assert "Finds each ccccc" in request
+    assert "Finds each ddddd" not in request
+    follow_up = await planning_call(registry, "Is there a ccccc left?", "And now?")
+    assert "Finds each ccccc" in str(follow_up.messages[-1].text)
+    again = await planning_call(registry, "Zzz?", refused={"steps": [{"capability": "find_ddddd"}]})
+    assert "Finds each ddddd" in str(again.messages[-1].text)
+
+
+async def test_looking_describes_every_capability_of_a_short_catalog() -> None:
+    call = await planning_call(shop_registry(5), "Is there a ccccc left?")
+    assert str(call.messages[0].text).count("Finds each") == 5
+
+
+async def test_looking_offers_references_only_for_lists_and_objects() -> None:
+    @capability_node
+    def search(place: str) -> dict[str, Any]:
+        """Search a place."""
+        raise AssertionError
+
+    @capability_node
+    def book(number: str) -> str:
+        """Book a number."""
+        raise AssertionError
+
+    @capability_node
+    def plot(rows: list[dict[str, Any]]) -> str:
+        """Plot rows."""
+        raise AssertionError
+
+    scalar, bulk = Registry(), Registry()
+    for registry, capabilities in ((scalar, (search, book)), (bulk, (search, book, plot))):
+        for capability in capabilities:
+            registry.register(capability)
+    assert "$from" not in (await planning_call(scalar, "Book it.")).prompt
+    assert "$from" in (await planning_call(bulk, "Plot it.")).prompt

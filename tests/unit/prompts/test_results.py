@@ -108,9 +108,21 @@ def test_only_lists_of_equal_flat_objects_are_tables(value: Any) -> None:
 
 
 def test_a_short_table_names_the_omitted_rows() -> None:
-    rows = [{"sailing": f"S{n}", "harbor": "Sund"} for n in range(20)]
+    rows = [{"sailing": f"S{n}", "harbor": f"H{n % 3}"} for n in range(20)]
     table = format_table(rows, 100)
     assert table is not None
     assert len(table) <= 120
     *shown, rest = table.splitlines()
     assert rest.startswith(f"… {21 - len(shown)} more: S{len(shown) - 1}, ")
+
+
+def test_a_table_names_the_value_of_an_equal_column_once() -> None:
+    rows = [{"sailing": f"S{n}", "harbor": "Sund"} for n in range(20)]
+    table = format_table(rows, 100)
+    assert table is not None
+    first, head, *shown, rest = table.splitlines()
+    assert (first, head) == ("all rows: harbor = Sund", "sailing")
+    assert shown == [f"S{n}" for n in range(len(shown))]
+    assert rest.startswith(f"… {20 - len(shown)} more: S{len(shown)}, ")
+    assert "all rows" not in str(format_table(rows[:2]))
+    assert "all rows" not in str(format_table([{"harbor": "Sund"}] * 5))
