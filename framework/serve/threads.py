@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _TITLE_RECORD = "about"
 _MAX_ID = 200
 _MAX_TITLE = 200
+_MAX_DERIVED_TITLE = 80
+"""Maximum length of a title that is derived from the first message."""
 _MAX_PAGE_SIZE = 100
 _NEW_STATUS = "new"
 
@@ -408,7 +410,13 @@ class Threads:
         fields["last_message"] = summary.last_message[:500]
         # A title that does not change with each turn is found again.
         text = fields.pop("first_message") or summary.task or summary.last_message
-        fields["title"] = record.get("title") or " ".join(text.split())[:80]
+        line = " ".join(text.split())
+        line = (
+            line
+            if len(line) <= _MAX_DERIVED_TITLE
+            else f"{line[: _MAX_DERIVED_TITLE - 1].rstrip()}…"
+        )
+        fields["title"] = record.get("title") or line
         return fields
 
 

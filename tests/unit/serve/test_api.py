@@ -646,3 +646,16 @@ async def test_question_lists_the_roles_that_may_approve() -> None:
         await ended(ann, run)
         (question,) = (await ann.get("/api/questions")).json()["items"]
         assert question["approver_roles"] == ["clerk"]
+
+
+async def test_title_marks_a_message_that_it_shortens() -> None:
+    async with served() as client:
+        ann = await client()
+        long, short = "read the level " * 10, "read the level"
+        for message in (long, short):
+            _, run = await asked(ann, READ, message=message)
+            await ended(ann, run)
+        titles = [one["title"] for one in (await ann.get("/api/threads")).json()["items"]]
+        assert titles[0] == short
+        assert titles[1].endswith("…")
+        assert len(titles[1]) <= 80
