@@ -52,6 +52,8 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
         allowed = [Path(item).expanduser().resolve() for item in settings.get("data_folders") or ()]
         path = Path(name).expanduser().resolve()
         candidates = [path, *((item / name).resolve() for item in allowed)]
+        for candidate in candidates:
+            candidate.is_file()  # fails for a name that the file system does not allow
     except (OSError, RuntimeError, ValueError) as exc:
         raise ValidationError(
             f"{name[:200]!r} is not a valid file path.", fix="Pass the path of a data file."

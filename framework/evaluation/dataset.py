@@ -314,7 +314,15 @@ def _resolve_in_folder(folder: Path, file_name: str, key: str) -> str:
     arbitrary files.
     """
     file = folder / file_name
-    if not file.resolve().is_relative_to(folder.resolve()):
+    try:
+        file.is_file()  # fails for a name that the file system does not allow
+        is_inside = file.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(
+            f"The file name {file_name!r:.200} ({key}) is not valid.",
+            fix="Write the name of a file in the folder of the evaluation set.",
+        ) from exc
+    if not is_inside:
         raise ConfigurationError(
             f"The file {file_name!r} ({key}) is outside the folder of the evaluation set.",
             fix="Move it into that folder."

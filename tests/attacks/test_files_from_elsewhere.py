@@ -134,6 +134,13 @@ def test_a_pattern_that_looks_ahead_is_refused(tmp_path: Path) -> None:
         load_dataset(write(tmp_path, SET % "a(?=b)"))
 
 
+@pytest.mark.parametrize("name", ['"own.yml\\0"', "a" * 5000, "a/" * 3000 + "../agent.yml"])
+def test_an_impossible_file_name_in_a_set_is_refused(tmp_path: Path, name: str) -> None:
+    """A variant: names for which the operating system raises an error."""
+    with pytest.raises(ConfigurationError):
+        load_dataset(write(tmp_path, f"config: {name}\n" + SET % "x"))
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -26,6 +26,7 @@ from capgraph.serve.security import SecurityMiddleware
 from capgraph.serve.server import Server
 from capgraph.stores import open_saver
 from capgraph.telemetry.audit_log import AuditTable
+from tests.conftest import EverySelector
 from tests.support import PATIENCE
 from tests.support.served import ByHeader, Level, asked, ended, read_level, served
 
@@ -215,6 +216,68 @@ async def test_twenty_requests_at_once_do_not_exceed_the_active_runs(
         gate.set()
         assert {await ended(ann, run) for run in accepted} == {"completed"}
         assert (await asked(ann, plan))[1]
+
+
+class PlanOfOneStep:
+    """Planner whose plans run ``wait_long``."""
+
+    chooses_parameters: ClassVar[bool] = True
+    writes_with_model: ClassVar[bool] = False
+    reads_results: ClassVar[bool] = False
+    can_correct: ClassVar[bool] = False
+
+    async def plan(self, _: Any) -> Any:
+        return {"steps": [{"context_key": "a", "capability": "wait_long"}]}
+
+
+async def test_requests_of_several_protocols_do_not_exceed_the_active_runs_together() -> None:
+    """A variant: twenty requests at once that enter by different routes."""
+    gate, started = asyncio.Event(), []
+
+    @capability_node
+    async def wait_long() -> Level:
+        """Wait until the gate opens."""
+        started.append(1)
+        await gate.wait()
+        return Level(litres=1)
+
+    options: dict[str, Any] = {"planner": PlanOfOneStep(), "selector": EverySelector([])}
+    limits = {"max_active_runs_per_user": 4}
+    async with served(wait_long, serve=limits, **options) as client:
+        ann = await client()
+        ask = {"messages": [{"role": "user", "content": "Wait"}]}
+        call = {"name": "ask", "arguments": {"message": "Wait"}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "mcp-session-id": await _open_session(ann),
+        }
+        thread = (await ann.post("/api/threads")).json()["thread_id"]
+        sent = [asyncio.create_task(ann.post("/v1/chat/completions", json=ask)) for _ in range(7)]
+        sent += [
+            asyncio.create_task(ann.post("/mcp", json={**body, "id": n}, headers=headers))
+            for n in range(7)
+        ]
+        threads = [(await ann.post("/api/threads")).json()["thread_id"] for _ in range(6)]
+        sent += [
+            asyncio.create_task(ann.post(f"/api/threads/{name}/runs", json={"message": "Wait"}))
+            for name in (thread, *threads)
+        ]
+        async with asyncio.timeout(PATIENCE):
+            while sum(task.done() for task in sent) < len(sent) - 4 or len(started) < 4:
+                await asyncio.sleep(0.05)
+        assert len(started) == 4
+        gate.set()
+        responses = await asyncio.gather(*sent)
+        assert sum(one.status_code == 429 for one in responses) >= 7
+        assert len(started) == 4
+
+
+async def _open_session(client: httpx.AsyncClient) -> str:
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
+    headers = {"accept": "application/json, text/event-stream"}
+    opened = await client.post("/mcp", json=body, headers=headers)
+    return str(opened.headers["mcp-session-id"])
 
 
 @asynccontextmanager

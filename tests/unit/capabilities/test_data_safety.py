@@ -182,6 +182,12 @@ class TestLargeFile:
 
 
 class TestFileAccess:
+    @pytest.mark.parametrize("name", ["a" * 5000, "a/" * 3000, "\0.csv", "\ud800.csv"])
+    def test_impossible_names_do_not_reveal_the_folder(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(ValidationError) as caught:
+            find_file(name, {"data_folders": [str(tmp_path)]})
+        assert str(tmp_path) not in str(caught.value)
+
     def test_without_data_folders_no_file_is_readable(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a\n1\n")
 
