@@ -46,9 +46,11 @@ def parse_request(
 
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
-    >>> parse_request(spec, {"PLACE": {"name": "Rome"}, "days": 3})
-    ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name':
-    'Rome'}}})
+    >>> step, context = parse_request(spec, {"PLACE": {"name": "Rome"}, "days": 3})
+    >>> step
+    {'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}
+    >>> context
+    {'PLACE': {'PLACE_1': {'name': 'Rome'}}}
     """
     remaining = dict(arguments)
     inputs: list[dict[str, str]] = []

@@ -35,8 +35,7 @@ def check_number(
     >>> check_number("rpm", 0.5)
     >>> check_number("rpm", -1)
     Traceback (most recent call last):
-    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Pass
-    a number of at least 0.
+    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Pass a number of at least 0.
     """
     kinds: Any = int if integer else (int, float)
     is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

@@ -69,8 +69,7 @@ def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
     >>> to_plain({"source": object}, "report")
     Traceback (most recent call last):
     ...
-    capgraph.configs.errors.ValidationError: report.source is of type type, which cannot be
-    stored...
+    capgraph.configs.errors.ValidationError: report.source is of type type, which cannot be stored...
     """
     try:
         with suppress(_NotPlainError, UnicodeEncodeError):
@@ -100,8 +99,7 @@ def to_json_text(value: Any, path: str = "value") -> str:
     >>> to_json_text({"a": [1, (2,)]}, "plan")
     Traceback (most recent call last):
     ...
-    capgraph.configs.errors.ValidationError: plan.a[1] is of type tuple, which JSON cannot
-    represent...
+    capgraph.configs.errors.ValidationError: plan.a[1] is of type tuple, which JSON cannot represent...
     """
     try:
         with suppress(_NotPlainError, ValueError):

@@ -104,8 +104,7 @@ class StateSchema:
     >>> from capgraph.state import AgentState
     >>> schema = StateSchema.from_class(AgentState)
     >>> sorted(schema.caller_keys)
-    ['agent_control', 'capability_context_data', 'execution_answer_schema', 'messages',
-    'planning_execution_plan']
+    ['agent_control', 'capability_context_data', 'execution_answer_schema', 'messages', 'planning_execution_plan']
     >>> schema.reset({"messages": ["kept"], "task_current_task": "Sing", "planning_history": [{}]})
     {'task_current_task': None, 'planning_history': Overwrite(value=[], type='__overwrite__')}
     """
