@@ -31,6 +31,9 @@ class Server(uvicorn.Server):
     On SIGTERM or the first Ctrl-C, no new run starts, and active runs stop at a checkpoint from
     which the next process can resume them. A second signal ends the process immediately.
 
+    Attributes:
+        should_reload: True if the application must be created again, with new settings.
+
     Args:
         app: Application to serve.
         listening_socket: Open socket to accept connections on.
@@ -59,6 +62,13 @@ class Server(uvicorn.Server):
         )
         self._app, self._socket, self._ready = app, listening_socket, ready
         self._drain_task: asyncio.Task[None] | None = None
+        self.should_reload = False
+
+    def reload(self) -> None:
+        """Shut down gracefully, so that the caller can serve an application with new settings."""
+        if self._drain_task is None:
+            self.should_reload = True
+            self._handle_signal()
 
     async def listen(self) -> bool:
         """Serve requests until shutdown. Return False if the server failed to start."""
@@ -94,6 +104,7 @@ class Server(uvicorn.Server):
         if self._drain_task is None:
             self._drain_task = asyncio.create_task(self._drain())
         else:
+            self.should_reload = False
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +317,36 @@ def test_elsewhere_than_loopback_a_login_is_needed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.returncode == 2
     assert "--auth" in found.stderr
+
+
+def test_hangup_reloads_the_settings_and_loses_no_run(tmp_path: Path) -> None:
+    place = Place(tmp_path, "threads.db")
+    (tmp_path / "log").touch()
+    place.start()
+    process = place.process
+    assert process is not None
+    assert process.stdout is not None
+    try:
+        _, run = place.begun(FILL)
+        place.status(run, "running")
+        # Settings that are invalid change nothing.
+        (tmp_path / "agent.yml").write_text("modules: [toys]\nname: [invalid]\n")
+        process.send_signal(signal.SIGHUP)
+        _wait_until(lambda: "old settings" in (tmp_path / "err").read_text())
+        (tmp_path / "agent.yml").write_text("modules: [toys]\nname: other-agent\n")
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline().split()[1] == place.url
+        with place.client() as client:
+            assert client.get("/.well-known/agent-card.json").json()["name"] == "other-agent"
+        place.gate.touch()
+        assert place.status(run, "completed", "failed") == "completed"
+        assert process.poll() is None
+    finally:
+        assert place.end(signal.SIGTERM) == 0
+
+
+def _wait_until(is_done: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
