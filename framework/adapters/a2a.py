@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from langgraph.types import interrupt
 from pydantic import BaseModel
 
 from capgraph.adapters.authorization import authorize_step
-from capgraph.adapters.credentials import Credentials, current_user
+from capgraph.adapters.credentials import Credentials, UserAuth, current_user
 from capgraph.adapters.external_text import (
     create_remote_failure,
     sanitize_text,
@@ -76,9 +76,12 @@ async def agent_card(
         return await _fetch_card(url, http, origins)
 
 
-def _create_http_client(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
+def _create_http_client(
+    headers: dict[str, str], tls: ssl.SSLContext, auth: httpx.Auth | None = None
+) -> httpx.AsyncClient:
     # Agents may take long to answer. The step's own time limit applies.
-    return httpx.AsyncClient(headers=headers, verify=tls, timeout=httpx.Timeout(30, read=None))
+    timeout = httpx.Timeout(30, read=None)
+    return httpx.AsyncClient(headers=headers, verify=tls, timeout=timeout, auth=auth)
 
 
 async def _fetch_card(url: str, http: httpx.AsyncClient, origins: Collection[str]) -> AgentCard:
@@ -109,6 +112,10 @@ def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
         return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         return url, None, None
+
+
+class _UserAuth(UserAuth, httpx.Auth):
+    """Authentication of a user for the HTTP library of the A2A SDK."""
 
 
 class _Message(BaseModel):
@@ -144,14 +151,17 @@ class A2AAgent:
             ConnectionError: The connection was lost while a message was being sent.
         """
         authorization_count = 0
+        auth: _UserAuth | None = None
         if self._credentials is not None:
             authorization_count = await authorize_step(self._credentials, self._subject, step)
+            auth = _UserAuth(self._credentials, current_user(self._subject))
         text = values["message"] or ("" if values["data"] is not None else task_with_inputs(step))
-        async with self._open_clients() as (sender, watcher, streams):
+        mask = auth.mask if auth is not None else lambda value: value
+        async with self._open_clients(auth) as (sender, watcher, streams):
 
             async def send_once(part: str, text: str, data: Any, task: Mapping[str, str]) -> Any:
                 message = _build_message(f"{step.idempotency_key}/{part}", text, data, task)
-                reply = await step.once(part, partial(self._send, sender, message))
+                reply = await step.once(part, partial(self._send, sender, message, mask))
                 if {"id", "output"} & set(reply or ()):
                     return reply
                 # An operator resolved the uncertain call and recorded its outcome.
@@ -164,12 +174,12 @@ class A2AAgent:
                 answer_count += 1
                 await send_once(f"answer {answer_count}", *_split_answer(interrupt(None)), sent)
             while "id" in sent:
-                task = await self._follow_task(watcher, sent["id"], streams, step)
+                task = await self._follow_task(watcher, sent["id"], streams, step, mask)
                 state = task.status.state
                 if state == State.TASK_STATE_COMPLETED:
                     parts = [part for artifact in task.artifacts for part in artifact.parts]
-                    return _read_output(parts or task.status.message.parts)
-                reason = _join_text(task.status.message.parts)
+                    return dict(mask(_read_output(parts or task.status.message.parts)))
+                reason = mask(_join_text(task.status.message.parts))
                 if state in (State.TASK_STATE_INPUT_REQUIRED, State.TASK_STATE_AUTH_REQUIRED):
                     question = {
                         "kind": "a2a_input",
@@ -185,7 +195,9 @@ class A2AAgent:
             return dict(sent["output"])
 
     @asynccontextmanager
-    async def _open_clients(self) -> AsyncIterator[tuple[Client, Client, bool]]:
+    async def _open_clients(
+        self, auth: _UserAuth | None
+    ) -> AsyncIterator[tuple[Client, Client, bool]]:
         """Open two clients: one sends without waiting, the other follows tasks.
 
         Yields:
@@ -193,11 +205,7 @@ class A2AAgent:
         """
         if self._tls is None:  # reads certificate files, so not on the event loop
             self._tls = await run_in_thread(ssl.create_default_context)
-        headers = self._headers
-        if self._credentials is not None:
-            token = await self._credentials.get_token(current_user(self._subject))
-            headers = {**headers, "Authorization": f"Bearer {token}"}
-        async with _create_http_client(headers, self._tls) as http:
+        async with _create_http_client(self._headers, self._tls, auth) as http:
             card = self._agent
             if isinstance(card, str):
                 card = self._agent = await _fetch_card(card, http, self._origins)
@@ -209,13 +217,15 @@ class A2AAgent:
             watcher = ClientFactory(ClientConfig(**options))
             yield sender.create(card), watcher.create(card), card.capabilities.streaming
 
-    async def _send(self, client: Client, message: Message) -> dict[str, Any]:
+    async def _send(
+        self, client: Client, message: Message, mask: Callable[[Any], Any]
+    ) -> dict[str, Any]:
         """Send a message and return its task ID, or the output if the agent answered at once."""
         try:
             async for event in client.send_message(SendMessageRequest(message=message)):
                 if event.HasField("task"):
                     return {"id": event.task.id, "context": event.task.context_id}
-                return {"output": _read_output(event.message.parts)}
+                return {"output": mask(_read_output(event.message.parts))}
         except (A2AClientError, httpx.TransportError) as exc:
             cause = exc.__cause__ or exc
             if isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout)):
@@ -224,13 +234,19 @@ class A2AAgent:
                 raise ConnectionError(
                     f"{self._subject} closed the connection while a message was being sent."
                 ) from exc
-            raise create_remote_failure(f"{self._subject} rejected the message", str(exc)) from exc
+            reason = mask(str(exc))
+            raise create_remote_failure(f"{self._subject} rejected the message", reason) from exc
         raise create_remote_failure(
             f"{self._subject} rejected the message", "the response is empty"
         )
 
     async def _follow_task(
-        self, client: Client, task_id: str, streams: bool, step: StepContext
+        self,
+        client: Client,
+        task_id: str,
+        streams: bool,
+        step: StepContext,
+        mask: Callable[[Any], Any],
     ) -> Task:
         """Wait until a task ends or needs input, and report its status messages as progress."""
         last_text = ""
@@ -238,7 +254,7 @@ class A2AAgent:
         def is_active(status: TaskStatus) -> bool:
             nonlocal last_text
             active = status.state in _ACTIVE_STATES
-            text = sanitize_text(_join_text(status.message.parts))
+            text = mask(sanitize_text(_join_text(status.message.parts)))
             if active and text and text != last_text:
                 step.notify(text, None)
                 last_text = text

@@ -9,8 +9,10 @@ from __future__ import annotations
 import inspect
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol, runtime_checkable
 
 from capgraph.adapters.external_text import is_http_url, sanitize_text
@@ -38,6 +40,8 @@ RENEWAL_SECONDS = 30.0
 """Seconds before its expiry at which a token is renewed."""
 _MAX_USERS = 10_000
 """Maximum number of users whose token is cached. The oldest entry is evicted first."""
+_MAX_MASKED_TOKENS = 4
+"""Number of a user's latest tokens that are masked in texts from the server."""
 
 
 @runtime_checkable
@@ -57,6 +61,46 @@ class Credentials(Protocol):
         Raises:
             CapabilityError: The user has no token.
         """
+
+
+class UserAuth:
+    """HTTP authentication that adds a user's access token to each request.
+
+    A subclass also inherits from the class ``Auth`` of its HTTP library.
+
+    Args:
+        credentials: Provider of the user's tokens.
+        user: The authenticated user.
+    """
+
+    def __init__(self, credentials: Credentials, user: Caller) -> None:
+        self._credentials, self._user = credentials, user
+        self._tokens: deque[str] = deque(maxlen=_MAX_MASKED_TOKENS)
+
+    async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
+        """Add the user's token to a request, and retry once with a new token if it is rejected."""
+        token = await self._credentials.get_token(self._user)
+        response = yield self._with_token(request, token)
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            token = await self._credentials.get_token(self._user, rejected=token)
+            yield self._with_token(request, token)
+
+    def _with_token(self, request: Any, token: str) -> Any:
+        if token not in self._tokens:
+            self._tokens.append(token)
+        request.headers["Authorization"] = f"Bearer {token}"
+        return request
+
+    def mask(self, value: Any) -> Any:
+        """Mask the user's latest tokens in a value that the server returned."""
+        if isinstance(value, Mapping):
+            return {self.mask(name): self.mask(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.mask(item) for item in value]
+        if isinstance(value, str):
+            for token in self._tokens:
+                value = value.replace(token, "***")
+        return value
 
 
 def current_user(subject: str) -> Caller:

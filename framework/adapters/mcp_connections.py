@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +27,7 @@ from mcp_types import (
 )
 
 from capgraph.adapters.authorization import authorize_step
-from capgraph.adapters.credentials import Credentials, current_user
+from capgraph.adapters.credentials import Credentials, UserAuth, current_user
 from capgraph.adapters.external_text import sanitize_text
 from capgraph.base.errors import CapabilityError, ErrorSeverity
 from capgraph.base.ports import Caller
@@ -37,8 +36,6 @@ from capgraph.helpers.threads import run_in_thread
 
 _MAX_CONNECTIONS = 200
 """Maximum number of open connections to a server with a connection for each user."""
-_MAX_MASKED_TOKENS = 4
-"""Number of a user's latest tokens that are masked in texts from the server."""
 current_call: contextvars.ContextVar[McpCall | None] = contextvars.ContextVar(
     "capgraph_mcp", default=None
 )
@@ -106,14 +103,7 @@ class McpConnection:
 
     def mask(self, value: Any) -> Any:
         """Mask the user's access tokens in a value that the server returned."""
-        if isinstance(value, Mapping):
-            return {self.mask(name): self.mask(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [self.mask(item) for item in value]
-        if isinstance(value, str) and self._auth is not None:
-            for token in self._auth.tokens:
-                value = value.replace(token, "***")
-        return value
+        return value if self._auth is None else self._auth.mask(value)
 
     async def _on_elicitation(
         self, context: ClientRequestContext, params: ElicitRequestParams
@@ -132,32 +122,8 @@ class McpConnection:
         return await answer
 
 
-class _UserAuth(httpx2.Auth):
-    """HTTP authentication that adds a user's access token to each request.
-
-    Attributes:
-        tokens: Most recent tokens, which are masked in text from the server.
-    """
-
-    def __init__(self, credentials: Credentials, user: Caller) -> None:
-        self._credentials, self._user = credentials, user
-        self.tokens: deque[str] = deque(maxlen=_MAX_MASKED_TOKENS)
-
-    async def async_auth_flow(
-        self, request: httpx2.Request
-    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Add the user's token to a request, and retry once with a new token if it is rejected."""
-        token = await self._credentials.get_token(self._user)
-        response = yield self._with_token(request, token)
-        if response.status_code == httpx2.codes.UNAUTHORIZED:
-            token = await self._credentials.get_token(self._user, rejected=token)
-            yield self._with_token(request, token)
-
-    def _with_token(self, request: httpx2.Request, token: str) -> httpx2.Request:
-        if token not in self.tokens:
-            self.tokens.append(token)
-        request.headers["Authorization"] = f"Bearer {token}"
-        return request
+class _UserAuth(UserAuth, httpx2.Auth):
+    """Authentication of a user for the HTTP library of the MCP SDK."""
 
 
 _ConnectionKey = tuple[asyncio.AbstractEventLoop, str | None, str | None]

@@ -13,6 +13,9 @@ from typing import Any
 import httpx
 import jwt
 import pytest
+from a2a.helpers import new_text_message
+from a2a.server.agent_execution import RequestContext
+from a2a.server.events import EventQueue
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -24,9 +27,11 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import AnyHttpUrl
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capgraph import build_graph
 from capgraph.adapters import (
@@ -39,6 +44,7 @@ from capgraph.adapters import (
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from capgraph.base.ports import Caller
 from capgraph.configs.settings import Settings
+from tests.support.a2a_server import Agent, app
 from tests.support.listening import on_loopback
 from tests.support.served import asked, ended, served
 
@@ -265,6 +271,36 @@ async def test_an_a2a_agent_receives_the_token_of_the_user() -> None:
                 await run_tool(await client_of(name), "remote")
         assert {*received} == {f"Bearer {token}" for token in provider.users}
         assert len(provider.users) == 2
+
+
+async def test_an_a2a_agent_receives_a_renewed_token_and_its_texts_are_masked() -> None:
+    class Careless(Agent):
+        async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+            token = context.call_context.state["headers"]["authorization"]
+            await event_queue.enqueue_event(new_text_message(f"done with {token}"))
+
+    async with listening_provider() as provider:
+
+        def make_app(url: str) -> ASGIApp:
+            agent = app(Careless(), url)
+
+            async def check_token(scope: Scope, receive: Receive, send: Send) -> None:
+                token = Headers(scope=scope).get("authorization", "").removeprefix("Bearer ")
+                accepts = scope["type"] != "http" or token in provider.users
+                await (agent if accepts else Response(status_code=401))(scope, receive, send)
+
+            return check_token
+
+        async with on_loopback(make_app) as url:
+            agent = remote_capability(f"{url}/", "remote", credentials=provider.credentials())
+            async with served(agent) as client_of:
+                client = await client_of("ann")
+                for count in (1, 2):
+                    outcome, shown = await run_tool(client, "remote")
+                    assert (outcome, len(provider.subjects)) == ("completed", count)
+                    assert "done with Bearer ***" in shown
+                    assert not any(token in shown for token in provider.users)
+                    provider.users.clear()  # revokes the token
 
 
 async def test_credentials_require_the_url_of_a_server() -> None:
