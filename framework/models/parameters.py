@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from capgraph.base import CapabilitySpec
 from capgraph.base.errors import MalformedAnswerError
 from capgraph.models.calls import generate_structured
 from capgraph.models.roles import RoleModel
+from capgraph.models.signatures import format_call
 from capgraph.prompts.data import as_request
 
 _RULE = (
@@ -45,7 +45,10 @@ async def ask_for_parameters(
     Raises:
         ModelError: The call failed, or the model refused.
     """
-    signatures = "\n".join(f"{key}: {_format_signature(spec)}" for key, spec in steps.items())
+    signatures = "\n".join(
+        f"{key}: {format_call(spec)}  {' '.join(spec.description.split())}"
+        for key, spec in steps.items()
+    )
     messages = [SystemMessage(f"{_RULE}\n{signatures}"), HumanMessage(as_request(task))]
     try:
         reply = await generate_structured(role, _build_reply_schema(steps), messages)
@@ -80,24 +83,11 @@ async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool
     return not (isinstance(reply, dict) and reply.get("asked") == "no")
 
 
-def _format_signature(spec: CapabilitySpec) -> str:
-    parameters = []
-    for name, schema in _build_parameters_schema(spec).get("properties", {}).items():
-        type_name = " | ".join(map(json.dumps, schema.get("enum", ()))) or schema.get("type", "any")
-        default = f" = {json.dumps(schema['default'])}" if "default" in schema else ""
-        parameters.append(f"{name}: {type_name}{default}")
-    return f"{spec.name}({', '.join(parameters)})  {' '.join(spec.description.split())}"
-
-
-def _build_parameters_schema(spec: CapabilitySpec) -> dict[str, Any]:
-    return {} if spec.parameters is None else spec.parameters.model_json_schema()
-
-
 def _build_reply_schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     for key, spec in steps.items():
-        schema = _build_parameters_schema(spec)
+        schema = {} if spec.parameters is None else spec.parameters.model_json_schema()
         definitions |= schema.pop("$defs", {})
         schema.pop("description", None)
         properties[key] = {**schema, "additionalProperties": False}

@@ -48,7 +48,7 @@ def describe_capability(
     if not names_output and len(outputs) == 1:
         outputs = [outputs[0].removeprefix(spec.provides[0])]
     provided = ", ".join(filter(None, outputs))
-    line = f"- {spec.name}({', '.join(_describe_parameters(spec, type_names))})"
+    line = f"- {format_call(spec, type_names)}"
     line += f" -> {provided}" if provided else ""
     if has_description:
         line += f": {' '.join(spec.description.split())}"
@@ -101,8 +101,15 @@ def name_shared_choices(specs: Iterable[CapabilitySpec]) -> dict[str, str]:
     return names
 
 
-def _describe_parameters(spec: CapabilitySpec, type_names: Mapping[str, str]) -> list[str]:
-    return [_describe_parameter(*parts, type_names) for parts in _iter_parameters(spec)]
+def format_call(spec: CapabilitySpec, type_names: Mapping[str, str] = NO_NAMES) -> str:
+    """Format a capability's name and parameters as a function signature.
+
+    Args:
+        spec: Capability to format.
+        type_names: Names that replace types, from :func:`name_shared_choices`.
+    """
+    parameters = (_describe_parameter(*parts, type_names) for parts in _iter_parameters(spec))
+    return f"{spec.name}({', '.join(parameters)})"
 
 
 def _iter_parameters(
