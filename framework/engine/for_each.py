@@ -23,13 +23,12 @@ from capgraph.base.ports import Attempt, Failure, ForEachElement, StepRecord
 from capgraph.base.spec import CapabilitySpec
 from capgraph.base.value_context import LIST_SUFFIX
 from capgraph.engine.step_tasks import Envelope, check_envelope_key, merge_interrupts
+from capgraph.pipeline.state_update import MERGED_BY_TYPE
 from capgraph.planning.references import element_name
 from capgraph.state import TurnView
 
 MOST_AT_ONCE = 1000
 """Maximum number of copies of one step in a superstep."""
-
-_BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 def collects_failures(step: PlannedStep) -> bool:
@@ -179,7 +178,7 @@ class ForEachRun:
         envelopes = []
         for number, envelope in sorted(self._envelopes.items()):
             key, update = self.key(number), dict(envelope["update"])
-            for name in _BY_TYPE:
+            for name in MERGED_BY_TYPE:
                 kinds = update.pop(name, {}).items()
                 remaining = {
                     kind: {k: v for k, v in entries.items() if k != key} for kind, entries in kinds

@@ -39,16 +39,21 @@ from capgraph.langgraph_compat import add_callbacks, count_available_answers
 from capgraph.pipeline.failures import clear_failure_update, failure_update
 from capgraph.pipeline.retry_policy import declared_max_attempts
 from capgraph.pipeline.run_config import current_runtime, restore_turn_caller
-from capgraph.pipeline.state_update import Writes, apply_writes, last_result, merge_writes
+from capgraph.pipeline.state_update import (
+    MERGED_BY_KEY,
+    MERGED_BY_TYPE,
+    Writes,
+    apply_writes,
+    last_result,
+    merge_writes,
+)
 from capgraph.pipeline.step_execution import AttemptContext, StepResult, TurnControl
 from capgraph.planning import TERMINAL_STEPS, dependencies
-from capgraph.state import TurnView, merge_context_data
+from capgraph.state import TurnView
 from capgraph.state.turn_view import RESUMED_KEY
 from capgraph.telemetry.budget_callback import BUDGET_CALLBACK, charge_to
 from capgraph.telemetry.event_dispatcher import event_context
 from capgraph.telemetry.usage_callback import count_model_calls
-
-_BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 class PlanPassResult(NamedTuple):
@@ -137,8 +142,13 @@ class PlanRun:
         # Steps see the writes of earlier steps in this pass. Only the two outer levels are copied.
         self._state = {
             **view.state,
-            **{name: merge_context_data(view.state.get(name), ()) for name in _BY_TYPE},
-            "execution_step_results": dict(view.results),
+            **{name: dict(view.state.get(name) or {}) for name in MERGED_BY_KEY},
+            **{
+                name: {
+                    kind: dict(entries) for kind, entries in (view.state.get(name) or {}).items()
+                }
+                for name in MERGED_BY_TYPE
+            },
         }
         self._view = TurnView(
             self._state, thread_id=view.thread_id, caller=view.caller, sender=view.sender
@@ -270,10 +280,10 @@ class PlanRun:
         """
         self._stopping |= bool(update.get("control_is_killed"))
         for name, value in update.items():
-            if name in _BY_TYPE:
+            if name in MERGED_BY_TYPE:
                 for kind, entries in value.items():
                     self._state[name].setdefault(kind, {}).update(entries)
-            elif name == "execution_step_results":
+            elif name in MERGED_BY_KEY:
                 self._state[name].update(value)
             else:
                 schema = self._services.runner_config.schema

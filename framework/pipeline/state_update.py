@@ -15,10 +15,12 @@ from capgraph.base.undo import Undo
 from capgraph.state import AgentState, StateSchema, merge_context_data
 from capgraph.state.turn_view import STATE_KIND
 
-_MERGED_BY_KEY = frozenset(
+MERGED_BY_KEY = frozenset(
     {"execution_step_results", "control_attempts", "control_labels", "execution_effects"}
 )
-_MERGED_BY_TYPE = frozenset({"capability_context_data", "capability_context_labels"})
+"""State keys with mappings whose updates replace entries."""
+MERGED_BY_TYPE = frozenset({"capability_context_data", "capability_context_labels"})
+"""State keys with mappings by context type, whose updates replace entries by context key."""
 _AGENT_SCHEMA = StateSchema.from_class(AgentState)
 Writes = list[tuple[str, Any]]
 
@@ -146,11 +148,11 @@ def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT
             single[name] = Overwrite(
                 apply_writes({name: before.value}, [(name, value)], schema)[name]
             )
-        elif name in _MERGED_BY_TYPE:
+        elif name in MERGED_BY_TYPE:
             contexts = single.setdefault(name, {})
             for kind, entries in value.items():
                 contexts.setdefault(kind, {}).update(entries)
-        elif name in _MERGED_BY_KEY:
+        elif name in MERGED_BY_KEY:
             single.setdefault(name, {}).update(value)
         else:
             many.append((name, value))

@@ -219,3 +219,22 @@ async def test_after_a_stop_anywhere_results_go_to_their_steps(
         key: sorted(pick.sample(keys[:n], pick.randint(0, min(n, 2)))) for n, key in enumerate(keys)
     }
     await _stopped_and_resumed(agent, step, InMemorySaver(), needs, pick.sample(keys, 3))
+
+
+async def test_a_router_does_not_change_its_input(agent: Any, step: Any) -> None:
+    line = Line()
+    needs: dict[str, list[str]] = {"a": [], "b": ["a"]}
+    it = agent(
+        *line.capabilities,
+        plans=[_plan(step, needs), _plan(step, {**needs, "c": ["b"]})],
+        checkpointer=InMemorySaver(),
+    )
+    await it.ask()
+    tasks = [
+        part
+        async for part in it.graph.astream(
+            {"messages": [("user", "Do it")]}, it.config(), stream_mode="tasks"
+        )
+    ]
+    [router] = [part["input"] for part in tasks if part["name"] == "router" and "input" in part]
+    assert router["capability_context_data"].get("GAUGE", {}).keys() <= {"a", "b"}
