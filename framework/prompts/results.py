@@ -289,7 +289,9 @@ class ResultPreviews:
 
     def _read_row(self, kind: str, key: str) -> dict[str, Any] | None:
         """Return a stored result as a table row, or ``None`` if it is not a small flat object."""
-        value = self._unwrap(kind, self._available[kind][key]) if self._has_tables else None
+        if not self._has_tables:
+            return None
+        value = self._unwrap(kind, self._available[kind][key])
         is_row = _is_flat(value) and "key" not in value and len(_to_json(value)) <= _MAX_PREVIEW
         return value if is_row else None
 
