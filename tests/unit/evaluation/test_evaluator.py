@@ -179,9 +179,9 @@ async def test_usage_counts_only_the_checked_turn() -> None:
     assert first.model_calls == 2
     assert first.input_tokens > 10
     assert first.output_tokens > 5
-    # The second turn also asks what the task is; the first turn of its thread is not counted.
-    assert second.model_calls == 3
-    assert len(model.calls) == 2 + 2 + 3
+    # The second turn's request needs no extraction; the first turn of its thread is not counted.
+    assert second.model_calls == 2
+    assert len(model.calls) == 2 + 2 + 2
 
 
 async def test_concurrent_results_keep_the_order_of_the_set() -> None:

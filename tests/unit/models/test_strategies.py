@@ -396,3 +396,55 @@ async def test_looking_offers_references_only_for_lists_and_objects() -> None:
             registry.register(capability)
     assert "$from" not in (await planning_call(scalar, "Book it.")).prompt
     assert "$from" in (await planning_call(bulk, "Plot it.")).prompt
+
+
+TALK = [HumanMessage("How warm was Oslo in May 2020?"), AIMessage("It was 12 degrees.")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "How warm was Lima in June 2021?",
+        "Book the cheapest sailing from Haven to Sund on 2026-06-12.",
+        "Please compare the sales of Basel and Bern in 2021.",
+    ],
+)
+async def test_message_without_context_is_the_task_without_a_call(text: str) -> None:
+    model = ScriptedModel(responses=[])
+    found = await strategies(model)["extractor"].extract([*TALK, HumanMessage(text)])
+    assert found.task == text
+    assert not found.depends_on_chat_history
+    assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "And tomorrow?",
+        "What about Lima in June 2021?",
+        "How warm was June 2021?",
+        "How warm was it in Lima in June 2021?",
+        "In June 2021 with Lima and Quito?",
+        "Which is the warmest in Norway in June 2021?",
+        "Compare the two from Norway in May 2021.",
+        "How warm was the other city from Norway in May 2021?",
+        "Book the hotel with breakfast.",
+        "Wie warm war Lima im Juni 2021?",
+        "How warm was my city Lima in June 2021?",
+        "Yes, with Lima in June 2021.",
+    ],
+)
+async def test_message_that_may_need_context_is_extracted_with_a_call(text: str) -> None:
+    task = {"task": "t", "depends_on_chat_history": True, "depends_on_user_memory": False}
+    model = ScriptedModel(responses=[task])
+    found = await strategies(model)["extractor"].extract([*TALK, HumanMessage(text)])
+    assert found.task == "t"
+    assert len(model.calls) == 1
+
+
+async def test_reply_to_a_question_is_extracted_with_a_call() -> None:
+    task = {"task": "t", "depends_on_chat_history": True, "depends_on_user_memory": False}
+    model = ScriptedModel(responses=[task])
+    talk = [HumanMessage("Book a room."), AIMessage("From which day?")]
+    last = HumanMessage("From 2026-06-12 with breakfast please")
+    assert (await strategies(model)["extractor"].extract([*talk, last])).task == "t"
