@@ -405,6 +405,24 @@ async def test_recipes_and_example_requests_are_prompts(mode: str) -> None:
                 await mcp.get_prompt(name, arguments)
 
 
+async def test_prompt_argument_may_contain_the_example_of_another() -> None:
+    steps = [
+        {"context_key": "one", "capability": "read_level", "task_objective": "{near}"},
+        {"context_key": "two", "capability": "read_level", "task_objective": "{far}"},
+    ]
+    example = {"near": "Bergen", "far": "Oslo"}
+    compare = Recipe(
+        name="compare_harbors",
+        description="Compare the levels of two harbors.",
+        parameters={"near": {"type": "string"}, "far": {"type": "string"}},
+        steps=steps,
+        examples=[{"request": "Is Bergen above Oslo?", "parameters": example}],
+    )
+    async with listening(read_level, compare) as url, client(url) as mcp:
+        prompt = await mcp.get_prompt("compare_harbors", {"near": "Oslo", "far": "Hamburg"})
+        assert prompt.messages[0].content.text == "Is Oslo above Hamburg?"
+
+
 async def test_response_without_the_answer_is_elicited_again() -> None:
     @capability_node
     async def greet() -> str:

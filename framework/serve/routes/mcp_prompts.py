@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -87,11 +88,10 @@ class McpPrompts:
             )
         request = source.request
         if source.recipe is not None:
-            # The longest values first: one may be part of another.
             values = source.recipe.examples[0].parameters
-            for parameter in sorted(arguments, key=lambda one: -len(str(values.get(one, "")))):
-                if example_value := str(values.get(parameter, "")):
-                    request = request.replace(example_value, arguments[parameter])
+            request = _substitute(
+                request, {str(values.get(name, "")): text for name, text in arguments.items()}
+            )
         message = PromptMessage(role="user", content=TextContent(text=request))
         return GetPromptResult(description=source.description, messages=[message])
 
@@ -118,3 +118,12 @@ class McpPrompts:
             elif recipe is None and candidate.positives:
                 sources[spec.name] = _PromptSource(spec.description, candidate.positives[0])
         return sources
+
+
+def _substitute(text: str, replacements: Mapping[str, str]) -> str:
+    # In one pass, so that an inserted text is not replaced again. The longest values come first,
+    # because one may be part of another.
+    values = sorted(filter(None, replacements), key=len, reverse=True)
+    if not values:
+        return text
+    return re.sub("|".join(map(re.escape, values)), lambda found: replacements[found[0]], text)
