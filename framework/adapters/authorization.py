@@ -54,20 +54,9 @@ _QUESTION_KEY = "capgraph:authorization:{}"
 
 
 class AuthorizationRequiredError(CapabilityError):
-    """Raised if a user must authorize the agent before the agent can act for the user.
+    """Raised if a user must authorize the agent before the agent can act for the user."""
 
-    Args:
-        name: Name of the authorization.
-        url: URL of the page at which the user authorizes the agent.
-    """
-
-    def __init__(self, name: str, url: str) -> None:
-        super().__init__(
-            f"The user has not authorized the agent to use {name!r}.",
-            fix=f"Open {url} and confirm.",
-            severity=ErrorSeverity.CRITICAL,
-            facts={"authorization": name, "url": url},
-        )
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class AuthorizationCode:
@@ -134,7 +123,7 @@ class AuthorizationCode:
         for module in ("authlib", "itsdangerous"):
             require_extra(module, "oidc")
         self.name = name
-        self.url = f"{(base_url or '').rstrip('/')}{AUTHORIZATION_PATH}/{name}"
+        self.url: str = f"{(base_url or '').rstrip('/')}{AUTHORIZATION_PATH}/{name}"
         self._resource = {} if resource is None else {"resource": resource}
         self._client_id, self._client_secret, self._scope = client_id, client_secret, scope
         self._authorization_url, self._token_url = authorization_url, token_url
@@ -174,7 +163,7 @@ class AuthorizationCode:
         """
         token = await self._read(caller)
         if token is None:
-            raise AuthorizationRequiredError(self.name, self.url)
+            raise self._create_error()
         expires_at = token.get("expires_at") or FOREVER
         if token["access_token"] != rejected and time.time() < expires_at - RENEWAL_SECONDS:
             return str(token["access_token"])
@@ -184,9 +173,16 @@ class AuthorizationCode:
             if current is not None and current["access_token"] != token["access_token"]:
                 return str(current["access_token"])  # another step refreshed the token
             await self._write(caller, None)
-            raise AuthorizationRequiredError(self.name, self.url)
+            raise self._create_error()
         await self.store_token(caller, {**token, **renewed})
         return str(renewed["access_token"])
+
+    def _create_error(self) -> AuthorizationRequiredError:
+        return AuthorizationRequiredError(
+            f"The user has not authorized the agent to use {self.name!r}.",
+            fix=f"Open {self.url} and confirm.",
+            facts={"authorization": self.name, "url": self.url},
+        )
 
     async def store_token(self, caller: Caller, token: Mapping[str, Any]) -> None:
         """Store the token that a user granted.

@@ -73,8 +73,11 @@ class McpConnection:
         self.calls: list[McpCall] = []
         self.suspended_calls: dict[str, McpCall] = {}
         self.error: Exception | None = None
-        self.ready, self.closing = asyncio.Event(), asyncio.Event()
-        self.task = loop.create_task(self._run(open_client), context=contextvars.Context())
+        self.ready: asyncio.Event = asyncio.Event()
+        self.closing: asyncio.Event = asyncio.Event()
+        self.task: asyncio.Task[None] = loop.create_task(
+            self._run(open_client), context=contextvars.Context()
+        )
 
     client: Client
 
@@ -153,7 +156,8 @@ class RemoteMcpServer:
         credentials: Credentials | None,
     ) -> None:
         self._target, self._timeout, self._mode = target, timeout, mode
-        self._headers, self._auth, self.credentials = headers, auth, credentials
+        self._headers, self._auth = headers, auth
+        self.credentials: Credentials | None = credentials
         self._connections: dict[_ConnectionKey, McpConnection] = {}
 
     async def authorize(self, step: StepContext) -> Caller | None:

@@ -153,7 +153,8 @@ class TokenBudgetCheckHook:
         name: str = "token_budget_check",
     ) -> None:
         check_number("token_limit", token_limit, above=0, integer=True)
-        self.name, self.token_limit = name, token_limit
+        self.name: str = name
+        self.token_limit: int = token_limit
         self._estimator = estimator or (lambda prompt: len(str(prompt)) // _CHARS_PER_TOKEN)
 
     def before_model(self, context: HookContext) -> None:

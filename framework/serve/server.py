@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
         )
         self._app, self._socket, self._ready = app, listening_socket, ready
         self._drain_task: asyncio.Task[None] | None = None
-        self.should_reload = False
+        self.should_reload: bool = False
 
     def reload(self) -> None:
         """Shut down gracefully, so that the caller can serve an application with new settings."""

@@ -293,18 +293,23 @@ class SinkQueue:
     """Queue and worker thread for one event sink, so that runs never wait for the sink."""
 
     def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
-        self.sink, self.capacity, self.kinds = sink, capacity, kinds
-        self.wants_run_end = callable(getattr(sink, "run_ended", None))
-        self.run_began = getattr(sink, "run_began", None)
-        self.inline = bool(getattr(sink, "inline", False))
-        self.emit_many = getattr(sink, "emit_many", None)
+        self.sink: Sink = sink
+        self.capacity: int = capacity
+        self.kinds: frozenset[str] | None = kinds
+        self.wants_run_end: bool = callable(getattr(sink, "run_ended", None))
+        self.run_began: Callable[..., Any] | None = getattr(sink, "run_began", None)
+        self.inline: bool = bool(getattr(sink, "inline", False))
+        self.emit_many: Callable[..., Any] | None = getattr(sink, "emit_many", None)
         self.waiting: deque[tuple[dict[str, Any], int]] = deque()
-        self.busy = False
-        self.lost = self.reported_lost = 0
-        self.failed = False
+        self.busy: bool = False
+        self.lost: int = 0
+        self.reported_lost: int = 0
+        self.failed: bool = False
         # The thread starts with the first event and ends with this object. When the process
         # ends, it first delivers the queued events.
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph sink")
+        self.executor: ThreadPoolExecutor = ThreadPoolExecutor(
+            1, thread_name_prefix="capgraph sink"
+        )
         if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
             here = weakref.ref(self)
             set_upstream_drain(lambda: outlet.drain() if (outlet := here()) is not None else None)

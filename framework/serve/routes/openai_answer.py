@@ -57,11 +57,12 @@ class Answer:
         self._runs, self._caller, self._link, self._tools = runs, caller, link, tools
         self.stop_on_disconnect = False
         self.run = run
-        self.created = int(time.time())
-        self.status = ""
+        self.created: int = int(time.time())
+        self.status: str = ""
         self.error: AnswerError | None = None
         self.tool_calls: list[ToolCall] = []
-        self.input_tokens = self.output_tokens = 0
+        self.input_tokens: int = 0
+        self.output_tokens: int = 0
 
     @property
     def metadata(self) -> dict[str, str]:
