@@ -320,7 +320,8 @@ TREND_VERB = _compile_phrase(
 )
 DANGLING_WORDS = _compile_phrase(
     r"(?<!\s)\s++(?:of|for|by|with)(?=\s++(?:in|on|at|during|since|between|from|to|of|for|by|with)\b)"
-    r"|(?:(?<!\s)\s++(?:in|of|on|at|for|with|by|from|the|an?)\b){0,4}\s*+(?=[?.!]*+$)"
+    r"|(?:(?<!\s)\s++(?:in|of|on|at|for|with|by|from|the|an?)\b){1,4}\s*+(?=[?.!]*+$)"
+    r"|(?<!\s)\s++(?=[?.!]*+$)"
 )
 ESSENTIAL_WORD = _compile_phrase(
     r"\b(?:best|worst|first|last|same|any|more|less|than|not|no|non|why|per|each|without|except"
