@@ -49,6 +49,11 @@ async def proxied(
                     answer = await http.send(sent, stream=True)
                 except httpx.ConnectError:
                     continue
+                except (httpx.ReadError, httpx.RemoteProtocolError):
+                    # A server that ends closes idle connections; proxies repeat safe requests.
+                    if request.method != "GET":
+                        raise
+                    continue
                 break
             else:
                 return Response("No server answers.", 502)
