@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from capgraph.base.errors import RegistryError
 from capgraph.configs.errors import CapgraphError, ConfigurationError
 from capgraph.configs.suggestions import suggest_fix
 
@@ -123,16 +124,14 @@ def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
 
 
 def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
+    from capgraph.graph.validate import check_guides
+
     try:
-        capability = registry.capability(name)
-        examples = capability.classifier_guide
-        _ = capability.orchestrator_guide
-    except Exception as exc:
-        fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
-        text = f"The guides of {name!r} cannot be created: {exc!r}"
-        yield Finding("registry", "error", text, fix)
+        has_examples = check_guides(registry, name)
+    except RegistryError as exc:
+        yield Finding.from_error("registry", exc)
         return
-    if examples is None and not registry.capabilities[name].always_active:
+    if not has_examples and not registry.capabilities[name].always_active:
         text = f"The capability {name!r} has no examples, so only its description is used to select it."
         yield Finding("registry", "warning", text, "Add examples of requests that need it.")
 

@@ -170,15 +170,22 @@ def validate_registry(registry: Registry) -> None:
         listed = "\n".join(f"  {n}. {text}" for n, text in enumerate(problems, start=1))
         raise RegistryError(f"The registry has {len(problems)} problem(s):\n{listed}")
     for name in registry.capabilities:
-        _check_guides(registry, name)
+        check_guides(registry, name)
 
 
-def _check_guides(registry: Registry, name: str) -> None:
-    """Create the prompt guides of a capability to detect errors before the first request."""
+def check_guides(registry: Registry, name: str) -> bool:
+    """Create the prompt guides of a capability to detect errors before the first request.
+
+    Returns:
+        True if the capability has examples for the classifier.
+
+    Raises:
+        RegistryError: The guides cannot be created.
+    """
     try:
         capability = registry.capability(name)
-        for guide in ("classifier_guide", "orchestrator_guide"):
-            getattr(capability, guide, None)
+        getattr(capability, "orchestrator_guide", None)
+        return getattr(capability, "classifier_guide", None) is not None
     except Exception as exc:
         raise RegistryError(
             f"The guides of the capability {name!r} cannot be created: {type(exc).__name__}: {exc}.",
