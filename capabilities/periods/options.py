@@ -53,5 +53,5 @@ def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
 
 
 def parse_times(text: str, settings: Mapping[str, Any]) -> ParsedTime:
-    """Parse the time expressions in a text, with options from the settings of a capability."""
+    """Parse the time expressions in a text, using the settings of a capability as options."""
     return parse_expressions(text, options_from_settings(settings))

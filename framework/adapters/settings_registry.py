@@ -151,8 +151,7 @@ def _import_reference(name: Any, location: str) -> Any:
         raise
     except Exception as exc:  # importing a module may raise anything
         raise ConfigurationError(
-            f"{location}: the module of {name!r} raised an error while it was imported"
-            f" ({type(exc).__name__}: {exc}).",
+            f"{location}: the module of {name!r} cannot be imported ({type(exc).__name__}: {exc}).",
             fix="Fix the error in the module.",
         ) from exc
 

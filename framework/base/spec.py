@@ -101,13 +101,13 @@ def _is_role(value: Any) -> bool:
 
 
 def context_type_name(entry: Any) -> str | None:
-    """Return the name of a context type that is given by name or class.
+    """Return the name of a context type.
 
     Args:
         entry: Name or class of a context type.
 
     Returns:
-        The name, or None if the entry is neither a non-empty string nor a context class.
+        The name, or ``None`` if the entry is neither a non-empty string nor a context class.
     """
     if isinstance(entry, type) and issubclass(entry, CapabilityContext):
         return entry.CONTEXT_TYPE

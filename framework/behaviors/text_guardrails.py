@@ -85,8 +85,8 @@ class GuardrailRule:
     def __post_init__(self) -> None:
         if self.apply_to not in _APPLY_TO:
             raise ConfigurationError(
-                f"The rule {self.name!r} has the unknown apply_to {self.apply_to!r}, so it would"
-                " never run.",
+                f"apply_to is {self.apply_to!r} in the rule {self.name!r}, which would then never"
+                " run.",
                 fix=f"Use one of {', '.join(_APPLY_TO)}.",
             )
         if self.max_length is not None and self.max_length < 1:

@@ -95,7 +95,7 @@ class SessionLimit:
             )
         if self.on_breach not in ("terminate", "alert"):
             raise ValidationError(
-                f"on_breach is {self.on_breach!r}, which is unknown.",
+                f"on_breach is {self.on_breach!r}, which is not supported.",
                 fix="Use 'terminate' or 'alert'.",
             )
 

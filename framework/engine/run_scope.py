@@ -131,7 +131,7 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
     """Write a run's pending audit records and notify the event sinks that the run has ended.
 
     Args:
-        scope: Result of :func:`run_scope`. The function does nothing for the scope of an outer run.
+        scope: Result of :func:`run_scope`. If it is the scope of an outer run, nothing happens.
         error: Exception that ended the run.
     """
     if not isinstance(scope, _Scope):

@@ -70,7 +70,8 @@ class InformationFlow:
     ) -> None:
         if on_violation not in ("ask", "deny"):
             raise ConfigurationError(
-                f"on_violation is {on_violation!r}, which is unknown.", fix="Use 'ask' or 'deny'."
+                f"on_violation is {on_violation!r}, which is not supported.",
+                fix="Use 'ask' or 'deny'.",
             )
         custom: dict[str, Any] = {
             label: (destinations,) if isinstance(destinations, str) else tuple(destinations)

@@ -119,7 +119,7 @@ class QualityGate:
         object.__setattr__(self, "required_level", QualityLevel.of(self.required_level))
         if self.below not in get_args(Below):
             raise ValueError(
-                f"below is {self.below!r}, which is unknown. Fix: use one of {', '.join(get_args(Below))}."
+                f"below is {self.below!r}, which is not supported. Fix: use one of {', '.join(get_args(Below))}."
             )
 
     def evaluate(self, observed: QualityLevel | int | None) -> QualityGateOutcome:

@@ -302,10 +302,10 @@ def _build_structured_options(
 def _build_response_format(
     model: Any, schema_dict: dict[str, Any], strict: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Convert a JSON schema to OpenAI's response format, which OpenAI clients send unchanged.
+    """Wrap a JSON schema in OpenAI's response format, which OpenAI clients send as it is.
 
-    For other clients, the schema is returned as is. If ``strict`` were passed as an option
-    instead, LangChain would mark all properties as required.
+    Other clients get the schema unchanged. ``strict`` is not passed as an option, because
+    LangChain would then mark every property as required.
     """
     if not hasattr(model, "openai_api_base"):
         return schema_dict, options

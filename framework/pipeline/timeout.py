@@ -53,5 +53,5 @@ async def timeout(
         setting = "the timeout of the step or the limit" if planned is not None else setting
         raise TimeoutError(
             f"{execution.spec.name!r} exceeded its time limit of {limit:g} s in step {attempt.key!r}."
-            f" Fix: raise {setting} of {execution.spec.name!r}, or reduce its work."
+            f" Fix: raise {setting} of {execution.spec.name!r}, or let it do less work."
         ) from exc

@@ -129,7 +129,7 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
         True or False, or ``None`` if a missing value makes the result unknown.
 
     Raises:
-        ValidationError: Two values of different kinds are compared. The severity is REPLANNING.
+        ValidationError: Two values of different types are compared. The severity is REPLANNING.
 
     >>> rule = {"or": [{"of": "a", "is": ">", "than": 3}, {"of": "b", "is": "==", "than": "x"}]}
     >>> evaluate_condition(rule, {"a": 4, "b": "y"}.get), evaluate_condition(rule, {"a": 1, "b": MISSING}.get)
@@ -156,7 +156,7 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
         return equal is (sign == "==")
     if value_kind(value) != value_kind(than):
         raise ValidationError(
-            f"Cannot compare values of different kinds in {describe_condition(condition)!r}: "
+            f"Cannot compare values of different types in {describe_condition(condition)!r}: "
             f"{condition['of']} is {preview(value)}.",
             fix="Compare numbers with numbers and text with text.",
             severity=ErrorSeverity.REPLANNING,

@@ -211,7 +211,7 @@ class StepResults:
         )
 
     async def cancel_thread(self, thread_id: str) -> None:
-        """Ask the workers of a thread's running steps to stop."""
+        """Ask the workers that are running a thread's steps to stop."""
         await self._tables.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE thread_id = ? AND ended = 0",
             (thread_id,),

@@ -506,7 +506,7 @@ def report(found: dict[str, dict[str, Score]]) -> str:
             )
     heading = ["suite", "agent", "tasks done", "runs attacked", "done there"]
     told = f"Of {possible} tasks that pass without labels, {kept} pass with them ({kept / possible:.2f})."
-    return f"{table([*heading, 'effects nobody asked for', 'attacks that hit'], rows)}\n\n{told}"
+    return f"{table([*heading, 'unrequested effects', 'attacks that hit'], rows)}\n\n{told}"
 
 
 def main() -> None:

@@ -89,10 +89,10 @@ def node(
     ] = None,
     folder: _ProjectOption = Path(),
 ) -> None:
-    """Create a graph node that replaces a built-in node, and a test for the new node.
+    """Create a graph node that replaces a built-in node, with a test.
 
-    If the project has already replaced the built-in node and --role is omitted, the new node
-    runs after the existing replacement.
+    If the project already replaces that node and --role is omitted, the new node is added after
+    the existing one.
     """
     from capgraph.registry import Registry
 

@@ -159,7 +159,7 @@ def workers(
         ),
     ] = False,
 ) -> None:
-    """List live workers with their jobs, and the waiting jobs."""
+    """List live workers and their jobs, followed by waiting jobs."""
     from capgraph.scale import list_workers
     from capgraph.stores import Persistence
 
