@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from capgraph.stores.cross_loop import CrossLoopLock
 from capgraph.stores.state_store import BaseStateStore
 
 _INDEX_KEY = "__keys__"
+_LOCKS: WeakKeyDictionary[BaseStateStore, CrossLoopLock] = WeakKeyDictionary()
+"""Lock of each store, which all of its wrappers share."""
 
 
 class ListableStore:
@@ -23,8 +26,7 @@ class ListableStore:
 
     def __init__(self, store: BaseStateStore) -> None:
         self._store = store
-        # All users of a store share the lock. A subclass need not call the base class's __init__.
-        self._lock: CrossLoopLock = vars(store).setdefault("_key_list_lock", CrossLoopLock())
+        self._lock = _LOCKS.setdefault(store, CrossLoopLock())
 
     async def get(self, key: str) -> Any:
         """Return a stored value, or ``None`` if the key is not set or has expired."""
