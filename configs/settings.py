@@ -496,6 +496,7 @@ class McpSettings(SettingsModel):
         removes_labels: Provenance labels that the tools remove from their results.
         undo: Name of the capability that reverts a step.
         queue: Queue of the workers that run the steps.
+        large_result: Action for results that exceed ``limits.max_result_bytes``: ``fail`` or ``file``.
     """
 
     command: list[str] | None = Field(None, min_length=1)
@@ -532,6 +533,7 @@ class McpSettings(SettingsModel):
     removes_labels: list[str] | dict[str, list[str]] | None = None
     undo: str | dict[str, str] | None = None
     queue: str | dict[str, str] | None = None
+    large_result: str | dict[str, str] | None = None
 
     @model_validator(mode="after")
     def _check_transport(self) -> McpSettings:
@@ -712,6 +714,8 @@ class Settings(BaseSettings):
         scale: Execution of turns on several workers.
         data_folders: Folders and files that data capabilities may read; empty means none.
             ``/srv/data/{user}`` is a separate folder for each user.
+        result_folder: Folder for results that exceed ``limits.max_result_bytes``, from capabilities
+            that declare ``large_result = "file"``. The files are not deleted with the thread.
         user: User ID at the command line. Defaults to the operating system's user. Programs set
             ``configurable.user_id`` for each run.
         role: Role at the command line.
@@ -766,6 +770,7 @@ class Settings(BaseSettings):
     scale: ScaleSettings = Field(default_factory=lambda: ScaleSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
+    result_folder: str = "capgraph-output/results"
     user: str | None = None
     role: str | None = None
     tenant: str | None = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from capgraph.base.argument_injection import StepSettings as StepSettings
     from capgraph.base.capability import BaseCapability as BaseCapability
     from capgraph.base.context import CapabilityContext as CapabilityContext
+    from capgraph.base.context import ResultFile as ResultFile
     from capgraph.base.decorators import capability_node as capability_node
     from capgraph.base.decorators import infrastructure_node as infrastructure_node
     from capgraph.base.error_classification import ErrorClassification as ErrorClassification
@@ -66,7 +67,7 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.base.approval_policy": ("ApprovalPolicy",),
         "capgraph.base.capability": ("BaseCapability",),
         "capgraph.base.error_classification": ("ErrorClassification",),
-        "capgraph.base.context": ("CapabilityContext",),
+        "capgraph.base.context": ("CapabilityContext", "ResultFile"),
         "capgraph.base.decorators": ("capability_node", "infrastructure_node"),
         "capgraph.base.errors": (
             "AskAgain",

@@ -106,6 +106,32 @@ class CapabilityContext(BaseModel):
         }
 
 
+class ResultFile(CapabilityContext):
+    """File that contains a step's outputs because they exceeded ``limits.max_result_bytes``.
+
+    A capability that declares ``large_result = "file"`` has this output in place of its own.
+
+    Attributes:
+        path: Path of the file: text, or JSON with the outputs by context type.
+        size_bytes: Size of the file.
+        types: Context types of the outputs in the file.
+
+    >>> ResultFile(path="results/export.txt", size_bytes=20_000_000, types=["PAGE"]).get_summary()
+    'The result (20,000,000 bytes) is in the file results/export.txt.'
+    """
+
+    CONTEXT_TYPE: ClassVar[str] = "RESULT_FILE"
+    CONTEXT_CATEGORY: ClassVar[str] = "ARTIFACT"
+
+    path: str
+    size_bytes: int
+    types: list[str]
+
+    def get_summary(self) -> str:
+        """Return the size and the path of the file as a sentence."""
+        return f"The result ({self.size_bytes:,} bytes) is in the file {self.path}."
+
+
 def _add_suggestions(exc: PydanticValidationError, cls: type[BaseModel]) -> PydanticValidationError:
     """Add the closest matching field name to each unknown-field error in a validation error."""
     errors = exc.errors(include_url=False)

@@ -22,7 +22,7 @@ from pydantic import ValidationError as PydanticError
 
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.argument_injection import check_parameter
-from capgraph.base.context import CapabilityContext
+from capgraph.base.context import CapabilityContext, ResultFile
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import PermissionMode
 from capgraph.base.undo import Undo
@@ -30,6 +30,7 @@ from capgraph.configs.safe_text import escape_control_characters
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
+LargeResult = Literal["fail", "file"]
 OnError = Literal["fail", "observe"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
@@ -191,6 +192,9 @@ class Declarations:
         removes_labels: Labels that the outputs no longer have because the capability checks the data.
         queue: Queue of the workers that run the steps. None means the process of the turn. Without
             workers it has no effect.
+        large_result: Action for outputs that exceed ``limits.max_result_bytes``. ``fail`` fails the
+            step. ``file`` writes the outputs to a file in the setting ``result_folder``, and the
+            step's output is a ``ResultFile``.
     """
 
     examples: Annotated[_Names, AfterValidator(_validate_examples)] = ()
@@ -221,6 +225,7 @@ class Declarations:
     ] = None
     removes_labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
     queue: Annotated[str, Field(pattern=QUEUE_PATTERN)] | None = None
+    large_result: LargeResult = "fail"
 
 
 DECLARED: dict[str, Any] = {
@@ -297,6 +302,14 @@ class CapabilitySpec(Declarations):
         undo: Undo | None = None
         removes_labels: tuple[str, ...] = ()
 
+    @property
+    def output_types(self) -> tuple[str, ...]:
+        """Context types that a step may return, which include ``RESULT_FILE`` if declared."""
+        return (
+            *self.provides,
+            *((ResultFile.CONTEXT_TYPE,) if self.large_result == "file" else ()),
+        )
+
     @classmethod
     def from_class(cls, target: type[Any]) -> CapabilitySpec:
         """Create the specification of a capability from the declarations of its class.
@@ -324,7 +337,12 @@ class CapabilitySpec(Declarations):
                 fix='Declare effect = "once" (or "idempotent").',
             )
         _check_effect_key(owner, declared["effect_key"], parameters)
-        parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
+        files = [ResultFile] if declared["large_result"] == "file" else []
+        parts = [
+            *provides,
+            *files,
+            *(e[0] if isinstance(e, (tuple, list)) else e for e in requires),
+        ]
         requirements = tuple(Requirement.parse(entry) for entry in requires)
         _check_labels(owner, requirements)
         execute = inspect.getattr_static(target, "execute", None)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from capgraph.base.context import CapabilityContext
+from capgraph.base.context import CapabilityContext, ResultFile
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key
 from capgraph.base.ports import StepRecord, Verdict
@@ -257,7 +257,9 @@ class InformationFlow:
             _TEXT: {**self._collect_type_labels(spec, key, spec.provides), **own}
         }
         for kind in kinds:
-            found[kind] = {**self._collect_type_labels(spec, key, [kind]), **own}
+            # A result file contains data of all declared types.
+            types = spec.output_types if kind == ResultFile.CONTEXT_TYPE else [kind]
+            found[kind] = {**self._collect_type_labels(spec, key, types), **own}
         return found
 
     def _collect_type_labels(

@@ -132,7 +132,9 @@ def _wrap_stage(
     stage_middleware = sort_middleware(
         item for item in candidates if stage_of(item) == stage and not is_rule(item)
     )
-    is_checked = stage == "finalize" and bool(stage_middleware or spec.gate is not None)
+    is_checked = stage == "finalize" and bool(
+        stage_middleware or spec.gate is not None or spec.large_result == "file"
+    )
     if stage in _WRAPPED_STAGES:
         arguments = {"is_final": False} if is_checked else arguments
         call_next = partial(_WRAPPED_STAGES[stage], call_next=call_next, **arguments)

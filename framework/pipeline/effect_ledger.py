@@ -548,7 +548,7 @@ def large_result_error(subject: str, max_bytes: int) -> LimitError:
     """Create the error for a result that is larger than ``limits.max_result_bytes``."""
     return LimitError(
         f"The result of {subject} is larger than {max_bytes:,} bytes.",
-        fix="Store the data in a file and return its name, or raise limits.max_result_bytes.",
+        fix='Return less data, declare large_result = "file", or raise limits.max_result_bytes.',
         facts={"limit": "max_result_bytes", "value": max_bytes},
     )
 

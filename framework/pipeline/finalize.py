@@ -11,7 +11,12 @@ from langgraph.errors import GraphBubbleUp
 import capgraph.telemetry as telemetry
 from capgraph.approvals import RESULT
 from capgraph.base.context import CapabilityContext
-from capgraph.base.errors import ErrorSeverity, PersistenceError, ValidationError
+from capgraph.base.errors import (
+    CapabilityError,
+    ErrorSeverity,
+    PersistenceError,
+    ValidationError,
+)
 from capgraph.base.ports import ApprovalRequest, Attempt, Failure, StepRecord
 from capgraph.configs.logger import get_logger
 from capgraph.configs.streaming import has_listener
@@ -25,6 +30,7 @@ from capgraph.pipeline.failures import (
     mark_failure_permanent,
     stop_update,
 )
+from capgraph.pipeline.result_files import store_large_result
 from capgraph.pipeline.result_gate import run_gate
 from capgraph.pipeline.result_normalization import (
     PLAN_KEY,
@@ -144,7 +150,9 @@ def _normalize_result(execution: StepExecution, attempt: Attempt, result: Any) -
 
 def _check_size(execution: StepExecution, attempt: Attempt, normalized: NormalizedResult) -> None:
     limit = execution.config.limits.max_result_bytes
-    if exceeds_bytes(normalized, limit):
+    # If outputs are stored in a file, this happens after all checks of their content.
+    is_stored = execution.spec.large_result == "file"
+    if exceeds_bytes([normalized.updates, normalized.plan] if is_stored else normalized, limit):
         raise large_result_error(f"step {attempt.key!r} ({execution.spec.name})", limit)
 
 
@@ -205,7 +213,7 @@ async def finish_record(
                 execution, attempt, success=True, approval_reasons=reasons, **fields
             )
         else:
-            outcome = await _revalidate_contexts(
+            outcome = await _finish_contexts(
                 execution, attempt, await call_next(execution, attempt)
             )
         return (
@@ -247,7 +255,7 @@ async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
         outputs += [record.updates] if record.updates else []
         outputs += [] if record.plan is None else [{PLAN_KEY: record.plan}]
         await execution.context.ledger.update_effect(
-            str(execution.attempt_state.effect), result=outputs
+            str(execution.attempt_state.effect), result=outputs, lost=False
         )
     elif record.error is not None and record.error.metadata.get("code") == REFUSED_BY_GUARDS:
         await execution.context.ledger.update_effect(
@@ -255,20 +263,18 @@ async def _update_ledger(execution: StepExecution, record: StepRecord) -> None:
         )
 
 
-async def _revalidate_contexts(
+async def _finish_contexts(
     execution: StepExecution, attempt: Attempt, record: StepResult
 ) -> StepResult:
-    """Revalidate the context data in a step's record if middleware changed it."""
-    if (
-        isinstance(record, StepRecord)
-        and record.success
-        and record.contexts is not execution.attempt_state.contexts
-    ):
-        try:
-            return replace(record, contexts=_validate_contexts(execution, record.contexts))
-        except ValidationError as exc:
-            return await failed_record(execution, attempt, exc, emits=False)
-    return record
+    """Revalidate context data that middleware changed, and store large context data in a file."""
+    if not isinstance(record, StepRecord) or not record.success:
+        return record
+    try:
+        if record.contexts is not execution.attempt_state.contexts:
+            record = replace(record, contexts=_validate_contexts(execution, record.contexts))
+        return await store_large_result(execution, record)
+    except (CapabilityError, ValidationError) as exc:
+        return await failed_record(execution, attempt, exc, emits=False)
 
 
 def _validate_contexts(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langgraph.types import Overwrite
 
-from capgraph.base.context import CapabilityContext
+from capgraph.base.context import CapabilityContext, ResultFile
 from capgraph.base.errors import CapabilityError, ValidationError
 from capgraph.base.plan import PlannedStep
 from capgraph.base.spec import CapabilitySpec
@@ -97,7 +97,7 @@ def normalize_result(
     plan: Any = None
 
     def add_context(kind: str, value: Any) -> None:
-        if kind not in spec.provides:
+        if kind not in spec.output_types:
             raise CapabilityError(
                 f"{spec.name!r} returned an undeclared type {kind}: 'provides' is"
                 f" {list(spec.provides)}.",
@@ -120,7 +120,7 @@ def normalize_result(
                 plan = item
             elif name in state_keys:
                 updates[name] = _check_channel_value(name, item, spec)
-            elif name in spec.provides:
+            elif name in spec.output_types:
                 add_context(name, item)
             else:
                 rest[name] = item
@@ -149,6 +149,8 @@ def _check_expected_output(
     contexts: Contexts,
 ) -> None:
     expected = step.get("expected_output")
+    if ResultFile.CONTEXT_TYPE in contexts:
+        return  # the stored file contains the expected output
     if expected and expected not in contexts and expected not in _find_written_types(updates):
         raise CapabilityError(
             f"Step {key!r} has no output {expected}: {spec.name!r} returned"

@@ -242,6 +242,7 @@ async def test_mcp_settings_accept_every_declaration(tmp_path: Path) -> None:
         "on_unknown": "fail",
         "always_active": True,
         "permission": {"close_gate": "full_access"},
+        "large_result": {"open_gate": "file"},
     }
     async with open_registry(load_settings(mcp=[server])) as registry:
         opened, closed = registry.capabilities.values()
@@ -253,6 +254,7 @@ async def test_mcp_settings_accept_every_declaration(tmp_path: Path) -> None:
     assert "RetryBehavior" in [type(one).__name__ for one in opened.behaviors]
     assert "RetryBehavior" not in [type(one).__name__ for one in closed.behaviors]
     assert closed.undo.name == "pier_open_gate"
+    assert (opened.large_result, closed.large_result) == ("file", "fail")
     assert closed.cls.get_retry_policy()["max_attempts"] == 2
     assert str(closed.permission) != str(opened.permission)
     for made in (opened, closed):
