@@ -485,7 +485,7 @@ class McpSettings(SettingsModel):
         classify_error: Function that classifies errors, as ``"module:attribute"``.
         parameters_from: Function that extracts parameters from a task, as ``"module:attribute"``.
         on_unknown: Policy for steps whose outcome is unknown after a crash.
-        on_error: ``fail``, or ``observe`` to show failures to a planner that reviews results.
+        on_error: ``fail``, or ``observe`` to show failures to the planning model as results.
         always_active: True to select the tools for every request.
         effect_key: Parameters that identify an effect.
         repeatable: True if an effect may be repeated without approval.

@@ -175,7 +175,7 @@ class Declarations:
         timeout_seconds: Time limit of one attempt. None means the default from the settings.
         on_unknown: Policy for a ``once`` step that started and whose outcome is unknown.
         on_error: ``fail`` handles a failure by its severity. ``observe`` passes the failure as a result
-            to a planner that reviews results (``planning.mode``). LangChain tools without an effect
+            to a planning model, which can plan further steps. LangChain tools without an effect
             default to ``observe``.
         always_active: True if the capability is selected for every request.
         effect_key: Names of the parameters that identify an effect. None means all parameters and

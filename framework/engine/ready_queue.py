@@ -377,11 +377,12 @@ class PlanRun:
         spec = self._services.registry.capabilities.get(attempt.capability)
         if spec is None or attempt.step.get("for_each"):
             return False
-        if spec.on_error != "observe" and failure.severity is not ErrorSeverity.REPLANNING:
-            return False
-        may_review = self._services.settings.planning.mode != "plan"
+        if spec.on_error != "observe":
+            replans = failure.severity is ErrorSeverity.REPLANNING
+            if not replans or self._services.settings.planning.mode == "plan":
+                return False
         undoing = bool(self._view.state.get("control_undo"))
-        return may_review and not undoing and is_model_written("orchestrator", self._services)
+        return not undoing and is_model_written("orchestrator", self._services)
 
     async def _run_for_each_step(
         self, attempt: Attempt, context: AttemptContext

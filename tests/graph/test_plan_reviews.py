@@ -446,13 +446,25 @@ async def test_fix_after_an_error(mode: str) -> None:
     assert len(model.calls) == 3 + 2 + 2
 
 
-async def test_errors_that_repeat_are_bounded() -> None:
+async def test_a_planned_turn_continues_after_an_observed_error() -> None:
+    def script(call: ModelCall) -> Any:
+        return find_ferry(call) if call.schema else "A ferry leaves Genoa at 9."
+
+    graph, model, done = tool_agent(script, "plan")
+    out = await ask(graph, "When does a ferry leave Basel")
+    assert (said(out), status(out)) == ("A ferry leaves Genoa at 9.", "completed")
+    assert done == ["Basel", "Genoa"]
+    assert len(model.calls) == 3, "the error adds one call"
+
+
+@pytest.mark.parametrize("mode", ["look", "plan"])
+async def test_errors_that_repeat_are_bounded(mode: str) -> None:
     def script(call: ModelCall) -> Any:
         if call.schema is None:
             return "No ferry was found."
         return plan(("find_ferry", {"port": "Atlantis"}))
 
-    graph, model, done = tool_agent(script)
+    graph, model, done = tool_agent(script, mode)
     out = await ask(graph, "When does a ferry leave Atlantis")
     assert status(out) == "partial"
     assert len(done) == 11
