@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NotRequired, TypeAlias
 
 from langchain_core.messages import AnyMessage, HumanMessage
@@ -254,13 +255,40 @@ def _create_agent_task(agent: Agent) -> TaskFunction:
 def _create_function_task(function: Callable[..., Any]) -> TaskFunction:
     function_called: Any = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     sync = is_sync(function) and is_sync(function_called)
+    first, takes_task_by_name = task_parameter(function)
 
     async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
         task, inputs = state["task"], state.get("inputs") or {}
-        result = await run_in_thread(function, task, **inputs) if sync else function(task, **inputs)
-        return _read_outcome(await maybe_await(result))
+        arguments = () if first is None or first in inputs else (task,)
+        if takes_task_by_name and (first != "task" or not arguments):
+            inputs = {"task": task, **inputs}
+        call = partial(function, *arguments, **inputs)
+        return _read_outcome(await maybe_await(await run_in_thread(call) if sync else call()))
 
     return work
+
+
+def task_parameter(function: Callable[..., Any]) -> tuple[str | None, bool]:
+    """Return how a function receives its task.
+
+    The first value is the name of the positional parameter that receives the task unless an input
+    has the same name. It is empty if the parameter has no usable name, and None if the function
+    has no positional parameter. The second value is True if the function also accepts the task by
+    name.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a built-in function
+        return "", False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    has_task = any(one.name == "task" and one.kind in by_name for one in parameters)
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        return None, has_task
+    first = parameters[0]
+    if first.kind is inspect.Parameter.VAR_KEYWORD:
+        return None, True
+    named = first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return first.name if named else "", has_task
 
 
 def _read_outcome(result: Any) -> Mapping[str, Any]:

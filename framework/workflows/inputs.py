@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from langchain_core.tools import BaseTool
 
-from capgraph.adapters.task_graph import TaskGraph
+from capgraph.adapters.task_graph import TaskGraph, task_parameter
 from capgraph.base.errors import CapgraphError, ConfigurationError, ValidationError
 from capgraph.base.ports import Agent
 from capgraph.base.spec import CapabilitySpec
@@ -116,12 +116,15 @@ def prepare_input(
         named = _build_arguments(node, mapped, available)
         is_by_name = set(mapped) <= set(named)
         return {"task": to_task(available if is_by_name else values), "inputs": named}, None
-    task = to_task(values)
+    accepted = _list_accepted_keys(graph)
+    if kind == "graph" and not ("inputs" in accepted or mapped.keys() <= {*accepted}):
+        task = to_task(values)  # otherwise, the graph would not receive all mapped values
+    else:
+        task = to_task(mapped if {"task", "query"} & mapped.keys() else available)
     if kind in ("messages", "model_agent"):
         task = _append_values_to_task(task, mapped, available)
     if kind in ("agent", "model_agent"):
         return {"task": task}, _build_agent_context(values, reads_context=kind == "agent")
-    accepted = _list_accepted_keys(graph)
     other_inputs = {name: value for name, value in values.items() if name in accepted}
     if "inputs" in accepted and "inputs" not in values:
         other_inputs["inputs"] = values
@@ -153,9 +156,19 @@ def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
     Raises:
         ConfigurationError: The node does not accept a mapped input.
     """
-    if "task" not in node.inputs_map:
-        return  # all mapped values together are the task
     kind = kind_of(node)
+    if kind == "capability":
+        if set(node.inputs_map) == {"task"}:
+            return  # the capability reads its parameters from the text of the task
+        fields = _list_capability_fields(node.agent)
+        if unknown := sorted({*node.inputs_map} - {*fields, "task"}):
+            raise ConfigurationError(
+                f"Node {node.node_id!r} does not accept the mapped inputs {', '.join(unknown)}.",
+                fix=f"Map its parameters and context types: {', '.join(fields) or 'none'}.",
+            )
+        return
+    if "task" not in node.inputs_map:
+        return  # a function or graph that accepts no such names receives all values as its task
     if kind == "function":
         names, accepts_all = _list_parameters(node.agent)
         accepted: Collection[str] = node.inputs_map if accepts_all else {*names, "context"}
@@ -234,8 +247,6 @@ def _append_values_to_task(
     task: str, mapped: Mapping[str, Any], available: Mapping[str, Any]
 ) -> str:
     """Append the values that a model must read to the text of its task."""
-    if mapped and not {"task", "query"} & set(mapped):
-        return task  # it already contains all values
     names = [name for name in mapped if name != "task"] if mapped else [LAST_OUTPUT]
     values = mapped or available
     appended = {name: values[name] for name in names if values.get(name) is not None}
@@ -243,7 +254,7 @@ def _append_values_to_task(
 
 
 def _list_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the named parameters of a function after its first parameter, the task.
+    """Return the named parameters of a function, except ``task``.
 
     Also returns whether the function accepts arbitrary keyword arguments.
     """
@@ -253,7 +264,9 @@ def _list_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]
         return {}, False
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     by_parameter_name = {
-        parameter.name: parameter for parameter in parameters[1:] if parameter.kind in by_name
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind in by_name and parameter.name != "task"
     }
     return by_parameter_name, any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
@@ -266,13 +279,17 @@ def _build_arguments(
     """Build the keyword arguments for a node function, excluding the task.
 
     A parameter with a default value is set only by a mapped input or by the output of the
-    previous state, because many functions use a default to bind a value.
+    previous state, because many functions use a default to bind a value. If the first parameter
+    has no value of its name, it receives the task.
     """
     parameters, accepts_all = _list_parameters(node.agent)
     arguments = {name: mapped[name] for name in mapped if name != "task" and accepts_all}
+    task_name, _ = task_parameter(node.agent)
     for name, parameter in parameters.items():
         if name in mapped:
             arguments[name] = mapped[name]
+        elif name == task_name and (mapped or name not in available):
+            continue
         elif name == "context":
             arguments[name] = dict(mapped or available)
         elif name == LAST_OUTPUT:

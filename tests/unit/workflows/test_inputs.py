@@ -129,6 +129,68 @@ async def test_a_model_reads_the_last_output_and_mapped_keys() -> None:
     assert '{"text": "a draft"}' in second
 
 
+async def test_mapped_values_follow_the_task_of_the_workflow() -> None:
+    for make in (ReActAgent, lambda model: create_agent(model, [])):
+        drafts, reviews = (ScriptedModel(responses=[a, b]) for a, b in (("d1", "d2"), ("no", "ok")))
+        flow = StateMachineWorkflow(
+            {
+                "draft": WorkflowNode("draft", make(drafts), {"remarks": "review"}),
+                "review": WorkflowNode("review", make(reviews), {"text": "draft"}),
+            },
+            {
+                "draft": [(None, "review")],
+                "review": [(lambda found: found.output == "ok", "END"), (None, "draft")],
+            },
+            "draft",
+            {"END"},
+        )
+        found = await flow.run({"task": "Write."})
+        assert found.success, found.error
+        read = [[call.messages[-1].text for call in model.calls] for model in (drafts, reviews)]
+        assert read == [
+            ["Write.", 'Write.\n\n{"remarks": "no"}'],
+            ['Write.\n\n{"text": "d1"}', 'Write.\n\n{"text": "d2"}'],
+        ]
+
+
+def reviews_last(last_output: str) -> str:
+    return f"read {last_output}"
+
+
+def reviews_draft(draft: str) -> str:
+    return f"read {draft}"
+
+
+def reviews_keyword(*, task: str, draft: str) -> str:
+    return f"read {draft}"
+
+
+def reviews_all(**values: str) -> str:
+    return f"read {values['draft']}"
+
+
+@pytest.mark.parametrize("wrap", [in_a_row, machine])
+@pytest.mark.parametrize("review", [reviews_draft, reviews_keyword, reviews_all])
+async def test_the_first_argument_of_a_function_is_filled_by_name(review: Any, wrap: Any) -> None:
+    for mapping in ({"draft": "draft"}, {} if review is not reviews_all else {"draft": "draft"}):
+        found = await wrap(WorkflowNode("look", review, mapping)).run({"task": "Write."})
+        assert found.outputs["look"].output == "read a draft"
+
+
+async def test_a_function_of_the_last_output_alone_receives_it() -> None:
+    found = await machine(reviews_last).run({"task": "Write."})
+    assert found.outputs["look"].output == "read a draft"
+    found = await in_a_row(WorkflowNode("look", reviews_last)).run({"task": "Write."})
+    assert found.outputs["look"].output == "read Write.", "without earlier states: the task"
+
+
+def test_an_unaccepted_input_of_a_capability_is_refused() -> None:
+    for mapping in ({"text": "draft"}, {"task": "task", "text": "draft"}):
+        for thing in (review, TOOL):
+            with pytest.raises(ConfigurationError, match="text"):
+                in_a_row(WorkflowNode("look", thing, mapping)).compile()
+
+
 async def test_a_team_and_a_graph_of_messages_read_the_last_output() -> None:
     leader = ScriptedModel(responses=[{"subtasks": []}, {"answer": "ok"}])
     team = SupervisorOrchestrator(leader, {"plain": Plain()})
