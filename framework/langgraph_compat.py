@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import (
@@ -382,6 +382,15 @@ def write_message(message: AnyMessage) -> None:
         return
     if message.id is not None:
         push_message(message, state_key=None)
+
+
+def exclude_from_message_stream(message: AnyMessage) -> None:
+    """Exclude a message from the ``messages`` stream when the running node returns it."""
+    manager = (var_child_runnable_config.get() or {}).get("callbacks")
+    message.id = message.id or str(uuid4())
+    for handler in manager.handlers if isinstance(manager, BaseCallbackManager) else ():
+        if isinstance(handler, StreamMessagesHandler):
+            handler.seen.add(message.id)
 
 
 def excludes_subgraph_messages() -> bool:

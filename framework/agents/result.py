@@ -10,6 +10,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from capgraph.helpers.plain_data import to_plain
+from capgraph.langgraph_compat import exclude_from_message_stream
 
 FINAL_ANSWER = "Final Answer"
 """Action name of the step that ends a run."""
@@ -18,7 +19,9 @@ FINAL_ANSWER = "Final Answer"
 def to_conversation(task: str, answer: Any) -> list[BaseMessage]:
     """Convert a task and its answer to a pair of conversation messages."""
     text = answer if isinstance(answer, str) else json.dumps(to_plain(answer), ensure_ascii=False)
-    return [HumanMessage(task), AIMessage(text)]
+    question = HumanMessage(task)
+    exclude_from_message_stream(question)  # the caller sent it
+    return [question, AIMessage(text)]
 
 
 @dataclass(slots=True)

@@ -352,6 +352,7 @@ _MARKS: dict[str, Any] = {
     "langchain_core.tools.base.InjectedToolCallId": _get_call_id,
     "langchain_core.tools.base.InjectedToolArg": "Take ToolRuntime or InjectedState, or bind the"
     " argument with a function of your own.",
+    "langgraph.managed.base.ManagedValue": "Declare it in the state class, and take InjectedState.",
 }
 """The same for classes of ``Annotated`` metadata."""
 RESERVED_ARGUMENTS: dict[str, str] = {

@@ -32,6 +32,7 @@ from capgraph.base.ports import ApprovalRequest, Attempt, Caller, Failure, StepR
 from capgraph.base.spec import CapabilitySpec
 from capgraph.base.step_context import EXECUTE_ARGUMENTS
 from capgraph.base.turn_budget import TurnBudget
+from capgraph.configs.suggestions import suggest_fix
 from capgraph.engine.approval_decisions import record_answer
 from capgraph.engine.approval_requests import ask_in_task, create_answer_reader, save_standing_rules
 from capgraph.engine.bind import unbound_services
@@ -377,6 +378,14 @@ async def _read_parameters(
     state.
     """
     if not callable(parameters):
+        channels = running_graph_channels()
+        unknown = sorted({*parameters.values()} - {*(channels or parameters.values())})
+        if unknown:
+            raise ConfigurationError(
+                f"The parameters of the node of {spec.name!r} name unknown state keys:"
+                f" {', '.join(map(repr, unknown))}.",
+                fix=suggest_fix(*unknown, candidates=channels or ()),
+            )
         return {name: state[key] for name, key in parameters.items() if key in state}
     values = await maybe_await(parameters(state))
     if not matches_annotation(values, Mapping[str, Any]):

@@ -366,6 +366,10 @@ async def test_parameters_of_the_state_that_do_not_fit_are_refused() -> None:
     own = StateGraph(Trip).add_node("book", services.node(book)).add_edge(START, "book").compile()
     with pytest.raises(ConfigurationError, match='"city": "<state key>"'):
         await own.ainvoke({"place": "Oslo"})
+    misspelled = services.node(book, parameters={"city": "plase"})
+    own = StateGraph(Trip).add_node("book", misspelled).add_edge(START, "book").compile()
+    with pytest.raises(ConfigurationError, match=r"'plase'.*'place'"):
+        await own.ainvoke({"place": "Oslo"})
     for node in (
         services.node(book, parameters={"city": "place"}),
         services.node(book, parameters=lambda _: {"citi": "Oslo"}),

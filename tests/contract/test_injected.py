@@ -22,6 +22,7 @@ from langchain_core.tools import (
 from langchain_core.tools.base import FILTERED_ARGS, _DirectlyInjectedToolArg
 from langgraph._internal._runnable import ANY_TYPE, KWARGS_CONFIG_KEYS
 from langgraph.errors import NodeError
+from langgraph.managed import IsLastStep, RemainingSteps
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
@@ -108,6 +109,8 @@ def test_every_name_that_is_filled_whatever_its_annotation_is_reserved() -> None
         list[RunnableConfig],
         dict[str, BaseStore] | None,
         RunnableConfig | str,
+        IsLastStep,
+        RemainingSteps,
     ],
 )
 def test_what_a_capability_cannot_have_is_refused_where_it_is_declared(annotation: Any) -> None:

@@ -36,6 +36,7 @@ async def test_tokens_are_streamed_without_subgraphs_and_the_answer_once(bound: 
     assert len(said) > 1
     assert "".join(said) == ANSWER
     assert [one.text for one in found if one.type == "tool"] == ["4"]
+    assert [one.text for one in found if one.type == "human"] == [], "the caller sent the task"
 
 
 @pytest.mark.parametrize("where", ["behaviors", "services"])
