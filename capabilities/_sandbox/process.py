@@ -26,6 +26,8 @@ from .limits import CodeError, Figure, IsolationLevel, SandboxLimits, SandboxOut
 _EXIT_TIMEOUT_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 _MAX_MESSAGES = 8
+_MAX_LAYERS_CHARS = 10_000
+_MAX_LINES = 10_000_000
 
 
 class InputTooLargeError(ValueError):
@@ -203,7 +205,8 @@ class _SandboxProcess:
         else:
             self._classify_exit(outcome)
         layers = by_event.get("ready", {}).get("layers")
-        outcome.layers = layers if isinstance(layers, dict) else {}
+        if isinstance(layers, dict) and len(str(layers)) <= _MAX_LAYERS_CHARS:
+            outcome.layers = layers
         return outcome
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -225,7 +228,8 @@ class _SandboxProcess:
     def _startup_error(self, message: dict[str, Any] | None, stderr: str) -> str:
         """Return the reason why the isolation could not be set up."""
         if message is not None:
-            return f"{message.get('stage')}: {message.get('message')}"
+            stage, cause = message.get("stage"), message.get("message")
+            return f"{_safe_text(stage, 100)}: {_safe_text(cause, 1000)}"
         code = self.process.returncode if self.process else None
         return (
             f"the sandbox process exited with status {code} before it was ready:"
@@ -242,7 +246,7 @@ class _SandboxProcess:
             outcome.error = CodeError(type="ResultError", message=str(error))
             return
         outcome.result = message.get("result")
-        for item in _dict_items(message.get("rejected")):
+        for item in _dict_items(message.get("rejected"))[: self.limits.figures]:
             outcome.rejected_figures[safe_file_name(item.get("name"))] = _safe_text(
                 item.get("reason"), 200
             )
@@ -286,7 +290,7 @@ def _accept_failure(message: dict[str, Any], outcome: SandboxOutcome) -> None:
     outcome.error = CodeError(
         type=_safe_text(message.get("type"), 100),
         message=_safe_text(message.get("message"), 1000),
-        line=line if isinstance(line, int) else None,
+        line=line if isinstance(line, int) and 0 < line < _MAX_LINES else None,
         traceback=_safe_text(message.get("traceback"), 4000),
     )
     if message.get("limit") in ("memory", "folder size"):

@@ -59,3 +59,29 @@ def test_a_forged_report_costs_little(forged: bytes) -> None:
 def test_a_true_report_is_read(result: Any) -> None:
     done = json.dumps({"event": "done", "result": result, "figures": [], "rejected": []})
     assert judged(READY + done.encode() + b"\n").result == result
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b'{"event": "broken", "stage": "s", "message": "' + b"x" * SIZE + b'"}\n',
+        b'{"event": "broken", "message": "\\u202e\\u001b[2J", "stage": '
+        + b"[" * 900
+        + b"]" * 900
+        + b"}\n",
+        READY + b'{"event": "ready", "layers": {"a": "' + b"x" * SIZE + b'"}}\n',
+        READY
+        + b'{"event": "done", "rejected": ['
+        + b",".join(b'{"name": "%d", "reason": "no"}' % n for n in range(200_000))
+        + b"]}\n",
+        READY + b'{"event": "failed", "line": ' + b"7" * 4000 + b"}\n",
+        READY + b'{"event": "failed", "message": "' + b"x" * SIZE + b'"}\n',
+        READY + b'{"event": "done", "result": 0.' + b"1" * SIZE + b"}\n",
+    ],
+    ids=["error", "control", "layers", "rejected", "line", "failure", "digits"],
+)
+def test_no_field_of_a_forged_report_is_long(forged: bytes) -> None:
+    shown = judged(forged).model_dump_json()
+    assert len(shown) < 10_000
+    assert "\u202e" not in shown
+    assert "\\u001b" not in shown
