@@ -82,6 +82,15 @@ def test_a_formula_in_a_title_or_name_is_shown_as_it_stands(tmp_path: Path) -> N
     assert r"\frac{x$ and $\notacommand$" in text  # the comments of an SVG hold its texts
 
 
+@pytest.mark.parametrize(
+    "name", [r"\$\frac{x$", r"\\$\frac$", "$$", "\\", "x" * 39 + "$" + "y" * 50 + "$"]
+)
+def test_no_escape_turns_a_name_into_a_formula(tmp_path: Path, name: str) -> None:
+    """A variant: escapes of our own escape, and a cut between two dollar signs."""
+    path, _ = drawn(tmp_path, name, f"{name} 2", title=name)
+    assert path.stat().st_size > 1000
+
+
 def test_long_titles_and_names_are_cut(tmp_path: Path) -> None:
     began = time.perf_counter()
     long = "site " * 40_000

@@ -178,7 +178,23 @@ def test_an_allow_list_with_another_spelling_is_refused_by_name() -> None:
     "sign", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\u2212"]
 )
 @pytest.mark.parametrize(
-    "before", ["", " ", "\n", "\r\n", "\t", "\ufeff", "\u200b", "\u00a0 \u3000", "\u202e"]
+    "before",
+    [
+        "",
+        " ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\ufeff",
+        "\u200b",
+        "\u00a0 \u3000",
+        "\u202e",
+        "\u3164",
+        "\u2800",
+        "\u034f",
+        "\U000e0020",
+        "\x00",
+    ],
 )
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted(before: str, sign: str) -> None:
     text = to_csv([{"a": f"{before}{sign}cmd|' /C calc'!A0"}])
