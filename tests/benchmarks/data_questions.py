@@ -1,6 +1,10 @@
-"""Measure how many questions about data files are answered without a model.
+"""Measure how many questions about data files are answered, without a model or with one.
 
     python -m tests.benchmarks.data_questions --data DIR [--part tuning|test|fresh|all] [-v]
+    python -m tests.benchmarks.data_questions --model local:qwen2.5-coder-1.5b --sample 60
+
+With ``--model``, an agent with the shipped data capabilities answers each question, and the model
+plans, as in ``capgraph ask --model MODEL --data FILE``.
 
 ``data_questions.txt`` lists a table, a question in natural words, and SQL that computes the
 expected values, or ``refuse`` if the table does not contain the answer. An answer is right if its
@@ -18,12 +22,14 @@ measurement that the documentation states.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import os
 import re
 import sys
 import tarfile
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime
@@ -34,6 +40,7 @@ from typing import Any
 from capgraph.base import CapgraphError
 from capgraph.capabilities.data.answer import answer_question
 from capgraph.capabilities.formatting import date_text
+from capgraph.cli.agent import open_agent, read_settings
 
 _MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
 _GERMAN = "read_csv('{file}', delim=';', header=false, skip=1, all_varchar=true)"
@@ -100,14 +107,38 @@ def _is_near(shown: str, expected: float) -> bool:
     return abs(abs(float(plain)) - abs(expected)) <= tolerance + 1e-12
 
 
-def verdict(file: Path, question: str, sql: str) -> tuple[str, str]:
-    """Return ``right``, ``refused`` or ``wrong``, and the answer."""
+def answer_offline(file: Path, question: str) -> tuple[bool, str]:
+    """Return whether the question was answered without a model, and the answer or the refusal."""
     try:
         result = answer_question([str(file)], question, None, (), {"data_folders": [str(file)]})
     except CapgraphError as error:
-        return ("right" if sql == "refuse" else "refused"), str(error)
+        return False, str(error)
     text = " ".join(answer.text for answer in result.answers)
-    if text.startswith("There are no rows"):
+    return not text.startswith("There are no rows"), text
+
+
+async def answer_with_model(file: Path, question: str, model: str) -> tuple[bool, str]:
+    """Return whether an agent answered the question from the data, and its answer."""
+    settings = read_settings(None)
+    settings.data_folders = [str(file.parent)]
+    async with open_agent(settings, model=model, data=[str(file)]) as agent:
+        given = {"messages": [("user", question)], "capability_context_data": dict(agent.data)}
+        out = await agent.graph.ainvoke(given, {"configurable": {"thread_id": uuid.uuid4().hex}})
+    text = str(out["messages"][-1].content)
+    steps = out.get("execution_step_results") or {}
+    is_answered = any(
+        step["capability"] == "query_data" and step["success"] for step in steps.values()
+    )
+    return is_answered and "There are no rows" not in text, text
+
+
+def verdict(file: Path, question: str, sql: str, model: str | None) -> tuple[str, str]:
+    """Return ``right``, ``refused`` or ``wrong``, and the answer."""
+    if model is None:
+        is_answered, text = answer_offline(file, question)
+    else:
+        is_answered, text = asyncio.run(answer_with_model(file, question, model))
+    if not is_answered:
         return ("right" if sql == "refuse" else "refused"), text
     if sql == "refuse":
         return "wrong", text
@@ -121,6 +152,10 @@ def main() -> None:
     default = os.environ.get("CAPGRAPH_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(default), help="folder of the data sets")
     parser.add_argument("--part", choices=("tuning", "test", "fresh", "all"), default="all")
+    parser.add_argument("--model", help="model that plans, such as local:qwen2.5-coder-1.5b")
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="ask only N questions, spread evenly"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show what is not right")
     options = parser.parse_args()
     counts: dict[str, Counter[str]] = {}
@@ -130,14 +165,18 @@ def main() -> None:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
         vega = Path(str(files("vega_datasets"))) / "_data"
-        for part, table, question, sql in questions():
-            found = [p for p in (vega / table, Path(folder, "data", table)) if p.is_file()]
-            if options.part not in (part, "all") or not found:
-                continue
-            kind, text = verdict(found[-1], question, sql)
+        cases = [
+            (part, found[-1], question, sql)
+            for part, table, question, sql in questions()
+            if options.part in (part, "all")
+            and (found := [p for p in (vega / table, Path(folder, "data", table)) if p.is_file()])
+        ]
+        every = max(1, len(cases) // options.sample) if options.sample else 1
+        for part, file, question, sql in cases[::every]:
+            kind, text = verdict(file, question, sql, options.model)
             counts.setdefault(part, Counter())[kind] += 1
             if options.verbose and kind != "right":
-                print(f"{kind} {table}: {question}\n    {text[:200]}")
+                print(f"{kind} {file.name}: {question}\n    {text[:200]}")
     for part, counter in counts.items():
         total = counter.total()
         shares = ", ".join(f"{kind} {100 * n / total:.1f} %" for kind, n in counter.most_common())
