@@ -81,6 +81,17 @@ def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
 
     Returns one line per step. If the plan has only a terminal step, the lines describe the
     capabilities that failed.
+
+    Examples:
+        >>> step = {"context_key": "readings", "capability": "read_station"}
+        >>> results = {
+        ...     "readings": {"success": True, "missing": ["readings[6]"]},
+        ...     "readings[6]": {"error": "no signal"},
+        ... }
+        >>> describe_missing_steps(
+        ...     {"planning_execution_plan": {"steps": [step]}, "execution_step_results": results}
+        ... )
+        ('read station (element 7): no signal',)
     """
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
@@ -115,7 +126,13 @@ def _format_step_name(step: Mapping[str, Any], iteration_key: str = "") -> str:
     objective = str(step.get("task_objective") or "")
     name = objective if is_readable(objective) else step["capability"].replace("_", " ")
     number = iteration_key.removeprefix(str(step.get("context_key", ""))).strip("[]#")
-    return f"{name.rstrip('.')}{f' ({number})' if number else ''}"
+    if not number:
+        return name.rstrip(".")
+    # Indexes count from zero, and readers count from one.
+    element = ", ".join(
+        str(int(part) + 1) if part.isdigit() else part for part in number.split("][")
+    )
+    return f"{name.rstrip('.')} (element {element})"
 
 
 def _format_missing_step(name: str, reason: Any) -> str:

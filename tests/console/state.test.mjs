@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = new URL("../../framework/serve/console/", import.meta.url);
-const { empty, fromThread, runsOfTurn, turnOutcomes } = await import(new URL("state.js", at));
+const { empty, fromThread, runsOfTurn, statusOf, turnOutcomes } = await import(new URL("state.js", at));
 const { reduce } = await import(new URL("reduce.js", at));
 const { timeScale } = await import(new URL("timeline.js", at));
 const { figuresOf, numbersIn } = await import(new URL("figures.js", at));
@@ -188,6 +188,15 @@ test("a run that is received twice changes nothing", () => {
     assert.deepEqual(play([...events, over("completed")], once), once);
     assert.deepEqual(play([...events, over("completed")], play(events, from)), once);
   }
+});
+
+test("an ended turn has no pending steps", () => {
+  const running = play([begun, plan(1, [step("a"), step("b"), step("c")]), told(1, 0, { status: "done" }), told(1, 1, { status: "running" })]);
+  const shown = (state) => state.plans.at(-1).steps.map(statusOf);
+  assert.deepEqual(shown(running), ["done", "running", "pending"]);
+  for (const status of ["failed", "stopped"]) assert.deepEqual(shown(play([over(status)], running)), ["done", "interrupted", "unstarted"]);
+  assert.deepEqual(shown(fromThread({ plan: { steps: [step("a")] }, outcome: "stopped" })), ["unstarted"]);
+  assert.deepEqual(shown(fromThread({ plan: { steps: [step("a")] }, outcome: "running" })), ["pending"]);
 });
 
 test("an answered step asks no longer", () => {

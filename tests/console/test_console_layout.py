@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from tests.console.test_console_turns import AGENT
-from tests.console.test_screens import compared, elements, logged_out, partial, running, visited
+from tests.console.test_screens import (
+    compared,
+    elements,
+    logged_out,
+    partial,
+    question,
+    running,
+    visited,
+)
 from tests.support.console_server import Served, expect, new_context, open_view, settle
 
 pytestmark = pytest.mark.may_block
@@ -106,3 +114,38 @@ def test_comparison_and_shared_page_show_no_raw_values(page: Any, served: Served
 def test_error_and_its_fix_are_two_sentences(page: Any, served: Served) -> None:
     partial(page, served)
     expect(page.get_by_test_id("not-done")).to_contain_text("gives no signal. Fix:")
+
+
+NARROW, WIDE = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
+
+
+def test_plan_is_arranged_anew_for_a_resized_window(page: Any, served: Served) -> None:
+    partial(page, served)
+    open_view(page, "Plan")
+    boards = page.locator(".boards")
+    expect(boards).not_to_have_attribute("data-narrow", "")
+    for size, is_narrow in ((NARROW, True), (WIDE, False)):
+        page.set_viewport_size(size)
+        page.wait_for_function(
+            "is => document.querySelector('.boards').hasAttribute('data-narrow') === is",
+            arg=is_narrow,
+        )
+
+
+def test_heading_of_the_turn_card_stays_in_one_row(page: Any, served: Served) -> None:
+    page.set_viewport_size(NARROW)
+    partial(page, served)
+    card = page.get_by_test_id("turn")
+    heading = card.get_by_role("heading").bounding_box()
+    button = card.get_by_role("button", name="Show trace").bounding_box()
+    assert heading["y"] < button["y"] + button["height"]
+    assert button["y"] < heading["y"] + heading["height"]
+
+
+def test_no_field_shows_below_the_buttons_of_a_request(page: Any, served: Served) -> None:
+    page.set_viewport_size(NARROW)
+    question(page, served)
+    page.wait_for_function(
+        "() => document.querySelector('.decide').getBoundingClientRect().bottom + 1"
+        " >= document.querySelector('.log').getBoundingClientRect().bottom"
+    )

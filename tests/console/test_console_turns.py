@@ -127,6 +127,9 @@ def test_stopped_turn_names_its_steps(page: Any, served: Served) -> None:
         stopped = card(page, "stopped")
         stopped.get_by_text("1 of 3 done").wait_for()
         expect(stopped).to_contain_text("Not started: late")
+        plan = page.get_by_test_id("plan")
+        expect(plan.get_by_role("button", name="model, train_model, interrupted")).to_be_attached()
+        expect(plan.get_by_role("button", name="late, compute_mean, not run")).to_be_attached()
         page.reload()
         page.get_by_test_id("stop").wait_for(state="hidden")
 
@@ -145,6 +148,27 @@ def test_running_turn_shows_progress_and_retries(page: Any, served: Served, tmp_
     expect(ended.get_by_test_id("turn-step").first).to_be_hidden()
     ended.get_by_text("Steps", exact=True).click()
     expect(ended.get_by_test_id("turn-step")).to_have_count(2)
+
+
+def test_rejected_step_is_shown_as_not_run(page: Any, served: Served) -> None:
+    opened(page, served, ORDER)
+    page.get_by_test_id("reject").click()
+    for _ in range(2):
+        card(page, "failed")
+        step = page.get_by_test_id("plan").get_by_role(
+            "button", name="order, order_sensors, not run"
+        )
+        expect(step).to_be_attached()
+        page.reload()
+
+
+def test_buttons_for_several_steps_name_their_scope(page: Any, served: Served) -> None:
+    opened(page, served, ORDER, {**ORDER, "context_key": "spare"})
+    question = page.get_by_test_id("question")
+    expect(question.get_by_test_id("approve")).to_have_text("Approve all")
+    expect(question.get_by_test_id("reject")).to_have_text("Reject all")
+    question.get_by_test_id("reject").click()
+    card(page, "failed")
 
 
 def test_decision_leaves_a_record(page: Any, served: Served) -> None:

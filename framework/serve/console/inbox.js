@@ -25,7 +25,7 @@ export function cards(app) {
 export function inboxView(app) {
   const list = h("div", { class: "asked" });
   const none = h("p", { class: "quiet" }, T.noQuestions);
-  const notify = button(T.notify, async () => { await Notification.requestPermission(); update(); });
+  const notify = button(T.notify, async () => { await Notification.requestPermission(); update(); }, { class: "small" });
   const node = h("section", { class: "part side", testid: "inbox", "aria-label": T.parts.inbox },
     h("div", { class: "bar" }, h("h2", null, T.parts.inbox), notify), none, list);
   function update() {
@@ -81,7 +81,7 @@ function cardNode(app, question) {
   const order = !canDecide ? [] : ["approve", "rerun", "done", "skip", "reject", "respond"];
   for (const word of order.filter((one) => decisions.includes(one))) {
     const testid = word === "approve" || word === "reject" ? word : undefined;
-    buttons.append(button(T.decisions[word], () => submit(word),
+    buttons.append(button(entries.length > 1 ? T.forAll(T.decisions[word]) : T.decisions[word], () => submit(word),
       { testid, class: word === "approve" ? "main" : word === "reject" ? "danger" : null }));
   }
   if (entries.length > 1 && canDecide) buttons.append(button(T.submitDecisions, () => submit(null)));
@@ -133,7 +133,7 @@ function entryNode(question, step, several, onchange) {
     step.element !== undefined ? pre(step.element) : null,
     plan ? plan.node : fields ? fields.node : Object.keys(step.parameters ?? {}).length
       ? h("details", { open: true }, h("summary", null, T.runParameters), pre(json(step.parameters, Infinity))) : null,
-    errors, choice ? h("div", { class: "field" }, choice) : null, rememberLabel);
+    errors, choice ? h("div", { class: "field" }, h("span", { class: "name", "aria-hidden": "true" }, T.decision), choice) : null, rememberLabel);
 
   const changed = () => (fields?.changed() || plan?.changed()) ?? false;
   return {

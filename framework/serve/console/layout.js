@@ -8,7 +8,7 @@ export const SIZE = { width: WIDTH, height: HEIGHT };
 const LAYER_GAP = 48, GAP = 20, CORNER = 6;
 const LANES = 4, LANE = 4;
 // Width in pixels below which layers are rows.
-const NARROW = 420;
+export const NARROW = 420;
 const MAX_TURNED = 200;
 
 // Return the indexes of the steps that each step depends on: inputs, conditions, references, and recorded order.

@@ -1,7 +1,7 @@
 // The plan view: a live graph of the steps with the critical path and earlier plan versions.
 
 import { attr, button, h, keyed, lazy, put, s, visible } from "./dom.js";
-import { SIZE, arrangeFor, criticalPath, edgePath } from "./layout.js";
+import { NARROW, SIZE, arrangeFor, criticalPath, edgePath } from "./layout.js";
 import { CLOSING, WAITS, statusOf } from "./state.js";
 import { T } from "./text.js";
 
@@ -10,16 +10,19 @@ const MIN_SCALE = 0.1, MAX_SCALE = 2, ZOOM = 1.25;
 // Scales below which a step shows only its name, and then only the mark of its state. The text of
 // both keeps a readable size.
 const LEVELS = [[0.75, "full", 0], [0.4, "name", 10], [0, "mark", 9]];
+// Pixels by which a board must exceed NARROW to leave the narrow layout, so that a scrollbar does not toggle it.
+const HYSTERESIS = 24;
 const MAP = { width: 150, height: 100, pause: 400 };
 
 export function planView(app) {
   const none = h("p", { class: "quiet" }, T.noPlan);
   const versions = h("div", { class: "versions", role: "group", "aria-label": T.versions });
   const counts = h("span", { class: "quiet" });
+  const key = h("span", { class: "criticalkey quiet" }, T.criticalPath);
   const repaired = h("details", { hidden: true });
   const boards = h("div", { class: "boards" });
   const detail = h("section", { class: "detail", hidden: true, "aria-label": T.step.title("") });
-  const bar = h("div", { class: "bar" }, h("h2", null, T.parts.plan), counts,
+  const bar = h("div", { class: "bar" }, h("h2", null, T.parts.plan), counts, key,
     h("span", { class: "buttons" },
       button("−", () => zoom(1 / ZOOM), { "aria-label": T.zoomOut, class: "small" }),
       button("+", () => zoom(ZOOM), { "aria-label": T.zoomIn, class: "small" }),
@@ -47,7 +50,11 @@ export function planView(app) {
     scale = board.fitting();
     for (const one of drawn) one.scale(scale);
   }
-  new ResizeObserver(() => { if (isFitted) fit(); }).observe(boards);
+  new ResizeObserver(() => {
+    const isNarrow = drawn.at(-1)?.isNarrow;
+    const room = boards.clientWidth - 12;
+    if (drawn.length && room > 0 && (isNarrow ? room >= NARROW + HYSTERESIS : room < NARROW)) { drawn = []; update(); } else if (isFitted) fit();
+  }).observe(boards);
   boards.addEventListener("wheel", (event) => {
     if (!event.target.closest(".board") || drawn.at(-1)?.isNarrow) return;
     event.preventDefault();
@@ -85,6 +92,7 @@ export function planView(app) {
     }
     drawn.forEach((board, n) => board.update(wanted[n], selected));
     const work = plan?.steps.filter((step) => !CLOSING.has(step.capability)) ?? [];
+    key.hidden = work.length < 2;
     put(counts, plan ? T.counts(work.filter((step) => ["done", "skipped"].includes(statusOf(step))).length, work.length) : "");
     versions.hidden = plans.length < 2;
     keyed(versions, plans, (one) => one.id, (one) => button("", () => {

@@ -33,8 +33,9 @@ export function openRun(thread) {
   return thread.runs?.find((run) => RUNS.has(run.status))?.run_id;
 }
 
-// A finished for_each step with failed elements is partly done.
+// A finished for_each step with failed elements is partly done. A turn that has ended leaves no pending steps.
 export function statusOf(step) {
+  if (step.status === "pending" && step.isOver) return step.tries.some((one) => !WAITS.has(one.status)) ? "interrupted" : "unstarted";
   return step.status === "done" && step.elements?.failed ? "partial" : step.status;
 }
 
@@ -116,11 +117,13 @@ export function ending(tries, at, status, message) {
 // Return the final state of the steps after a run. Terminal steps emit no events of their own.
 export function closed(steps, status, at = null) {
   const whole = status === "completed" || status === "partial";
-  return steps.map((step) => {
+  const isOver = OVER.has(status) || status === "error";
+  const ended = steps.map((step) => {
     if (whole && CLOSING.has(step.capability) && step.status !== "failed") return { ...step, status: "done", tries: ending(step.tries, at, "done") };
     if (OVER.has(status) && WAITS.has(step.status)) return { ...step, status: "pending", tries: resumed(step.tries, at) };
     if (step.status === "retrying") return { ...step, status: "failed" };
     if (step.status === "running") return { ...step, status: whole ? "done" : "pending", tries: ending(step.tries, at, whole ? "done" : "failed") };
     return step;
   });
+  return isOver ? ended.map((step) => (step.status === "pending" ? { ...step, isOver } : step)) : ended;
 }

@@ -66,7 +66,7 @@ export const T = {
   outcome: {
     new: "new", completed: "completed", partial: "partial", failed: "failed",
     stopped: "stopped", waiting: "waiting", cancelled: "interrupted", running: "running",
-    queued: "queued", asks: "needs an answer", drained: "paused", unfinished: "unfinished",
+    queued: "queued", asks: "needs answer", drained: "paused", unfinished: "unfinished",
   },
 
   // plan
@@ -78,11 +78,12 @@ export const T = {
   zoomIn: "Zoom in",
   zoomOut: "Zoom out",
   fit: "Fit",
+  criticalPath: "critical path",
   counts: (done, all) => `${done} of ${all} done`,
   status: {
     pending: "pending", running: "running", asks: "needs approval", done: "done", failed: "failed",
     skipped: "skipped", waits: "waiting",
-    partial: "partly done", retrying: "retrying",
+    partial: "partly done", retrying: "retrying", interrupted: "interrupted", unstarted: "not run",
   },
   seconds: (n) => (n < 1 ? `${Math.round(n * 1000)} ms` : n < 90 ? `${n.toFixed(1)} s`
     : `${Math.floor(n / 60)} min ${Math.round(n % 60)} s`),
@@ -108,6 +109,7 @@ export const T = {
   marks: {
     pending: "○", queued: "▶", running: "▶", asks: "?", waits: "…", waiting: "…", done: "✓", completed: "✓",
     partial: "!", failed: "✕", stopped: "■", cancelled: "■", skipped: "–", retrying: "↻",
+    interrupted: "■", unstarted: "○",
   },
   turn: {
     label: "Turn", steps: "Steps", retry: "Retry this step", showTrace: "Show trace",
@@ -157,11 +159,12 @@ export const T = {
   inputs: "Inputs",
   runParameters: "Parameters",
   result: "Result",
-  reason: "Reason or message",
+  reason: "Reason for rejecting, or response",
   decision: "Decision",
   approve: "Approve",
   answer: "Answer",
-  submitDecisions: "Submit decisions",
+  submitDecisions: "Submit the decision of each step",
+  forAll: (word) => `${word} all`,
   decisions: {
     approve: "Approve", edit: "Edit", reject: "Reject", respond: "Respond instead",
     rerun: "Run again", skip: "Skip", done: "Mark as done",

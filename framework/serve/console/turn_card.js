@@ -93,7 +93,7 @@ function fillLine(line, step) {
   const attempt = isRunning && step.attempt > 1 ? step.attempt : step.status === "retrying" ? step.retry.attempt + 1 : 0;
   const retries = attempt > 1 ? T.turn.retrying(attempt, step.retry?.of ?? attempt) : null;
   attr(line, "data-retries", Boolean(retries));
-  put(words, visible([retries ?? (step.elements ? null : T.status[step.status] ?? step.status), step.elements && T.elements(step.elements), (isRunning || retries) && (step.message ?? step.retry?.message)].filter(Boolean).join(" · ")));
+  put(words, visible([retries ?? (step.elements ? null : T.status[statusOf(step)]), step.elements && T.elements(step.elements), (isRunning || retries) && (step.message ?? step.retry?.message)].filter(Boolean).join(" · ")));
   const part = step.elements ? (step.elements.done + step.elements.failed) / step.elements.of : step.progress;
   bar.hidden = !isRunning || typeof part !== "number";
   if (!bar.hidden) bar.value = part;
@@ -122,7 +122,7 @@ function notDone(app, work) {
     if (step.status === "done" || step.status === "skipped") return [];
     const wasStopped = step.status === "pending" && step.tries.length > 0;
     const text = step.status === "failed" ? step.message ?? T.status.failed : wasStopped ? (isRejected(step.context_key) ? T.turn.rejected : T.turn.interrupted) : "";
-    return [{ key: step.context_key, status: step.status, name: step.context_key, text, plan: text ? rerunPlan(planned, step.context_key, { before: isUnfinished, after: isUnfinished }) : null }];
+    return [{ key: step.context_key, status: statusOf(step), name: step.context_key, text, plan: text ? rerunPlan(planned, step.context_key, { before: isUnfinished, after: isUnfinished }) : null }];
   });
 }
 
