@@ -1,6 +1,11 @@
 """Entry point of ``python -m capgraph``."""
 
-from capgraph.cli.main import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    try:
+        from capgraph.cli.main import main
+
+        main()
+    except KeyboardInterrupt:  # during the imports, for example while 'capgraph dev' restarts
+        sys.exit(130)

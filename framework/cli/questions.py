@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from capgraph.cli.terminal import one_line, to_printable
@@ -25,7 +25,7 @@ _DECISIONS = {
     "done": ({"d"}, "[d]one: its effect happened"),
 }
 _RULE_SCOPES = {"always": "thread", "everywhere": "everywhere"}
-_RULE_HINT = "[always] in this thread, [everywhere]"
+_RULE_HINT = "approve [always] in this thread or [everywhere]"
 
 
 def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any] | None:
@@ -95,6 +95,19 @@ def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
         EOFError: Standard input is closed.
     """
     return {key: _ask_one(question, console) for key, question in questions.items()}
+
+
+def is_decision(text: str, questions: Iterable[Any]) -> bool:
+    """Return True if the text can answer the open questions, and False if it is a new message.
+
+    An approval request takes a decision; any other question takes each text.
+
+    >>> request = {"steps": [{"context_key": "a", "decisions": ["approve", "reject"]}]}
+    >>> is_decision("approve", [request]), is_decision("What is missing?", [request])
+    (True, False)
+    """
+    is_request = any(isinstance(one, Mapping) and one.get("steps") for one in questions)
+    return not is_request or text.strip().lower() in _DECISIONS or text.lstrip().startswith("{")
 
 
 def question_lines(question: Any) -> list[str]:

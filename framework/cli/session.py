@@ -100,18 +100,19 @@ class Session:
         while True:
             end = self.runner.run(self._run_once(graph_input, question))
             self.view.close()
-            answer = None
+            answer, was_asked = None, False
             if end.status == "waiting" and end.questions and answers is not None:
                 try:
                     answer = answers(end.questions)
-                except EOFError:
-                    answer = None
-                except KeyboardInterrupt:
-                    end.status = "cancelled"
+                except (EOFError, KeyboardInterrupt) as exc:
+                    was_asked = True
+                    sys.stdout.write("\n")  # end the line of the prompt
+                    if isinstance(exc, KeyboardInterrupt):
+                        end.status = "cancelled"
             if answer is None:
                 if end.status in {"waiting", "cancelled", "drained"}:
                     end.resume_command = self.resume_command()
-                self.view.show_end(end)
+                self.view.show_end(end, was_asked=was_asked)
                 return end
             graph_input, question = Command(resume=answer), None
 

@@ -15,6 +15,7 @@ from capgraph.helpers.files import write_atomic
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.markdown import Markdown
+    from rich.text import Text
 
 
 class OutputClosedError(OSError):
@@ -149,6 +150,24 @@ def make_console(file: TextIO | None = None) -> Console:
     )
 
 
+def print_wrapped(
+    console: Console, text: Text | str, style: str | None = None, *, is_copied: bool = False
+) -> None:
+    """Print untrusted text, wrapped between words on a terminal.
+
+    Args:
+        console: Output console.
+        text: The text.
+        style: Style on a terminal.
+        is_copied: True for a command or a path, which a terminal must break without a line feed so
+            that it can be copied.
+    """
+    is_terminal = console.is_terminal
+    console.print(
+        text, style=style if is_terminal else None, soft_wrap=is_copied or not is_terminal
+    )
+
+
 def is_interactive() -> bool:
     """Return True if both standard input and standard output are connected to a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
@@ -157,8 +176,7 @@ def is_interactive() -> bool:
 def print_error(error: BaseException) -> None:
     """Print an error message to standard error, with secrets masked."""
     text = to_printable(mask_secrets(str(error) or type(error).__name__))
-    console = make_console(sys.stderr)
-    console.print(f"Error: {text}", style="red" if console.is_terminal else None, soft_wrap=True)
+    print_wrapped(make_console(sys.stderr), f"Error: {text}", "red")
 
 
 def write_file(path: Path, text: str, *, mode: int = 0o600) -> None:

@@ -32,7 +32,7 @@ def print_agent_tree(name: str, registry: Registry) -> None:
             label.append(f"  effect: {spec.effect}", "yellow")
         if spec.requires_approval:
             label.append("  needs approval", "magenta")
-        tree.add(label).add(Text(one_line(spec.description, _LABEL_CHARACTERS), "dim"))
+        tree.add(label).add(Text(one_line(spec.description, None), "dim"))
     make_console().print(tree)
 
 

@@ -19,6 +19,7 @@ from capgraph.cli.questions import question_lines
 from capgraph.cli.terminal import (
     make_console,
     one_line,
+    print_wrapped,
     render_markdown,
     split_complete_blocks,
     to_printable,
@@ -39,6 +40,7 @@ _OUTCOME_TEXTS = {
     "waiting": "waiting for a person",
     "cancelled": "interrupted",
 }
+_COPIED = ("resume with:", "file:")
 _WIDE_COLUMNS = 100
 _MAX_NOTE = 160
 STATE_SIGNS = {
@@ -64,8 +66,13 @@ class View:
     def show_event(self, event: events.Event) -> None:
         """Show one event of the turn."""
 
-    def show_end(self, end: TurnResult) -> None:
-        """Show the answer and the outcome of a finished turn."""
+    def show_end(self, end: TurnResult, *, was_asked: bool = False) -> None:
+        """Show the answer and the outcome of a finished turn.
+
+        Args:
+            end: Result of the turn.
+            was_asked: True if the user has already seen the open questions.
+        """
 
     def close(self) -> None:
         """Restore the terminal. Can be called repeatedly."""
@@ -77,7 +84,7 @@ class AnswerView(View):
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def show_end(self, end: TurnResult) -> None:
+    def show_end(self, end: TurnResult, *, was_asked: bool = False) -> None:
         """Print only the answer of a finished turn."""
         if end.answer and self._console.is_terminal:
             self._console.print(render_markdown(end.answer))
@@ -105,7 +112,7 @@ class JsonView(View):
         """Print an event as one line of JSON."""
         self._write(event.model_dump(mode="json", exclude_none=True))
 
-    def show_end(self, end: TurnResult) -> None:
+    def show_end(self, end: TurnResult, *, was_asked: bool = False) -> None:
         """Print the result of the turn as one line of JSON."""
         self._write({"event_type": "result", **end.to_dict()})
 
@@ -146,16 +153,15 @@ class PlainView(View):
         for line in event_lines(event):
             self._print(f"[{time.monotonic() - self._started_at:7.2f}] {line}")
 
-    def show_end(self, end: TurnResult) -> None:
+    def show_end(self, end: TurnResult, *, was_asked: bool = False) -> None:
         """Print the answer, the created files, and the outcome of a finished turn."""
         if end.answer:
             self._print(f"answer:\n{to_printable(end.answer)}")
-        for line in ending_lines(end):
+        for line in ending_lines(end, was_asked=was_asked):
             self._print(line)
 
     def _print(self, text: str, style: str | None = None) -> None:
-        style = style if self._console.is_terminal else None
-        self._console.print(text, style=style, soft_wrap=True)
+        print_wrapped(self._console, text, style, is_copied=text.startswith(_COPIED))
 
 
 @dataclass(slots=True)
@@ -233,7 +239,7 @@ class LiveView(PlainView):
                 self._print_above(event_lines(event))
         self._start_live()
 
-    def show_end(self, end: TurnResult) -> None:
+    def show_end(self, end: TurnResult, *, was_asked: bool = False) -> None:
         """Print the rest of the answer that was not streamed, then the files and the outcome."""
         for row in self._rows.values():
             if row.state == "running":
@@ -249,7 +255,7 @@ class LiveView(PlainView):
         if answer or streamed:
             self._end_answer()
             self._console.print()
-        for line in ending_lines(end):
+        for line in ending_lines(end, was_asked=was_asked):
             style = {"error": "red", "file": "cyan", "outcome": "bold"}.get(line.split(":")[0])
             self._print(line, style)
 
@@ -330,9 +336,7 @@ class LiveView(PlainView):
             self._print(line, "yellow")
 
     def _print(self, text: str, style: str | None = None) -> None:
-        # A terminal breaks a command or a path without a line feed, so that it can be copied.
-        is_copied = text.startswith(("resume with:", "file:"))
-        self._console.print(text, style=style, soft_wrap=is_copied)
+        print_wrapped(self._console, text, style, is_copied=text.startswith(_COPIED))
 
     def _start_live(self) -> None:
         if self._live is None:
@@ -460,11 +464,17 @@ def event_lines(event: events.Event) -> list[str]:
     return [one_line(line, 1000)]
 
 
-def ending_lines(end: TurnResult) -> list[str]:
-    """Return the lines printed after a turn: files, open questions, unfinished steps, and notes."""
+def ending_lines(end: TurnResult, *, was_asked: bool = False) -> list[str]:
+    """Return the lines printed after a turn: files, open questions, unfinished steps, and notes.
+
+    Args:
+        end: Result of the turn.
+        was_asked: True if the user has already seen the open questions.
+    """
     lines = [f"file: {one_line(path, 4000)}" for path in end.files]
     if end.status in {"waiting", "cancelled"}:
-        lines += [line for question in end.questions.values() for line in question_lines(question)]
+        questions = () if was_asked else end.questions.values()
+        lines += [line for question in questions for line in question_lines(question)]
         waits = (end.outcome.get("waiting") or {}).items()
         lines += [one_line(f"{key} waits {describe_wait(wait)}", 1000) for key, wait in waits]
     missing = end.outcome.get("missing") or []

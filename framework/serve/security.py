@@ -24,6 +24,7 @@ from capgraph.configs.settings import ServeSettings
 from capgraph.serve.forwarded import route_path
 from capgraph.serve.identity import Identity, client_address
 from capgraph.serve.problems import error_response, problem_response
+from capgraph.serve.server import is_loopback
 
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
 """Paths that need no login and reveal nothing about users."""
@@ -335,16 +336,6 @@ class HostPolicy:
         parts = urlsplit(origin)
         is_same_host = parts.netloc.lower() == host.lower() and bool(parts.netloc)
         return is_same_host and parts.scheme in ("http", "https") and not parts.path.strip("/")
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a host name or IP address is reachable only from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_name(header: str) -> str:

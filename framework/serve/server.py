@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -112,6 +113,16 @@ class Server(uvicorn.Server):
             await self._app.state.runs.drain()
         finally:
             self.should_exit: bool = True
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a host name or IP address is reachable only from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def open_listening_socket(host: str, port: int | None) -> socket.socket:

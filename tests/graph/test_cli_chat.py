@@ -224,6 +224,38 @@ def test_ctrl_c_at_a_question_does_not_end_the_chat(terminal):
     assert chat.end() == 0
 
 
+def test_new_message_cancels_an_open_request_only_after_a_confirmation(terminal):
+    chat = terminal("chat", "--thread", "t1", approval=1)
+    chat.expect("you> ")
+    chat.type("Paint the sky")
+    chat.expect("decision> ")
+    chat.interrupt_until("stays open")
+    assert chat.text.count("May step") == 1
+    chat.expect("you> ")
+    chat.type("Look at the sea")
+    chat.expect("[y/N]")
+    chat.type("")
+    chat.expect("you> ")
+    chat.type("Look at the sea")
+    chat.expect("[y/N]")
+    chat.type("y")
+    chat.expect("outcome: completed")
+    chat.expect("you> ")
+    chat.type("/exit")
+    assert chat.end() == 0
+    assert not any(line.startswith("paint") for line in terminal.log())
+
+
+def test_error_is_wrapped_between_words(terminal, tmp_path):
+    words = "the quick brown fox jumps over the lazy dog and runs into the deep dark wood " * 3
+    (tmp_path / "capgraph.yml").write_text(f"{words.replace(' ', '_')[:70]}: 1\n")
+    ask = terminal("ask", "Paint the sky", columns=80)
+    assert ask.end() == 2
+    lines = ask.text.splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal, tmp_path):
     chat = terminal("chat", "--thread", "t1", gate=tmp_path / "never opened")
     chat.expect("you> ")

@@ -11,7 +11,14 @@ import typer
 
 from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from capgraph.cli.options import SharedOptions, with_shared_options
-from capgraph.cli.terminal import is_interactive, make_console, one_line, print_error, to_printable
+from capgraph.cli.terminal import (
+    is_interactive,
+    make_console,
+    one_line,
+    print_error,
+    print_wrapped,
+    to_printable,
+)
 from capgraph.configs.errors import CapgraphError
 
 if TYPE_CHECKING:
@@ -86,6 +93,10 @@ class _Chat:
                 return False
             self._run_command(command)
         graph_input = prepared.input
+        if prepared.is_resume and is_interactive() and self._is_new_message(line):
+            if not self._confirms("This message cancels the open request. Send it? [y/N] "):
+                return True
+            graph_input = {"messages": [("user", line)]}
         if graph_input is not None:
             self._run_turn(
                 self.session.add_data(graph_input) if isinstance(graph_input, dict) else graph_input
@@ -100,7 +111,7 @@ class _Chat:
         if end.status == "cancelled":
             if end.questions:
                 self.console.print(
-                    "\nThe request stays open. Press Enter to answer it, or type '/exit'.",
+                    "\nThe request stays open. Press Enter to answer it.",
                     style="yellow",
                 )
             else:
@@ -116,9 +127,7 @@ class _Chat:
         messages = self.session.state().values.get("messages") or []
         for message in messages[-_SHOWN_MESSAGES:]:
             speaker = "you" if message.type == "human" else "agent"
-            self.console.print(
-                f"{speaker}> {to_printable(message.text)}", style="dim", soft_wrap=True
-            )
+            print_wrapped(self.console, f"{speaker}> {to_printable(message.text)}", "dim")
 
     def continue_turn(self) -> None:
         """Resume the thread's unfinished turn.
@@ -130,9 +139,21 @@ class _Chat:
             self._run_turn(None)
         elif state.tasks:
             self.console.print("The last turn of this thread is unfinished.", style="yellow")
-            with contextlib.suppress(EOFError):
-                if input("Resume it? [Y/n] ").strip().lower() in {"", "y", "yes"}:
-                    self._run_turn(None)
+            if self._confirms("Resume it? [Y/n] ", is_default=True):
+                self._run_turn(None)
+
+    def _is_new_message(self, line: str) -> bool:
+        from capgraph.cli.questions import is_decision
+
+        return not is_decision(line, [item.value for item in self.session.state().interrupts])
+
+    def _confirms(self, prompt: str, *, is_default: bool = False) -> bool:
+        try:
+            typed = input(prompt).strip().lower()
+        except EOFError:
+            self.console.print()
+            return False
+        return typed in {"y", "yes"} or (is_default and not typed)
 
     def _run_command(self, command: str) -> None:
         if command == "help":
@@ -145,7 +166,7 @@ class _Chat:
             self.session.thread_id = new_thread_id()
             self.console.print(f"thread {self.session.thread_id}", style="bold")
         elif command == "capabilities":
-            self.console.print(to_printable(self.session.agent.registry.describe()), soft_wrap=True)
+            print_wrapped(self.console, to_printable(self.session.agent.registry.describe()))
         elif command == "status":
             for line in self._status_lines():
                 self.console.print(one_line(line, 1000))
@@ -165,4 +186,4 @@ class _Chat:
         """Print the command that resumes the thread."""
         if self.session.state().values:
             command = one_line(self.session.resume_command(), 4000)
-            self.console.print(f"resume with: {command}", soft_wrap=True)
+            print_wrapped(self.console, f"resume with: {command}", is_copied=True)

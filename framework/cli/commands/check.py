@@ -362,15 +362,15 @@ async def _ask_model(model: Any, name: str, *, is_enabled: bool) -> Finding:
 def _print(findings: list[Finding]) -> None:
     from rich.text import Text
 
-    from capgraph.cli.terminal import make_console, to_printable
+    from capgraph.cli.terminal import make_console, print_wrapped, to_printable
 
     console = make_console()
     for finding in findings:
         sign, style = _LEVEL_SIGNS[finding.level]
         label = finding.level if not console.is_terminal else sign
         line = Text.assemble((label, style), f" {finding.area}: {to_printable(finding.text)}")
-        console.print(line, soft_wrap=True)
+        print_wrapped(console, line)
         if finding.fix:
-            console.print(f"  Fix: {to_printable(finding.fix)}", soft_wrap=True)
+            print_wrapped(console, f"  Fix: {to_printable(finding.fix)}")
     levels = [finding.level for finding in findings]
     console.print(f"{levels.count('error')} error(s), {levels.count('warning')} warning(s)")

@@ -103,7 +103,7 @@ def server_settings(shared: SharedOptions, host: str, auth: Path | None) -> Sett
         ConfigurationError: The address requires authentication, or the token file does not
             exist.
     """
-    from capgraph.serve.security import is_loopback
+    from capgraph.serve.server import is_loopback
 
     settings = shared.settings()
     if auth is not None or settings.serve.authenticates_users:
@@ -243,7 +243,8 @@ async def _reload_on_hangup(
 
 def _format_banner(address: str, login: str, paths: Iterable[str]) -> str:
     """Return the startup message with the login link and the address of each service."""
-    rows = [f"serving {address}", *([f"  log in    {login}"] if login else [])]
+    # The link has a line of its own, because it is almost as wide as a terminal.
+    rows = [f"serving {address}", *(["Log in once with this link:", login] if login else [])]
     rows += [
         f"  {name:<10}{address}{prefix[1:]}"
         for name, prefix in _SERVED.items()

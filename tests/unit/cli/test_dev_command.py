@@ -131,8 +131,8 @@ def test_serve_lists_what_it_serves_on_a_terminal(project: Path) -> None:
         assert "{" not in shown
         lines, long_lines = draw_screen(shown, 80)
         assert any("read_the_level" in line for line in lines), "a warning without examples"
-        assert [line for line in long_lines if not line.startswith("  log in")] == []
-        assert f"  log in    {address}login?link=" in "\n".join(lines)
+        assert long_lines == []
+        assert any(line.startswith(f"{address}login?link=") for line in lines)
     finally:
         stop(process)
         os.close(reader)

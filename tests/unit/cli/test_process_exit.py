@@ -86,3 +86,42 @@ def test_unavailable_database_is_not_a_usage_error() -> None:
     assert said[1::2] == [f"1 {' '.join(words)}" for words in commands]
     for text in said[::2]:
         assert "cannot be reached" in text
+
+
+_INTERRUPTED = """
+import runpy
+import sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "capgraph.cli.main":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("capgraph", run_name="__main__")
+"""
+
+
+def test_ctrl_c_during_the_imports_prints_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+_IMPORTED = """
+import sys
+from pathlib import Path
+from capgraph.cli.commands.serve import server_settings
+from capgraph.cli.options import SharedOptions
+
+server_settings(SharedOptions(), "127.0.0.1", None)
+print("langgraph" in sys.modules)
+"""
+
+
+def test_serve_prints_its_first_line_before_it_imports_langgraph() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTED], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["False"]
