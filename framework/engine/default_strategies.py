@@ -156,7 +156,7 @@ class SummaryAnswerer:
         parts = summaries or [result.summary for result in request.results if result.summary]
         if request.missing:
             parts.append("Not done: " + " ".join(request.missing))
-        return "\n\n".join(parts) or "Done; the steps left nothing to report."
+        return "\n\n".join(parts) or "Done. The steps returned no data."
 
 
 def _shorten(text: str, limit: int = 300) -> str:

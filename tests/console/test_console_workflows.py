@@ -17,6 +17,7 @@ from tests.support.console_server import (
     expect,
     new_context,
     open_view,
+    tab_of,
     wait_until,
 )
 
@@ -249,7 +250,25 @@ def test_two_approvers_are_notified(browser: Any, tmp_path: Path) -> None:
         server.end()
 
 
-def test_two_approvers_decide_without_permissions(browser: Any, tmp_path: Path) -> None:
+def tab_to(page: Any, target: Any) -> None:
+    """Press Tab until an element has the focus."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if target.evaluate("one => one === document.activeElement"):
+            return
+    pytest.fail("the element cannot be reached by Tab")
+
+
+def open_inbox_by_keyboard(page: Any) -> None:
+    tab_to(page, page.locator(".tabbar [role=tab][aria-selected=true]"))
+    for _ in range(8):
+        if tab_of(page, "Inbox").get_attribute("aria-selected") == "true":
+            return
+        page.keyboard.press("ArrowRight")
+    pytest.fail("the inbox cannot be reached by the arrow keys")
+
+
+def test_two_approvers_decide_by_keyboard_without_permissions(browser: Any, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     names = {name: issue_token(tokens, name) for name in ("ann", "bob", "carol")}
     server = Served(tmp_path, auth=tokens, agent=AGENT.partition("permissions")[0])
@@ -258,24 +277,29 @@ def test_two_approvers_decide_without_permissions(browser: Any, tmp_path: Path) 
         for name, token in names.items():
             page = pages[name] = new_context(browser).new_page()
             page.goto(server.url)
-            page.get_by_test_id("token-input").fill(token)
-            page.get_by_test_id("login").click()
+            expect(page.get_by_test_id("token-input")).to_be_focused()
+            page.keyboard.type(token)
+            page.keyboard.press("Enter")
             page.get_by_test_id("message-input").wait_for()
         ann, bob, carol = pages.values()
-        ann.get_by_test_id("message-input").fill("Transfer the money")
-        ann.get_by_test_id("send").click()
+        tab_to(ann, ann.get_by_test_id("message-input"))
+        ann.keyboard.type("Transfer the money")
+        ann.keyboard.press("Enter")
         card = ann.get_by_test_id("question")
         card.get_by_test_id("cannot-decide").wait_for()
         expect(card.get_by_role("button")).to_have_count(0)
         text = card.inner_text()
         assert "any user except the requester" in text
         assert text.count("2 approvals required") == 1
+        assert text.count("Transfer the money") == 1
+        expect(card.locator("dt", has_text="amount").locator("+ dd")).to_have_text("100")
         assert not re.search(r"\d{4}-\d\d-\d\dT|[0-9a-f]{20}", text)
         for user in (bob, carol):
-            open_view(user, "Inbox")
+            open_inbox_by_keyboard(user)
             question = user.get_by_test_id("inbox").get_by_test_id("question")
             question.get_by_text("Requested by ann").wait_for()
-            question.get_by_test_id("approve").click()
+            tab_to(user, question.get_by_test_id("approve"))
+            user.keyboard.press("Enter")
             if user is bob:
                 question.get_by_text("You approved this step").wait_for()
                 expect(question.get_by_role("button")).to_have_count(0)

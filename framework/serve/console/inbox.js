@@ -121,7 +121,7 @@ function entryNode(question, step, several, onchange) {
       step.effect ? h("span", { class: "badge", "data-effect": step.effect }, T.effect[step.effect] ?? step.effect) : null),
     h("p", { class: "quiet" }, step.kind === "plan" ? visible(step.description ?? "") : T.kind[step.kind] ?? "", " ",
       h("code", null, visible(step.context_key))),
-    step.task_objective ? h("p", null, visible(step.task_objective)) : null,
+    step.task_objective && !isSame(step.task_objective, name) ? h("p", null, visible(step.task_objective)) : null,
     reason ? h("p", { class: "why" }, visible(reason)) : null,
     step.approvals?.refused ? h("p", { class: "why" }, visible(step.approvals.refused)) : null,
     personal ? h("p", null, [T.agreed(visible((step.approvals.agreed ?? []).join(", ")), step.approvals.needed),
@@ -132,7 +132,7 @@ function entryNode(question, step, several, onchange) {
     step.result !== undefined ? h("details", { open: true }, h("summary", null, T.result), pre(json(step.result, Infinity))) : null,
     step.element !== undefined ? pre(step.element) : null,
     plan ? plan.node : fields ? fields.node : Object.keys(step.parameters ?? {}).length
-      ? h("details", { open: true }, h("summary", null, T.runParameters), pre(json(step.parameters, Infinity))) : null,
+      ? h("details", { open: true }, h("summary", null, T.runParameters), parameterList(step)) : null,
     errors, choice ? h("div", { class: "field" }, h("span", { class: "name", "aria-hidden": "true" }, T.decision), choice) : null, rememberLabel);
 
   const changed = () => (fields?.changed() || plan?.changed()) ?? false;
@@ -157,6 +157,15 @@ function entryNode(question, step, several, onchange) {
       return list.filter((one) => !mine.includes(one));
     },
   };
+}
+
+const isSame = (one, other) => one.replace(/\.$/, "").toLowerCase() === other.replace(/\.$/, "").toLowerCase();
+
+// The parameters of a step that cannot be edited. Plans and nested values are JSON.
+function parameterList({ kind, parameters }) {
+  if (kind === "plan") return pre(json(parameters, Infinity));
+  return h("dl", null, Object.entries(parameters).map(([name, value]) => [h("dt", null, visible(name)),
+    h("dd", null, value !== null && typeof value === "object" ? pre(json(value, Infinity)) : visible(value === "" ? '""' : String(value ?? T.unset)))]));
 }
 
 // A plan is edited as JSON.
