@@ -149,3 +149,21 @@ def test_no_field_shows_below_the_buttons_of_a_request(page: Any, served: Served
         "() => document.querySelector('.decide').getBoundingClientRect().bottom + 1"
         " >= document.querySelector('.log').getBoundingClientRect().bottom"
     )
+
+
+def test_open_question_stays_where_it_is_while_the_thread_is_polled(
+    page: Any, served: Served
+) -> None:
+    question(page, served)
+    card = page.get_by_test_id("question")
+    around = page.evaluate("() => innerHeight - document.querySelector('.log').clientHeight")
+    height = card.bounding_box()["height"] + around - 20
+    page.set_viewport_size({"width": 1440, "height": int(height)})
+    card.evaluate("one => one.scrollIntoView({ block: 'start' })")
+    settle(page)
+    before = page.evaluate("() => document.querySelector('.log').scrollTop")
+    for _ in range(2):
+        with page.expect_response("**/api/threads?*"):
+            pass
+    settle(page)
+    assert page.evaluate("() => document.querySelector('.log').scrollTop") == before

@@ -127,9 +127,9 @@ export function conversationView(app) {
     if (!mine.length) confirm.hidden = true;
     const asks = asked.childElementCount;
     if (!inInbox) app.cards?.place(asked, mine);
-    // Scrolling forces a layout, so it only happens when content has changed.
+    // Scrolling forces a layout, so it only happens when content has changed. An open question stays where it is.
     const watched = [turn.messages, app.figures, app.files, app.questions, runs, app.cards, card, app.thread];
-    if (follows && watched.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
+    if (follows && !asked.childElementCount && watched.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
     seen = watched;
     // Scroll to the beginning of a new question.
     if (follows && asked.childElementCount > asks) {
