@@ -136,10 +136,11 @@ class PlainView(View):
 
     def start_turn(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
         """Print the thread ID, the question, and the steps that were completed before a resume."""
-        self._started_at = time.monotonic()
         if not self._heading_shown:
             self._print(f"thread: {one_line(thread_id)}", "dim")
             self._heading_shown = True
+        if not values:  # a resumed turn continues its clock
+            self._started_at = time.monotonic()
         if question:
             self._print(f"question: {one_line(question)}", "bold")
         from capgraph.graph.turn_runner import step_states

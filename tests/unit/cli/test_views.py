@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 from rich.cells import cell_len
@@ -346,3 +347,19 @@ def test_narrow_terminal_breaks_prose_between_words():
     prose = [line for line in lines if "station" in line or "yesterday" in line]
     assert prose
     assert all(word in known for line in prose for word in line.split())
+
+
+def test_clock_of_a_plain_view_continues_in_a_resumed_turn():
+    out = io.StringIO()
+    view = PlainView(Console(file=out, width=100))
+    view.start_turn("Read", "t1", {})
+    time.sleep(0.05)
+    view.show_event(EVENTS[0])
+    view.start_turn(None, "t1", {"planning_execution_plan": PLAN})
+    view.show_event(EVENTS[0])
+    times = [
+        float(line[1:].partition("]")[0])
+        for line in out.getvalue().splitlines()
+        if line.startswith("[ ")
+    ]
+    assert times[1] >= times[0] > 0
