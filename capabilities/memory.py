@@ -112,6 +112,7 @@ class MemoryCapability(GuidedCapability):
     description = "Remember facts that the user states about themselves, and recall them later"
     provides: Sequence[ContextType] = ["MEMORY"]
     effect: Effect = "idempotent"
+    parses_task = True
     Parameters: ClassVar[type[BaseModel] | None] = MemoryParameters
 
     async def execute(self) -> Memory:

@@ -56,6 +56,7 @@ class Plotting(GuidedCapability):
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
+    parses_task = True
     Parameters: ClassVar[type[BaseModel] | None] = PlottingParameters
 
     async def execute(self) -> Plot:

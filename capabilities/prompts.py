@@ -1,4 +1,4 @@
-"""Prompts of the capabilities that call a model: memory, time ranges, and analysis code."""
+"""Prompts of the capabilities that call a model: memory, time ranges, queries, and code."""
 
 from __future__ import annotations
 
@@ -51,6 +51,54 @@ class TimeRangeParsingPrompt(PromptBuilder):
         zone = f" ({timezone})" if timezone else ""
         present = f"The present is {now}{zone}.\n\n" if now else ""
         return present + as_data("text", text)
+
+
+class QueryPrompt(PromptBuilder):
+    """Prompt builder for writing a typed query over tables.
+
+    The prompt context is ``task`` (the question) and ``tables`` (descriptions of the tables).
+    """
+
+    role = "You write a query over a table, as JSON, that answers a question."
+    # The example queries have no times, because the question's times are parsed without a model.
+    instructions = (
+        "- aggregate: rows (number of rows), sum, mean, median, min, max, std, distinct (number of"
+        " different values), values (single rows), first or last (earliest or latest row that passes"
+        " where), correlation (with by), none (the table does not have the answer)\n"
+        "- value: the column that is computed; by: the second column of a correlation\n"
+        "- where: conditions that rows must pass; leave out the times of the question\n"
+        "- group_by: one result for each value of a column, or for each month, year, weekday\n"
+        "- order and limit: the highest or lowest results\n"
+        f"- {DATA_RULE}\n\n"
+        "EXAMPLES for a table sales: 'amount' number, 'price' number, 'city' category: 'Paris',"
+        " 'Rome', 'shipped' category: 'yes', 'no', time from date: a row each order\n"
+        "Request: average price in Rome\n"
+        '{"aggregate": "mean", "value": "price", "where": [{"column": "city", "op": "=", "value":'
+        ' "Rome"}]}\n'
+        "Request: how many Parisian orders cost more than 50?\n"
+        '{"aggregate": "rows", "where": [{"column": "city", "op": "=", "value": "Paris"}, {"column":'
+        ' "price", "op": ">", "value": 50}]}\n'
+        "Request: dearest order, and when\n"
+        '{"aggregate": "values", "value": "price", "order": "highest", "limit": 1}\n'
+        "Request: which city bought the least\n"
+        '{"aggregate": "sum", "value": "amount", "group_by": ["city"], "order": "lowest", "limit":'
+        " 1}\n"
+        "Request: month with the most unshipped orders\n"
+        '{"aggregate": "rows", "where": [{"column": "shipped", "op": "=", "value": "no"}],'
+        ' "group_by": ["month"], "order": "highest", "limit": 1}\n'
+        "Request: when did the price first pass 90\n"
+        '{"aggregate": "first", "value": "price", "where": [{"column": "price", "op": ">", "value":'
+        " 90}]}\n"
+        "Request: what share of the orders went to Rome\n"
+        '{"aggregate": "rows", "where": [{"column": "city", "op": "=", "value": "Rome"}], "share":'
+        " true}\n"
+        "Request: tallest customer\n"
+        '{"aggregate": "none"}'
+    )
+
+    def get_dynamic_context(self, *, task: str = "", tables: str = "", **_: Any) -> str:
+        """Return the tables and the question for the prompt."""
+        return f"{as_data('tables', tables)}\n\n{as_request(task)}"
 
 
 class PythonPrompt(PromptBuilder):

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, Field, model_validator
 from pydantic import ValidationError as PydanticError
 
-from capgraph.base import capability_node
+from capgraph.base import ValidationError, capability_node
 from capgraph.base.capability import ContextType
 from capgraph.base.error_classification import ErrorClassification
 from capgraph.capabilities.contexts import DataSource, QueryResult, TimeRange
 from capgraph.capabilities.data.answer import answer_query, answer_question
+from capgraph.capabilities.data.query_writer import create_request, write_query
+from capgraph.capabilities.data.question_parser import UNPARSED_WORDS
 from capgraph.capabilities.data.schema import describe_files
 from capgraph.capabilities.data.thread_pool import DataThreadPool, classify_data_error
 from capgraph.capabilities.guided import GuidedCapability
@@ -54,6 +56,10 @@ class QueryDataParameters(Query):
 class QueryData(GuidedCapability):
     """Capability that runs typed queries over tabular data files with DuckDB.
 
+    Without a query in the step's parameters, the task is parsed by rules. If the rules do not
+    understand the task, the chat model of the role ``capability`` writes the query. The query is
+    used only if each of its parts corresponds to words of the task.
+
     Settings are ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the limits
     ``max_seconds``, ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, and
     ``memory_limit``.
@@ -78,10 +84,11 @@ class QueryData(GuidedCapability):
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
+    parses_task = True
     Parameters: ClassVar[type[BaseModel] | None] = QueryDataParameters
 
     async def execute(self) -> QueryResult:
-        """Run the query in the step's parameters, or else the query parsed from the task."""
+        """Run the query in the step's parameters, or else the query that the task describes."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
         if not _is_from_current_plan(self.state, self.step, "TIME_RANGE"):
@@ -92,10 +99,31 @@ class QueryData(GuidedCapability):
             return await self.thread_pool.run(
                 self.config, answer_query, source.files, query, times, self.config
             )
-        return await self.thread_pool.run(
-            self.config, answer_question, source.files, self.task, times,
-            _load_previous_queries(self.state, source.files), self.config,
-        )  # fmt: skip
+        try:
+            return await self.thread_pool.run(
+                self.config, answer_question, source.files, self.task, times,
+                _load_previous_queries(self.state, source.files), self.config,
+            )  # fmt: skip
+        except ValidationError as exc:
+            if UNPARSED_WORDS not in exc.facts or (model := self.chat_model()) is None:
+                raise
+            result = await self._answer_with_model(source, model)
+            if result is None:
+                raise
+            return result
+
+    async def _answer_with_model(self, source: DataSource, model: Any) -> QueryResult | None:
+        """Answer the task with a query that a chat model writes.
+
+        Returns ``None`` if the model writes no query that fits the task and finds rows.
+        """
+        config, run = self.config, self.thread_pool.run
+        request = await run(config, create_request, source.files, self.task, config)
+        query = await write_query(model, request)
+        if query is None:
+            return None
+        result = await run(config, answer_query, source.files, query, None, config)
+        return result if any(answer.rows for answer in result.answers) else None
 
     @staticmethod
     def matches_task(task: str) -> bool | None:

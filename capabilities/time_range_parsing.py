@@ -57,6 +57,7 @@ class TimeRangeParsing(GuidedCapability):
     )
     provides: Sequence[ContextType] = ["TIME_RANGE"]
     requires: Sequence[ContextType] = []
+    parses_task = True
     Parameters: ClassVar[type[BaseModel] | None] = TimeRangeParameters
 
     async def execute(self) -> TimeRange:

@@ -96,7 +96,9 @@ def _propose_questions(question: str, problem: UnparsedWordsError) -> list[str]:
 def _add_proposal(error: ValidationError, proposal: str) -> ValidationError:
     """Return a copy of the error whose fix suggests a question that can be answered."""
     return ValidationError(
-        error.message, fix=f"Ask {proposal!r}. {error.fix}", facts={"question": proposal}
+        error.message,
+        fix=f"Ask {proposal!r}. {error.fix}",
+        facts={**error.facts, "question": proposal},
     )
 
 

@@ -22,6 +22,9 @@ from capgraph.capabilities.data.words import Word, blank_spans, fold, split_name
 from capgraph.capabilities.periods.expressions import ParsedTime
 from capgraph.capabilities.query import Filter
 
+UNPARSED_WORDS = "unparsed_words"
+"""Name of the error fact that lists the words of a question that the parser does not understand."""
+
 
 class TwoReadingsError(Exception):
     """Raised if a question has two readings that should both be answered.
@@ -222,6 +225,7 @@ class QuestionParser:
                 or "Ask for the mean, total, count, highest, or lowest of a column, by a group, with"
                 f" a limit, or for a time; {self.profile.table.label} has the columns"
                 f" {self.profile.column_list()}.",
+                facts={UNPARSED_WORDS: list(map(str, words))},
             ),
             replacements,
         )

@@ -260,6 +260,10 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
     libraries: ClassVar[Sequence[str]] = ()
     """Modules that ``execute`` imports and that load slowly. ``graph.warm_up()`` imports them."""
 
+    parses_task: ClassVar[bool] = False
+    """True if ``execute`` reads missing parameters from the task. Small models then plan the
+    capability without parameters, because they often fill in optional parameters incorrectly."""
+
     @staticmethod
     def matches_task(task: str) -> bool | None:
         """Decide from the text of a task whether this capability is needed.

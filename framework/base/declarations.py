@@ -47,7 +47,7 @@ _ENTRY_KEYS: dict[Form, tuple[str, ...]] = {
 """Keys of a YAML entry that name the adapted object. They are not declarations."""
 
 _NAMES: dict[Form, tuple[str, ...]] = {
-    "class": (*_TEXTS, *_TYPES, "Parameters", "libraries", *_CALLED, *DECLARED),
+    "class": (*_TEXTS, *_TYPES, "Parameters", "libraries", "parses_task", *_CALLED, *DECLARED),
     "function": (*_TEXTS, *_RETRIES, *_CALLED, *DECLARED),
     "tool": (*_TEXTS, *_TYPES, *_RETRIES, *_CALLED, *DECLARED),
     "graph": (*_TEXTS, *_RETRIES, *_CALLED, *DECLARED),

@@ -56,7 +56,7 @@ def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
     """
     if not is_model_written("orchestrator", services):
         return reply
-    repaired = parse_model_plan(reply, request.catalog)
+    repaired = parse_model_plan(reply, request.catalog, request.available)
     report_repairs(repaired.repairs)
     if not repaired.repairs:
         return repaired.plan
@@ -118,7 +118,7 @@ async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) 
         else step
         for step in repaired.plan["steps"]
     ]
-    filled = parse_model_plan({**repaired.plan, "steps": steps}, request.catalog)
+    filled = parse_model_plan({**repaired.plan, "steps": steps}, request.catalog, request.available)
     report_repairs({**filled.repairs, "missing_supplier": len(inserted)})
     return filled.plan
 

@@ -35,12 +35,23 @@ class PlannerCatalog:
             then.
         max_tokens: Maximum number of tokens for the descriptions and notes in the prompt.
         is_brief: True to omit result types that no capability requires.
+        omits_parsed_parameters: True to list capabilities that parse their task without parameters
+            and without planning guide.
     """
 
-    def __init__(self, registry: Registry, max_tokens: int, *, is_brief: bool = False) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        max_tokens: int,
+        *,
+        is_brief: bool = False,
+        omits_parsed_parameters: bool = False,
+    ) -> None:
         self._registry = registry
         self._max_tokens = max_tokens
         self.is_brief = is_brief
+        self.omits_parsed_parameters = omits_parsed_parameters
+        self._parameterless: dict[str, tuple[CapabilitySpec, CapabilitySpec]] = {}
         self._texts: dict[tuple[bool, bool], str] = {}
         self._caller_catalogs: WeakKeyDictionary[Any, PlannerCatalog] = WeakKeyDictionary()
 
@@ -50,9 +61,26 @@ class PlannerCatalog:
             return self
         if registry not in self._caller_catalogs:
             self._caller_catalogs[registry] = PlannerCatalog(
-                registry, self._max_tokens, is_brief=self.is_brief
+                registry,
+                self._max_tokens,
+                is_brief=self.is_brief,
+                omits_parsed_parameters=self.omits_parsed_parameters,
             )
         return self._caller_catalogs[registry]
+
+    def has_own_parameters(self, spec: CapabilitySpec) -> bool:
+        """Return True if the planner fills in the parameters of a capability."""
+        return not (self.omits_parsed_parameters and getattr(spec.cls, "parses_task", False))
+
+    def planner_spec(self, spec: CapabilitySpec) -> CapabilitySpec:
+        """Return the specification of a capability with the parameters that the planner fills in."""
+        if self.has_own_parameters(spec):
+            return spec
+        known = self._parameterless.get(spec.name)
+        if known is None or known[0] is not spec:
+            # Schemas are cached by the identity of the specifications.
+            known = self._parameterless[spec.name] = spec, replace(spec, parameters=None)
+        return known[1]
 
     @cached_property
     def text(self) -> str:
@@ -76,7 +104,7 @@ class PlannerCatalog:
             }
             specs = self._registry.capabilities
             self._texts[key] = format_capabilities(
-                [specs[name] for name in sorted(specs)],
+                [self.planner_spec(specs[name]) for name in sorted(specs)],
                 hints,
                 self.is_brief,
                 has_fields=has_fields,
@@ -143,7 +171,14 @@ class PlannerCatalog:
     @cached_property
     def guides(self) -> str:
         """Planning guides of all capabilities."""
-        return self._registry.planning_guides(self._registry.capabilities)
+        return self.guides_of(self._registry.capabilities)
+
+    def guides_of(self, names: Iterable[str]) -> str:
+        """Return the planning guides of capabilities whose parameters the planner fills in."""
+        specs = self._registry.capabilities
+        return self._registry.planning_guides(
+            name for name in names if name in specs and self.has_own_parameters(specs[name])
+        )
 
     @cached_property
     def remaining_tokens(self) -> int:

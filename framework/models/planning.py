@@ -178,7 +178,9 @@ class ModelPlanner:
         specs = request.catalog.capabilities
         names = request.active if request.chosen else specs
         return [
-            specs[name] for name in sorted(names) if name in specs and name not in TERMINAL_STEPS
+            self.catalog.planner_spec(specs[name])
+            for name in sorted(names)
+            if name in specs and name not in TERMINAL_STEPS
         ]
 
     def _select_features(
@@ -243,14 +245,19 @@ class ModelPlanner:
         return self._schemas[key]
 
     def _get_guides(self, request: PlanRequest) -> str:
-        return request.guides if request.chosen else self.catalog.for_caller(request.catalog).guides
+        catalog = self.catalog.for_caller(request.catalog)
+        if not request.chosen:
+            return catalog.guides
+        return (
+            catalog.guides_of(request.active) if catalog.omits_parsed_parameters else request.guides
+        )
 
     def _build_messages(
         self, request: PlanRequest, specs: Sequence[CapabilitySpec], features: Collection[str]
     ) -> list[BaseMessage]:
         has_fields = not self._reads_results or not _REFERRING_FEATURES.isdisjoint(features)
         if request.chosen:
-            is_brief, notes = self.catalog.is_brief, request.notes
+            is_brief, notes = self.catalog.is_brief, dict(request.notes)
             listing, likely = format_capabilities(specs, {}, is_brief, has_fields=has_fields), ""
         else:
             # Excluded capabilities are listed too, so that the prompt prefix stays cacheable.
@@ -258,6 +265,8 @@ class ModelPlanner:
             listing = catalog.format(has_fields=has_fields, is_abridged=self._reads_results)
             likely = _describe_likely(catalog, request) if self._reads_results else ""
             notes = catalog.trim_notes(request.notes)
+        own = {spec.name for spec in specs if self.catalog.has_own_parameters(spec)}
+        notes = {name: text for name, text in notes.items() if name in own}
         rules = [_FEATURE_RULES[name] for name in PLAN_FEATURES if name in features]
         if "inputs" in features:
             rules.append(_INPUTS_RULE)

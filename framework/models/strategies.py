@@ -92,7 +92,13 @@ def model_strategies(
         strategies["extractor"] = ModelExtractor(roles["extraction"], builder)
     selection = settings.selection
     mode = settings.planning.mode
-    catalog = PlannerCatalog(registry, selection.max_catalog_tokens, is_brief=mode != "plan")
+    catalog = PlannerCatalog(
+        registry,
+        selection.max_catalog_tokens,
+        is_brief=mode != "plan",
+        # Models of grammar servers are small, and a parser reads a task more reliably.
+        omits_parsed_parameters="planning" in roles and roles["planning"].schema_style == "grammar",
+    )
     if "selection" in roles and selection.strategy != "lexical":
         if len(registry.capabilities) > selection.shortlist:
             require_extra("numpy", "offline")  # fail at build time, not at the first request

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from capgraph.base import CapabilitySpec
 from capgraph.helpers.plain_data import json_values
 from capgraph.planning import problems as codes
-from capgraph.planning.catalog import Catalog
+from capgraph.planning.catalog import Available, Catalog
 from capgraph.planning.draft import Repair
 from capgraph.planning.name_matching import closest_name, fold_name
 from capgraph.planning.plan_access import is_too_deep
@@ -85,7 +85,7 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
     ),
     ModelRepair(
         "needless_inputs",
-        '"inputs": ["42 kilometers"] for a capability without inputs',
+        '"inputs": ["42 kilometers"], which names no step and no stored result',
         "the texts are omitted",
     ),
     ModelRepair(
@@ -171,7 +171,9 @@ def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
     return Counter(_BY_CODE[repair.code] for repair in repairs if repair.code in _BY_CODE)
 
 
-def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
+def parse_model_plan(
+    reply: object, catalog: Catalog, available: Available | None = None
+) -> ParsedPlan:
     """Parse a plan from a model's reply and repair common mistakes.
 
     A well-formed plan is returned unchanged. A truncated reply is not completed, because the
@@ -180,6 +182,7 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
     Args:
         reply: Reply of the model, as a string or as plain data. The reply is not modified.
         catalog: Capabilities that the plan may use.
+        available: Stored context keys by type.
 
     >>> from capgraph.base import CapabilitySpec
     >>> from capgraph.planning import StaticCatalog
@@ -193,7 +196,7 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
     >>> dict(found.repairs)
     {'call_wrapper': 1, 'placeholder': 1}
     """
-    reader = _PlanParser(catalog)
+    reader = _PlanParser(catalog, available or {})
     plan: Any = reader.parse_text(reply) if isinstance(reply, str) else reply
     if plan is None or is_too_deep(plan):
         return ParsedPlan(reply, {})
@@ -207,6 +210,7 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
         # A reply without a plan is returned unchanged, since the model sees it again.
         is_answer = isinstance(plan, dict) and "answer" in plan
         return ParsedPlan(plan if is_answer else reply, {})
+    reader.note_step_keys(steps)
     repaired = [*map(reader.parse_step, steps[:_MAX_STEPS_READ]), *steps[_MAX_STEPS_READ:]]
     changed = any(new is not old for new, old in zip(repaired, steps, strict=True))
     return ParsedPlan({**plan, "steps": repaired} if changed else plan, reader.repairs)
@@ -217,6 +221,8 @@ class _PlanParser:
     """Parser for a single model reply that counts the repairs it applies."""
 
     catalog: Catalog
+    available: Available
+    step_keys: set[str] = field(default_factory=set)
     repairs: Counter[str] = field(default_factory=Counter)
 
     def parse_text(self, reply: str) -> Any:
@@ -311,9 +317,9 @@ class _PlanParser:
             ):
                 self.repairs["placeholder"] += 1
                 del new[name]
-        if self._has_needless_inputs(new):
+        if needless := self._find_needless_inputs(new):
             self.repairs["needless_inputs"] += 1
-            new["inputs"] = [entry for entry in new["inputs"] if not isinstance(entry, str)]
+            new["inputs"] = [entry for entry in new["inputs"] if entry not in needless]
         if isinstance(new.get("parameters"), dict):
             new["parameters"] = self._repair_parameters(new)
         return step if new == step and _have_same_types(new, step) else new
@@ -323,12 +329,32 @@ class _PlanParser:
         near = closest_name(name, self.catalog.capabilities) if isinstance(name, str) else None
         return None if near is None else self.catalog.capabilities[near]
 
-    def _has_needless_inputs(self, step: Mapping[str, Any]) -> bool:
-        """Return True if a step passes strings as inputs to a capability without inputs."""
+    def note_step_keys(self, steps: Iterable[Any]) -> None:
+        """Collect the texts that refer to the results of a plan's steps."""
+        for number, step in enumerate(steps, 1):
+            if not isinstance(step, Mapping):
+                continue
+            spec = self._capability_spec(step)
+            named = [
+                number,
+                step.get("context_key"),
+                *((spec.name, *spec.provides) if spec else ()),
+            ]
+            self.step_keys.update(fold_name(str(name)) for name in named if name is not None)
+
+    def _find_needless_inputs(self, step: Mapping[str, Any]) -> list[str]:
+        """Return the texts in a step's inputs that name no result.
+
+        If a capability has no inputs, all texts are needless.
+        """
         spec, inputs = self._capability_spec(step), step.get("inputs")
-        if spec is None or spec.requires or not isinstance(inputs, list):
-            return False
-        return any(isinstance(entry, str) for entry in inputs)
+        if spec is None or not isinstance(inputs, list):
+            return []
+        texts = [entry for entry in inputs if isinstance(entry, str)]
+        if not spec.requires:
+            return texts
+        stored = {fold_name(key) for keys in self.available.values() for key in keys}
+        return [text for text in texts if fold_name(text) not in stored | self.step_keys]
 
     def _unwrap_object(self, value: Any) -> Any:
         """Unwrap an object that is encoded as a JSON string or is the only item of a list."""

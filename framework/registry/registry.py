@@ -322,6 +322,8 @@ class Registry:
     def declare_provided(self, *types: str | type[CapabilityContext]) -> None:
         """Declare context types that the caller of the graph supplies.
 
+        The class of a context type is also registered, so that the caller's data is validated.
+
         Raises:
             RegistryError: An argument is not a context type, or the registry is frozen.
         """
@@ -334,6 +336,8 @@ class Registry:
                     fix="Pass the name or the class of a context type.",
                 )
             self._provided_types.add(name)
+            if isinstance(kind, type):
+                self._add(self._context_types, name, kind, "context type", False)
 
     @validate_arguments
     def discover(self, package: str, *, override: bool = False) -> list[str]:

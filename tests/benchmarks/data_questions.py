@@ -132,12 +132,12 @@ async def answer_with_model(file: Path, question: str, model: str) -> tuple[bool
     return is_answered and "There are no rows" not in text, text
 
 
-def verdict(file: Path, question: str, sql: str, model: str | None) -> tuple[str, str]:
+async def verdict(file: Path, question: str, sql: str, model: str | None) -> tuple[str, str]:
     """Return ``right``, ``refused`` or ``wrong``, and the answer."""
     if model is None:
         is_answered, text = answer_offline(file, question)
     else:
-        is_answered, text = asyncio.run(answer_with_model(file, question, model))
+        is_answered, text = await answer_with_model(file, question, model)
     if not is_answered:
         return ("right" if sql == "refuse" else "refused"), text
     if sql == "refuse":
@@ -146,7 +146,7 @@ def verdict(file: Path, question: str, sql: str, model: str | None) -> tuple[str
     return ("right" if all(contains(text, value) for value in values) else "wrong"), text
 
 
-def main() -> None:
+async def main() -> None:
     """Print the share of right, refused, and wrong answers."""
     parser = argparse.ArgumentParser(description="Measure answers to questions about data.")
     default = os.environ.get("CAPGRAPH_DATA", "../shared/data")
@@ -173,7 +173,7 @@ def main() -> None:
         ]
         every = max(1, len(cases) // options.sample) if options.sample else 1
         for part, file, question, sql in cases[::every]:
-            kind, text = verdict(file, question, sql, options.model)
+            kind, text = await verdict(file, question, sql, options.model)
             counts.setdefault(part, Counter())[kind] += 1
             if options.verbose and kind != "right":
                 print(f"{kind} {file.name}: {question}\n    {text[:200]}")
@@ -185,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -477,3 +477,13 @@ def test_discovery_finds_adapted_capabilities_in_mappings_and_sets(package: Any)
     registry = Registry()
     registry.discover(package(things=things))
     assert list(registry.capabilities) == ["search", "pricing", "shout", "poet"]
+
+
+def test_a_provided_class_is_registered_as_a_context_type() -> None:
+    class Tanks(CapabilityContext):
+        CONTEXT_TYPE: ClassVar[str] = "TANKS"
+
+    registry = Registry()
+    registry.declare_provided(Tanks)
+
+    assert registry.context_types["TANKS"] is Tanks
