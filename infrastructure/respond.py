@@ -19,7 +19,7 @@ from capgraph.engine.plan_facts import describe_ignored_values
 from capgraph.engine.recipes import matched_recipe
 from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.planning.strategies import AnswerRequest
-from capgraph.planning.summaries import describe_missing_steps, step_summaries
+from capgraph.planning.summaries import are_answers, describe_missing_steps, step_summaries
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import AnswerToken, TurnFinished, emit
 
@@ -98,14 +98,21 @@ async def write_answer(
         if purpose == "results" and not (form or instructions)
         else None
     )
-    by_results = recipe is not None and recipe.answer == "results"
+    results = step_summaries(state, services.registry.context_types)
+    missing = (*describe_missing_steps(state), *describe_ignored_values(view, services))
+    has_free_form = purpose == "results" and not (form or instructions or missing)
+    by_results = (recipe is not None and recipe.answer == "results") or (
+        has_free_form
+        and getattr(services.answerer, "keeps_answers", False)
+        and are_answers(results)
+    )
     answerer = SummaryAnswerer() if by_results else services.answerer
     written = await answerer.answer(
         AnswerRequest(
             task=view.request_text,
             purpose=purpose,
-            results=step_summaries(state, services.registry.context_types),
-            missing=(*describe_missing_steps(state), *describe_ignored_values(view, services)),
+            results=results,
+            missing=missing,
             abilities=list_capabilities(services, view),
             messages=view.messages,
             question=question,

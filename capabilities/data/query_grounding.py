@@ -85,7 +85,7 @@ class _QueryCheck(QuestionParser):
         conditions = [c for c in reply.get("where") or () if isinstance(c, Mapping)]
         where = [condition for condition in conditions if self._is_grounded(condition)]
         groups = [name for name in reply.get("group_by") or () if self._names_group(str(name))]
-        used = {value, reply.get("by"), *groups, *(str(c["column"]) for c in where)}
+        used_names = {value, reply.get("by"), *groups, *(str(c["column"]) for c in where)}
         if aggregate in _UNMEASURED_AGGREGATES:
             value = None
         dropped = [condition for condition in conditions if condition not in where]
@@ -93,7 +93,7 @@ class _QueryCheck(QuestionParser):
             any(self._repeats_words(condition.get("value")) for condition in dropped)
             or not self._has_supported_times()
             or self._replaces_qualifier(value)
-            or self._omits_part(reply, where, used)
+            or self._omits_part(reply, where, used_names)
             or not self._fits_aggregate(aggregate, where, groups)
             or (aggregate not in _UNMEASURED_AGGREGATES and not self._names_measure(value))
         ):
@@ -148,32 +148,32 @@ class _QueryCheck(QuestionParser):
         )
 
     def _omits_part(
-        self, reply: Mapping[str, Any], where: list[Mapping[str, Any]], used: set[Any]
+        self, reply: Mapping[str, Any], where: list[Mapping[str, Any]], used_names: set[Any]
     ) -> bool:
         """Return True if the query omits a value, a column, or a number of the question."""
         for group in self.value_mentions:
-            if not any(self._uses_value(mention, where, used) for mention in group):
+            if not any(self._uses_value(mention, where, used_names) for mention in group):
                 return True
         for group in self.column_mentions:
-            if group[0].score >= 100 and not self._uses_column(group, used):
+            if group[0].score >= 100 and not self._uses_column(group, used_names):
                 return True
         numbers = {_to_number(c.get("value")) for c in where} | {_to_number(reply.get("limit"))}
         return not self.required_numbers <= numbers
 
-    def _uses_column(self, group: list[Mention], used: set[Any]) -> bool:
+    def _uses_column(self, group: list[Mention], used_names: set[Any]) -> bool:
         """Return True if the query uses a mentioned column, or one whose name has the same words."""
         words = {self.words[place].stem for place in group[0].positions}
         if words <= self.row_nouns | lex.TIME_UNIT_WORDS.keys() or any(
-            mention.column.name in used for mention in group
+            mention.column.name in used_names for mention in group
         ):
             return True
-        return any(words <= {*split_name(name)} for name in used if isinstance(name, str))
+        return any(words <= {*split_name(name)} for name in used_names if isinstance(name, str))
 
     @staticmethod
-    def _uses_value(mention: Mention, where: list[Mapping[str, Any]], used: set[Any]) -> bool:
+    def _uses_value(mention: Mention, where: list[Mapping[str, Any]], used_names: set[Any]) -> bool:
         name = mention.column.name
         filtered = [str(c.get("value")) for c in where if c["column"] == name]
-        return mention.value in filtered if filtered else name in used
+        return mention.value in filtered if filtered else name in used_names
 
     # --- parts of the query --------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.capability_node import run_standalone_step
 from capgraph.engine.services import Services
-from capgraph.engine.sync_graph import run_in_new_loop
+from capgraph.engine.sync_graph import run_in_background_loop
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import running_graph_messages
 
@@ -86,7 +86,7 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
         return await run(arguments, can_ask=True)
 
     def call_and_wait(**arguments: Any) -> Any:
-        return run_in_new_loop(lambda: run(arguments, can_ask=False))
+        return run_in_background_loop(lambda: run(arguments, can_ask=False))
 
     return StructuredTool(
         name=_INVALID_NAME_CHARACTER.sub("_", spec.name)[:64],

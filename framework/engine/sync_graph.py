@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
+import os
 import queue
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast
 
 if sys.platform == "win32":
@@ -38,8 +40,8 @@ _Make = Callable[[], AsyncIterator[Any]]
 class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
     """Compiled graph whose synchronous methods run their asynchronous counterparts.
 
-    The synchronous methods use an event loop in a separate thread, so they also work where an
-    event loop is already running, such as in a notebook.
+    The synchronous methods use an event loop in a separate thread, which all graphs of the process
+    share, so they also work where an event loop is already running, such as in a notebook.
     """
 
     if not TYPE_CHECKING:  # the signatures are those of LangGraph
@@ -49,7 +51,7 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
 
             The arguments are those of ``ainvoke``.
             """
-            return run_in_new_loop(lambda: self.ainvoke(*args, **kwargs))
+            return run_in_background_loop(lambda: self.ainvoke(*args, **kwargs))
 
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
             """Run the graph synchronously and yield its stream.
@@ -76,7 +78,7 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
 
         The arguments are those of ``aget_state``.
         """
-        snapshot: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **options))
+        snapshot: StateSnapshot = run_in_background_loop(lambda: self.aget_state(config, **options))
         return snapshot
 
     def get_state_history(self, config: RunnableConfig, **options: Any) -> Iterator[StateSnapshot]:
@@ -92,7 +94,7 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
 
         The arguments are those of ``abulk_update_state``.
         """
-        updated: RunnableConfig = run_in_new_loop(
+        updated: RunnableConfig = run_in_background_loop(
             lambda: self.abulk_update_state(config, supersteps)
         )
         return updated
@@ -140,8 +142,8 @@ def copy_graph_as(
     return graph_class(**arguments, **attributes)
 
 
-def run_in_new_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a coroutine on a new event loop in a separate thread and return its result."""
+def run_in_background_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a coroutine on the event loop of synchronous calls and return its result."""
 
     async def one() -> AsyncIterator[Any]:
         yield await make_coroutine()
@@ -151,7 +153,7 @@ def run_in_new_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> A
 
 
 def _iterate_in_thread(make: _Make) -> Iterator[Any]:
-    run = _ThreadedRun(make)
+    run = _BackgroundRun(make)
     try:
         yield from run.parts()
     finally:
@@ -181,49 +183,112 @@ class _QuietLoop(_Loop):
             return asyncio.Handle(callback, args, self, context)
 
 
-class _ThreadedRun:
-    """Asynchronous iterator that runs on its own event loop in a separate thread."""
+class _LoopThread:
+    """Event loop in a separate thread."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._loop: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=self._run, name="capgraph loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running event loop."""
+        return self._loop.result()[0]
+
+    @property
+    def is_usable(self) -> bool:
+        """True if the loop accepts calls. A forked process does not have the thread."""
+        return self._process == os.getpid() and self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """True if the calling code runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Cancel all tasks, close the loop, and wait for the end of the thread."""
+        if self.is_usable:
+            loop, stopped = self._loop.result()
+            loop.call_soon_threadsafe(stopped.set)
+            if not self.is_current:
+                self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_QuietLoop) as runner:
+            runner.run(self._wait_for_close())
+
+    async def _wait_for_close(self) -> None:
+        stopped = asyncio.Event()
+        self._loop.set_result((asyncio.get_running_loop(), stopped))
+        await stopped.wait()
+
+
+_shared_thread: list[_LoopThread] = []  # at most one
+_shared_thread_lock = threading.Lock()
+
+
+def _find_shared_thread() -> _LoopThread:
+    """Return the thread of all synchronous calls in this process, and start it at the first call.
+
+    The calls share an event loop because clients of models and databases keep connections, and a
+    connection belongs to the event loop that opened it.
+    """
+    with _shared_thread_lock:
+        if not (_shared_thread and _shared_thread[0].is_usable):
+            _shared_thread[:] = [_LoopThread()]
+            atexit.register(_shared_thread[0].close)
+        return _shared_thread[0]
+
+
+class _BackgroundRun:
+    """Asynchronous iterator that runs on the event loop of synchronous calls."""
 
     def __init__(self, make: _Make) -> None:
         self._make = make
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+        self._started: Future[asyncio.Task[Any]] = Future()
         self._ended: Future[None] = Future()
         self._room = asyncio.Semaphore(_MAX_BUFFERED_PARTS)
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(self._run_loop,), name="capgraph run", daemon=True
-        )
-        self._thread.start()
+        shared = _find_shared_thread()
+        # A coroutine on the shared loop that calls a synchronous method blocks that loop.
+        self._own_thread = _LoopThread() if shared.is_current else None
+        self._thread = self._own_thread or shared
+        self._thread.loop.call_soon_threadsafe(self._start, contextvars.copy_context())
 
     def parts(self) -> Iterator[Any]:
-        """Yield the items of the threaded run, then raise its exception if it failed."""
-        loop, _ = self._started.result()
+        """Yield the items of the run, then raise its exception if it failed."""
         while (part := self._items.get()) is not self._ended:
             yield part
-            loop.call_soon_threadsafe(self._room.release)
+            self._thread.loop.call_soon_threadsafe(self._room.release)
         self._ended.result()
 
     def stop(self) -> None:
-        """Cancel the threaded run if it is still active, and wait for the thread to finish."""
-        loop, task = self._started.result()
-        loop.call_soon_threadsafe(task.cancel)
-        self._thread.join()
+        """Cancel the run if it is still active, and wait for its end."""
+        task = self._started.result()
+        self._thread.loop.call_soon_threadsafe(task.cancel)
+        # The garbage collector may call this method in any thread.
+        if not self._thread.is_current:
+            wait([self._ended])
+        if self._own_thread is not None:
+            self._own_thread.close()
 
-    def _run_loop(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=_QuietLoop) as runner:
-                runner.run(self._pump_parts())
-        except BaseException as exc:  # re-raised in the caller's thread
-            self._ended.set_exception(exc)
-        else:
-            self._ended.set_result(None)
-        self._items.put(self._ended)
+    def _start(self, context: contextvars.Context) -> None:
+        task = self._thread.loop.create_task(self._pump_parts(), context=context)
+        task.add_done_callback(self._end)
+        self._started.set_result(task)
 
     async def _pump_parts(self) -> None:
-        task: Any = asyncio.current_task()
-        self._started.set_result((asyncio.get_running_loop(), task))
         async with contextlib.aclosing(cast("Any", self._make())) as parts:
             async for part in parts:
                 await self._room.acquire()
                 self._items.put(part)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:  # re-raised in the caller's thread
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+        self._items.put(self._ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -15,7 +16,8 @@ MAX_THREADS = 32
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return the thread pool of a process. A forked process does not have its parent's threads."""
     return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="capgraph-sync")
 
 
@@ -43,4 +45,4 @@ async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any)
                 "The function raised StopIteration, which cannot propagate out of a coroutine."
             ) from exc
 
-    return await asyncio.get_running_loop().run_in_executor(_pool(), work)
+    return await asyncio.get_running_loop().run_in_executor(_pool(os.getpid()), work)

@@ -27,6 +27,14 @@ class ModelAnswerer:
         self._answer = prompts.get_response_generation_prompt_builder()
         self._question = prompts.get_clarification_prompt_builder()
 
+    @property
+    def keeps_answers(self) -> bool:
+        """True if results that are answers in words become the answer without a model call.
+
+        Most models of grammar servers are small, and small models omit values of the results.
+        """
+        return self._role.schema_style == "grammar"
+
     async def answer(self, request: AnswerRequest) -> AIMessage | BaseModel:
         """Generate the answer as a message, or as a ``request.response_format`` instance if set.
 

@@ -330,7 +330,7 @@ class _PlanParser:
         return None if near is None else self.catalog.capabilities[near]
 
     def note_step_keys(self, steps: Iterable[Any]) -> None:
-        """Collect the texts that refer to the results of a plan's steps."""
+        """Collect the keys and numbers of a plan's steps."""
         for number, step in enumerate(steps, 1):
             if not isinstance(step, Mapping):
                 continue
@@ -353,8 +353,8 @@ class _PlanParser:
         texts = [entry for entry in inputs if isinstance(entry, str)]
         if not spec.requires:
             return texts
-        stored = {fold_name(key) for keys in self.available.values() for key in keys}
-        return [text for text in texts if fold_name(text) not in stored | self.step_keys]
+        stored = {key for keys in self.available.values() for key in keys}
+        return [text for text in texts if text.strip() not in stored | self.step_keys]
 
     def _unwrap_object(self, value: Any) -> Any:
         """Unwrap an object that is encoded as a JSON string or is the only item of a list."""

@@ -123,6 +123,7 @@ class StepSummary:
         kind: Context type of the output.
         summary: Summary of the output.
         terminal: Whether no other step of the plan used this output.
+        category: ``CONTEXT_CATEGORY`` of the output.
     """
 
     context_key: str
@@ -130,6 +131,7 @@ class StepSummary:
     kind: str
     summary: str
     terminal: bool = True
+    category: str = ""
 
 
 @dataclass(frozen=True, slots=True)

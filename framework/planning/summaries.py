@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from capgraph.base.context import CapabilityContext
@@ -44,6 +44,7 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
             continue
         for kind, stored in (record.get("outputs") or {}).items():
             entry = data.get(kind, {}).get(stored)
+            category = _find_category(kind, types)
             summary = summarize_entry(kind, stored, entry, types)
             if record.get("source") == "ledger":
                 summary = f"{summary} (This was already done earlier in this turn.)"
@@ -56,10 +57,17 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
                     terminal=used.isdisjoint(
                         {(kind, stored), (kind.removesuffix(LIST_SUFFIX), stored), (FROM, stored)}
                     )
-                    or _find_category(kind, types) == ANSWER,
+                    or category == ANSWER,
+                    category=category,
                 )
             )
     return tuple(found)
+
+
+def are_answers(results: Iterable[StepSummary]) -> bool:
+    """Return True if the results are already answers in words, possibly with files."""
+    categories = {result.category for result in results if result.terminal}
+    return ANSWER in categories and categories <= {ANSWER, "ARTIFACT"}
 
 
 def _find_category(kind: str, types: ContextTypes) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
 import pytest
@@ -16,6 +19,7 @@ from langgraph.graph import START, StateGraph
 from capgraph import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
 from capgraph.base import CapabilityError, FatalExecutionError
 from capgraph.graph.agent_graph import agent_graph
+from tests.support.openai_server import openai_server, say
 
 GIVEN: Any = {"messages": [("user", "read the gauge")]}
 
@@ -51,6 +55,69 @@ def test_invoke_returns_what_ainvoke_returns() -> None:
     assert out["messages"][-1].content == "The gauge shows 7."
 
 
+def count_loops() -> int:
+    return sum(thread.name == "capgraph loop" for thread in threading.enumerate())
+
+
+def test_synchronous_calls_share_the_connections_of_a_client() -> None:
+    """A client keeps connections, which belong to the event loop that opened them."""
+    pytest.importorskip("langchain_openai")
+    with openai_server() as server:
+        server.on("text", *(say(f"Answer {n}.") for n in range(6)))
+        model = {"model": "openai:gpt-test", "base_url": server.url, "api_key": "none"}
+
+        graph = agent(model={"answer": model})
+        answers = [graph.invoke(GIVEN)["messages"][-1].content for _ in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            answers += [out["messages"][-1].content for out in pool.map(graph.invoke, [GIVEN] * 3)]
+    assert sorted(answers) == [f"Answer {n}." for n in range(6)]
+    assert count_loops() == 1
+
+
+@pytest.mark.may_block
+def test_a_step_on_the_shared_loop_may_call_a_graph_synchronously() -> None:
+    inner = agent()
+
+    @capability_node(name="gauge", examples=["read the gauge"])
+    async def nested_gauge() -> Gauge:
+        """Read the gauge."""
+        assert inner.invoke(GIVEN)["execution_outcome"]["status"] == "completed"
+        return Gauge(value=7)
+
+    assert agent(nested_gauge).invoke(GIVEN)["execution_outcome"]["status"] == "completed"
+    assert count_loops() == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_has_its_own_loop() -> None:
+    code = """
+import os
+from capgraph import build_graph, capability_node
+
+@capability_node(examples=["read the gauge"])
+def gauge() -> int:
+    "Read the gauge."
+    return 7
+
+graph = build_graph([gauge])
+given = {"messages": [("user", "Read the gauge")]}
+print(graph.invoke(given)["execution_outcome"]["status"], flush=True)
+if (child := os.fork()) == 0:
+    print(graph.invoke(given)["execution_outcome"]["status"], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["completed", "completed"]
+    assert not done.stderr
+
+
 @pytest.mark.may_block
 async def test_invoke_works_inside_a_running_loop() -> None:
     assert agent().invoke(GIVEN)["execution_outcome"]["status"] == "completed"
@@ -69,7 +136,7 @@ def test_a_caller_that_stops_reading_stops_the_run() -> None:
     stream = graph.stream(GIVEN, config, stream_mode="updates")
     next(stream)
     stream.close()
-    assert not [t for t in threading.enumerate() if t.name == "capgraph run"]
+    assert count_loops() == 1
     assert graph.invoke(GIVEN, config)["messages"][-1].content == "The gauge shows 7."
 
 
@@ -112,7 +179,7 @@ def test_ctrl_c_stops_the_run_and_waits_for_its_end(call: str) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended == ["cancelled"]
-    assert not [t for t in threading.enumerate() if t.name == "capgraph run"]
+    assert count_loops() == 1
 
 
 class Count(TypedDict):

@@ -188,12 +188,11 @@ def test_a_valid_plan_is_returned_as_the_same_object(steps: list[dict[str, Any]]
 
 
 def test_texts_that_name_no_result_are_no_inputs() -> None:
-    """A stored key, the key of a step, its number, and its capability refer to results."""
     steps = [
         {"capability": "read_weather", "context_key": "oslo", "parameters": {"city": "Oslo"}},
-        {"capability": "show", "inputs": ["Oslo in June", "oslo", "1", "kept", "read_weather"]},
+        {"capability": "show", "inputs": ["Oslo in June", "oslo", "1", "kept", "WEATHER"]},
     ]
     found = parse_model_plan({"steps": steps}, CATALOG, {"WEATHER": {"kept": {}}})
 
-    assert found.plan["steps"][1]["inputs"] == ["oslo", "1", "kept", "read_weather"]
+    assert found.plan["steps"][1]["inputs"] == ["oslo", "1", "kept"]
     assert found.repairs == {"needless_inputs": 1}
