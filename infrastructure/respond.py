@@ -100,7 +100,8 @@ async def write_answer(
     )
     results = step_summaries(state, services.registry.context_types)
     missing = (*describe_missing_steps(state), *describe_ignored_values(view, services))
-    has_free_form = purpose == "results" and not (form or instructions or missing)
+    problem = _find_rejection_reason(view)
+    has_free_form = purpose == "results" and not (form or instructions or missing or problem)
     by_results = (recipe is not None and recipe.answer == "results") or (
         has_free_form
         and getattr(services.answerer, "keeps_answers", False)
@@ -118,7 +119,7 @@ async def write_answer(
             question=question,
             instructions=instructions,
             response_format=form,
-            problem=_find_rejection_reason(view),
+            problem=problem,
         )
     )
     gate = services.answer_gate

@@ -34,8 +34,8 @@ PLAN_FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
 """Optional plan features. Schema and prompt contain them only if an agent can use them."""
 
 MAX_GRAMMAR_STEPS = 10
-"""Maximum number of plan steps in a grammar. Small models may repeat a step endlessly.
-"""
+"""Maximum number of plan steps, and of a step's inputs, in a grammar. Small models may repeat an item
+endlessly."""
 
 PLAN_TITLE = "ExecutionPlan"
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -289,6 +289,8 @@ def _build_step(
             required.append("parameters")
     if spec.requires and "inputs" in features:
         properties["inputs"] = {"type": "array", "items": _TEXT}
+        if style == "grammar":
+            properties["inputs"]["maxItems"] = MAX_GRAMMAR_STEPS
     if len(spec.provides) > 1:
         properties["expected_output"] = {"type": "string", "enum": list(spec.provides)}
     for feature in PLAN_FEATURES:
