@@ -347,6 +347,12 @@ class _PlanDrafter:
         checked = await prepare_plan(plan, self.view, self.services, capabilities, labels)
         if wants_look:
             checked = require_final_review(checked)
+        if not (
+            self.reviewed_steps or answer or request.instructions or _has_work(checked)
+        ) and await matches_no_capability(
+            plan, request, self.services
+        ):  # the answer of a small model would not list the abilities
+            answer = _write_refusal(self.view, self.services)
         return _PlanDraft(
             checked, answer if self.reviewed_steps else self._find_direct_answer(answer, checked)
         )
@@ -358,9 +364,8 @@ class _PlanDrafter:
         that the planner does not read.
         """
         view = self.view
-        works = any(step["capability"] != RESPOND for step in plan.plan["steps"])
         has_type = self.services.answer_type_of(view.state) is not None
-        if works or view.results or view.last_failure or has_type:
+        if _has_work(plan) or view.results or view.last_failure or has_type:
             return ""
         if view.state.get("task_depends_on_chat_history"):
             return ""
@@ -422,6 +427,11 @@ class _PlanDrafter:
             "refers_back": bool(view.state.get("task_depends_on_chat_history")),
         }
         return request, shown if accepted is None else accepted
+
+
+def _has_work(plan: CheckedPlan) -> bool:
+    """Return True if a plan has a step other than the final answer."""
+    return any(step["capability"] != RESPOND for step in plan.plan["steps"])
 
 
 def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanError:

@@ -71,7 +71,8 @@ class CheckedPlan:
 
     Attributes:
         plan: Repaired plan in topological order.
-        repairs: Descriptions of the repairs.
+        repairs: Descriptions of the repairs. Parts that a model's plan left out and that have one
+            right value are not listed.
         verdict: Verdict of the policies: ``allow``, or ``ask`` with the reasons for a review.
         notes: Sentences about the plan that are included in the outcome of the turn.
     """
@@ -113,9 +114,13 @@ async def prepare_plan(
     """
     written_by_person = author in ("caller", "approval")
     repaired = _repair_plan(plan, view, services, active, additions_only=written_by_person)
-    if is_model_written(author, services):
+    model_written = is_model_written(author, services)
+    if model_written:
         report_repairs(count_repairs(repaired.repairs))
-    repairs = [str(repair) for repair in repaired.repairs]
+    # The schema of a model may leave out what has one right value: this is not worth a message.
+    repairs = [
+        str(repair) for repair in repaired.repairs if not (model_written and repair.fills_omission)
+    ]
     limit = services.limits.max_steps
     try:
         expanded, recipes = expand_recipes(repaired.plan, services.registry, limit)

@@ -23,6 +23,9 @@ from capgraph.planning.waits import WAIT_FIELDS
 _SAME_VALUE = (MALFORMED_INPUT, PARAMETER)
 """Codes whose repairs write the same value in another form."""
 
+_OMITTED = frozenset(map(preview, (None, "nothing", "no terminal step")))
+"""Previous values of the repairs that fill in what a plan leaves out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Repair:
@@ -46,6 +49,11 @@ class Repair:
     before: str
     after: str
     reason: str
+
+    @property
+    def fills_omission(self) -> bool:
+        """True if the repair filled in a part that the plan left out, and replaced nothing."""
+        return self.before in _OMITTED
 
     def __str__(self) -> str:
         where = "plan" if self.context_key is None else repr(self.context_key)

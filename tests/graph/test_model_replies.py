@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
 from capgraph.configs.settings import Settings
 from capgraph.models.planning import ModelPlanner
-from capgraph.telemetry import AnswerToken, ReplyRepaired, TurnFinished, parse_event
+from capgraph.telemetry import AnswerToken, PlanMade, ReplyRepaired, TurnFinished, parse_event
 from capgraph.testing import ModelCall, ScriptedModel
 
 REPLIES = json.loads(
@@ -298,11 +298,36 @@ async def test_an_effect_that_the_request_does_not_name_is_confirmed_by_a_small_
 async def test_refused_plans_for_what_nothing_fits_end_with_what_the_agent_can_do() -> None:
     def answer(call: ModelCall) -> Any:
         step = {"capability": "convert_units", "parameters": {"value": "a flight"}}
-        return {"steps": [step]} if call.schema == "ExecutionPlan" else "I can tell the weather."
+        assert call.schema == "ExecutionPlan", "the refusal needs no model"
+        return {"steps": [step]}
 
     _, events, outcome = await run("Book me a flight to Tokyo.", answer)
     text = "".join(event.text for event in events if isinstance(event, AnswerToken))
-    assert text == "I can tell the weather."
+    assert text.startswith("Nothing here can do that")
+    assert outcome["status"] == "completed"
+
+
+@pytest.mark.usefixtures("small")
+async def test_an_empty_plan_for_what_nothing_fits_ends_with_what_the_agent_can_do() -> None:
+    def answer(call: ModelCall) -> Any:
+        assert call.schema == "ExecutionPlan", "the refusal needs no model"
+        return {"steps": []}
+
+    _, events, outcome = await run("Book me a flight to Tokyo.", answer)
+    text = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert text.startswith("Nothing here can do that")
+    assert "weather" in text
+    assert outcome["status"] == "completed"
+
+
+@pytest.mark.usefixtures("small")
+async def test_fields_that_a_plan_leaves_out_are_not_reported_as_repairs() -> None:
+    step = {"capability": "weather", "parameters": {"city": "Paris", "day": "tomorrow"}}
+    replies: list[Any] = [{"steps": [step]}, "Light rain."]
+    _, events, outcome = await run("Will it rain in Paris tomorrow?", replies)
+    (made,) = (event for event in events if isinstance(event, PlanMade))
+    assert [step["capability"] for step in made.plan["steps"]] == ["weather", "respond"]
+    assert made.repairs == []
     assert outcome["status"] == "completed"
 
 
