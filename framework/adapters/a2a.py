@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +30,11 @@ from google.protobuf.json_format import MessageToDict
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
-from capgraph.adapters.authorization import authorize_step
+from capgraph.adapters.authorization import (
+    AuthorizationRequiredError,
+    ask_for_authorization,
+    authorize_step,
+)
 from capgraph.adapters.credentials import Credentials, UserAuth, current_user
 from capgraph.adapters.external_text import (
     create_remote_failure,
@@ -150,11 +154,32 @@ class A2AAgent:
             CapabilityError: The agent failed, rejected the task, or cannot be reached.
             ConnectionError: The connection was lost while a message was being sent.
         """
-        authorization_count = 0
-        auth: _UserAuth | None = None
-        if self._credentials is not None:
-            authorization_count = await authorize_step(self._credentials, self._subject, step)
+        if self._credentials is None:
+            return await self._converse(values, step, None, 0)
+        count = await authorize_step(self._credentials, self._subject, step)
+        while True:
             auth = _UserAuth(self._credentials, current_user(self._subject))
+            try:
+                return await self._converse(values, step, auth, count)
+            except AuthorizationRequiredError as exc:  # the agent rejected the token
+                await ask_for_authorization(exc, self._subject, step, count)
+                count += 1
+
+    async def _converse(
+        self,
+        values: dict[str, Any],
+        step: StepContext,
+        auth: _UserAuth | None,
+        authorization_count: int,
+    ) -> dict[str, Any]:
+        """Send the task and the user's answers, and return the agent's output.
+
+        Args:
+            values: Parameters of the step.
+            step: The step.
+            auth: Authentication of the step's user, or ``None`` without credentials.
+            authorization_count: Number of answers that belong to questions for an authorization.
+        """
         text = values["message"] or ("" if values["data"] is not None else task_with_inputs(step))
         mask = auth.mask if auth is not None else lambda value: value
         async with self._open_clients(auth) as (sender, watcher, streams):
@@ -222,11 +247,14 @@ class A2AAgent:
     ) -> dict[str, Any]:
         """Send a message and return its task ID, or the output if the agent answered at once."""
         try:
-            async for event in client.send_message(SendMessageRequest(message=message)):
-                if event.HasField("task"):
-                    return {"id": event.task.id, "context": event.task.context_id}
-                return {"output": mask(_read_output(event.message.parts))}
-        except (A2AClientError, httpx.TransportError) as exc:
+            # The SDK annotates an iterator, but returns a generator, which must be closed in its task.
+            reply: Any = client.send_message(SendMessageRequest(message=message))
+            async with aclosing(reply) as events:
+                async for event in events:
+                    if event.HasField("task"):
+                        return {"id": event.task.id, "context": event.task.context_id}
+                    return {"output": mask(_read_output(event.message.parts))}
+        except (A2AError, httpx.TransportError) as exc:
             cause = exc.__cause__ or exc
             if isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout)):
                 raise unreachable_error(self._subject, exc) from exc
@@ -235,10 +263,10 @@ class A2AAgent:
                     f"{self._subject} closed the connection while a message was being sent."
                 ) from exc
             reason = mask(str(exc))
-            raise create_remote_failure(f"{self._subject} rejected the message", reason) from exc
-        raise create_remote_failure(
-            f"{self._subject} rejected the message", "the response is empty"
-        )
+            raise create_remote_failure(
+                f"{self._subject}, which rejected the message,", reason
+            ) from exc
+        raise create_remote_failure(f"{self._subject}, whose response is empty,", "")
 
     async def _follow_task(
         self,
@@ -266,15 +294,18 @@ class A2AAgent:
                 if not is_active(task.status):
                     return task
                 if streams:
-                    async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
-                        update = event.task if event.HasField("task") else event.status_update
-                        if not is_active(update.status):
-                            break
+                    subscription: Any = client.subscribe(SubscribeToTaskRequest(id=task_id))
+                    async with aclosing(subscription) as events:
+                        async for event in events:
+                            update = event.task if event.HasField("task") else event.status_update
+                            if not is_active(update.status):
+                                break
             except A2AClientError as exc:
                 raise unreachable_error(self._subject, exc) from exc
-            except A2AError:
+            except A2AError as exc:
                 if not streams:
-                    raise
+                    reason = mask(str(exc))
+                    raise create_remote_failure(self._subject, reason) from exc
                 streams = False  # the task already ended, or it cannot be subscribed to
             else:
                 await asyncio.sleep(_POLL_SECONDS / 20 if streams else _POLL_SECONDS)

@@ -276,21 +276,40 @@ async def authorize_step(
     user = current_user(subject)
     number = 0
     while True:
-        key = _QUESTION_KEY.format(number)
-        question = await find_record(step, key)
-        if question is None:
-            if is_started:
-                return number
+        question = await find_record(step, _QUESTION_KEY.format(number))
+        if question is not None:
+            _check_granted(subject, interrupt(question))
+        elif is_started:
+            return number
+        else:
             try:
                 await credentials.get_token(user)
                 return number
             except AuthorizationRequiredError as exc:
-                if count_consumed_answers() > number:
-                    raise  # the answers belong to questions that the step must not skip
-                question = _build_question(subject, exc)
-                await step.once(key, partial(dict, question))
-        _check_granted(subject, interrupt(question))
+                await ask_for_authorization(exc, subject, step, number)
         number += 1
+
+
+async def ask_for_authorization(
+    error: AuthorizationRequiredError, subject: str, step: StepContext, number: int
+) -> None:
+    """Ask a step's user to grant a token that is missing or that the server rejected.
+
+    Args:
+        error: The error that the missing or rejected token caused.
+        subject: Name of the remote server for messages, such as ``The MCP server x``.
+        step: The step.
+        number: Number of earlier questions for an authorization that the user answered.
+
+    Raises:
+        AuthorizationRequiredError: The step asked other questions before.
+        CapabilityError: The user refused the authorization.
+    """
+    if count_consumed_answers() > number:
+        raise error  # the answers belong to questions that the step must not skip
+    question = _build_question(subject, error)
+    await step.once(_QUESTION_KEY.format(number), partial(dict, question))
+    _check_granted(subject, interrupt(question))
 
 
 def _build_question(subject: str, error: AuthorizationRequiredError) -> dict[str, Any]:
