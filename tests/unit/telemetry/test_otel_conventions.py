@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langsmith import Client, tracing_context
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as registry
 from opentelemetry.trace import SpanKind
 
@@ -133,4 +139,68 @@ async def test_one_trace_with_openinference(has_outer_span: bool) -> None:
     spans = await wiring.spans()
     names = {span.name for span in spans}
     assert {"invoke_agent capgraph agent", "router"} <= names
+    assert len({span.context.trace_id for span in spans}) == 1
+
+
+@contextmanager
+def langsmith_server() -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """Serve the endpoints to which LangSmith's client sends runs; gives the URL and the runs."""
+    runs: dict[str, dict[str, Any]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply()
+
+        def do_POST(self) -> None:
+            run = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            runs.setdefault(run.get("id") or self.path.rpartition("/")[2], {}).update(run)
+            self.reply()
+
+        do_PATCH = do_POST
+
+        def reply(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", runs
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.may_block  # the client sends each run at once
+async def test_one_trace_with_langsmith() -> None:
+    wiring = Wiring()
+    model = ScriptedModel(responses=[AIMessage("One kilogram.")])
+    graph = build_graph(
+        [tool_capability(weigh, examples=["weigh the salt"])],
+        {"answer": model},
+        sinks=[wiring.sink],
+    )
+    with langsmith_server() as (url, runs):
+        # Without batches, no thread of the client outlives the test.
+        client = Client(api_url=url, api_key="unused", auto_batch_tracing=False)
+        try:
+            with tracing_context(enabled=True, client=client):
+                await graph.ainvoke({"messages": [("user", "Weigh the salt")]})
+        finally:
+            await asyncio.to_thread(client.cleanup, timeout=5)
+    roots = [run for run in runs.values() if run.get("parent_run_id") is None]
+    assert [run["name"] for run in roots] == ["capgraph agent"]
+    assert {run["trace_id"] for run in runs.values()} == {roots[0]["id"]}
+    assert {("answer", "llm"), ("weigh", "tool")} <= {
+        (run["name"], run["run_type"]) for run in runs.values()
+    }
+    assert all(run.get("end_time") for run in runs.values())
+    spans = await wiring.spans()
+    assert {"invoke_agent capgraph agent", "chat scripted"} <= {span.name for span in spans}
     assert len({span.context.trace_id for span in spans}) == 1
