@@ -15,7 +15,7 @@ from capgraph.base import (
 )
 from capgraph.engine import Services
 from capgraph.engine.default_strategies import SummaryAnswerer
-from capgraph.engine.plan_facts import describe_ignored_values
+from capgraph.engine.plan_facts import describe_ignored_values, describe_missing_names
 from capgraph.engine.recipes import matched_recipe
 from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.planning.strategies import AnswerRequest
@@ -100,6 +100,8 @@ async def write_answer(
     )
     results = step_summaries(state, services.registry.context_types)
     missing = (*describe_missing_steps(state), *describe_ignored_values(view, services))
+    if purpose == "results":
+        missing = (*missing, *describe_missing_names(view, results, services))
     problem = _find_rejection_reason(view)
     has_free_form = purpose == "results" and not (form or instructions or missing or problem)
     by_results = (recipe is not None and recipe.answer == "results") or (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capgraph.base.capability import BaseCapability
 from capgraph.base.plan import ExecutionPlan, PlannedStep
@@ -11,6 +13,9 @@ from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.engine.services import Services
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import TurnView
+
+if TYPE_CHECKING:
+    from capgraph.planning.strategies import StepSummary
 
 
 def describe_default_parameters(
@@ -60,6 +65,31 @@ def describe_ignored_values(view: TurnView, services: Services) -> tuple[str, ..
                 f" recognized no such value and used its default {' and '.join(defaults)}."
             )
     return tuple(lines)
+
+
+def describe_missing_names(
+    view: TurnView, results: Sequence[StepSummary], services: Services
+) -> tuple[str, ...]:
+    """Name the places, people, and codes of the request that the results do not mention.
+
+    Small models otherwise report the results as if they concerned these names. A name that
+    occurs in a parameter or in the description of a capability that ran is omitted.
+    """
+    if not getattr(services.answerer, "keeps_answers", False):
+        return ()
+    from capgraph.selection.texts import candidate_text, find_missing_names  # only small models
+
+    candidates = {candidate.name: candidate for candidate in services.registry.candidates()}
+    texts = [f"{result.summary} {result.context_key}" for result in results]
+    for step in view.steps_by_key.values():
+        candidate = candidates.get(step["capability"])
+        texts.append(json.dumps(step.get("parameters") or {}, ensure_ascii=False, default=str))
+        if candidate is not None:
+            texts += [candidate_text(candidate), *candidate.positives]
+    names = find_missing_names(view.request_text, " ".join(texts))
+    if not names:
+        return ()
+    return (f"The results say nothing about {' and '.join(names)}.",)
 
 
 def _unset_defaults(spec: CapabilitySpec, step: PlannedStep) -> list[str]:

@@ -19,6 +19,14 @@ _VALUE = re.compile(
     r"(?:in|at|near|from|to|for)\s+(?P<place>[^\W\d_]{3,})\b"
     r"|(?<=[a-z,] )(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)|\b(?P<code>(?=[\w-]*\d)\w[\w-]*)",
 )
+_NAME = re.compile(
+    r"\b(?:about|at|by|for|from|in|near|of|on|to)\s+(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)"
+    r"|\b(?P<code>(?=[\w-]*\d)(?=[\w-]*[A-Z])\w[\w-]*)"
+)
+_DATE_NAMES = frozenset(
+    "monday tuesday wednesday thursday friday saturday sunday january february march april may june"
+    " july august september october november december i".split()
+)
 _PUNCTUATION = re.compile(r"[.!?:;,()]\s+|[.!?:;,()]$")
 _CLAUSE = re.compile(
     r"[.;?!]\s+|(?<!\s)(?:\s*+,\s++|\s++)(?:and|then|also|while|plus)\s++(?:also\s++|then\s++)*"
@@ -112,6 +120,22 @@ def unexplained_values(candidate: Candidate, task: str) -> list[str]:
     known = {*_WORD.findall(" ".join(texts).lower().replace("_", " "))} | FUNCTION_WORDS
     values = [match[match.lastgroup or 0] for match in _VALUE.finditer(task)]
     return [v for v in dict.fromkeys(values) if not known.issuperset(_WORD.findall(v.lower()))]
+
+
+def find_missing_names(task: str, text: str) -> list[str]:
+    """Return the names and codes in a request that do not occur in a text.
+
+    A name is capitalized and follows an English preposition. A code contains a digit and a
+    capital letter. The names of months and weekdays are omitted.
+
+    >>> find_missing_names("How warm is it in Oslo on Monday, at station B7?", "roof: 21 °C")
+    ['Oslo', 'B7']
+    >>> find_missing_names("How warm is it in Oslo?", "oslo: 21 °C")
+    []
+    """
+    known = {*_WORD.findall(text.lower().replace("_", " "))} | _DATE_NAMES
+    names = [match[match.lastgroup or 0] for match in _NAME.finditer(task)]
+    return [n for n in dict.fromkeys(names) if not known.issuperset(_WORD.findall(n.lower()))]
 
 
 @cache

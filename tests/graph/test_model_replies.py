@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
 from capgraph.configs.settings import Settings
+from capgraph.models.answering import ModelAnswerer
 from capgraph.models.planning import ModelPlanner
 from capgraph.telemetry import AnswerToken, PlanMade, ReplyRepaired, TurnFinished, parse_event
 from capgraph.testing import ModelCall, ScriptedModel
@@ -361,3 +362,27 @@ async def test_small_talk_is_answered_as_the_model_wrote_it() -> None:
     model, events, _ = await run("Hello!", [{"steps": [], "answer": "Hello! How can I help?"}])
     text = "".join(event.text for event in events if isinstance(event, AnswerToken))
     assert (len(model.calls), text) == (1, "Hello! How can I help?")
+
+
+@pytest.mark.parametrize(
+    ("request_text", "is_told"),
+    [
+        ("Show the open orders of Ada from Oslo.", True),
+        ("Show the open orders of Ada of station B7.", True),
+        ("Show the open orders of Ada on Monday.", False),
+    ],
+)
+async def test_a_small_model_learns_which_name_the_results_do_not_mention(
+    request_text: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelAnswerer, "keeps_answers", True)
+    plan = {
+        "steps": [
+            {"capability": "find_customer", "parameters": {"name": "Ada"}},
+            {"capability": "list_orders", "parameters": {"status": "open"}},
+        ]
+    }
+    model, _, outcome = await run(request_text, [plan, "Orders of C1."])
+    assert CALLS == [["find_customer", {"name": "Ada"}], ["list_orders", {"status": "open"}]]
+    assert ("say nothing about" in model.calls[-1].prompt) is is_told
+    assert outcome["status"] == "completed"
