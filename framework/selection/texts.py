@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 from functools import cache
 from importlib.resources import files
@@ -23,10 +24,7 @@ _NAME = re.compile(
     r"\b(?:about|at|by|for|from|in|near|of|on|to)\s+(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)"
     r"|\b(?P<code>(?=[\w-]*\d)(?=[\w-]*[A-Z])\w[\w-]*)"
 )
-_DATE_NAMES = frozenset(
-    "monday tuesday wednesday thursday friday saturday sunday january february march april may june"
-    " july august september october november december i".split()
-)
+_DATE_NAMES = frozenset(map(str.lower, (*calendar.day_name, *calendar.month_name, "I")))
 _PUNCTUATION = re.compile(r"[.!?:;,()]\s+|[.!?:;,()]$")
 _CLAUSE = re.compile(
     r"[.;?!]\s+|(?<!\s)(?:\s*+,\s++|\s++)(?:and|then|also|while|plus)\s++(?:also\s++|then\s++)*"

@@ -483,7 +483,10 @@ def test_activity_view_shows_budgets_and_limits(page: Any, served: Any) -> None:
     expect(row).to_contain_text("100,000")
     expect(row.get_by_role("cell").last).to_have_text(re.compile(r"^\d\d,\d{3}$"))
     expect(budgets.filter(has_text="seconds").filter(has_text="thread")).to_be_visible()
-    page.get_by_test_id("limits").get_by_role("row").filter(has_text="steps").wait_for()
+    limits = page.get_by_test_id("limits")
+    limits.get_by_role("row").filter(has_text="steps").filter(has_text="concurrency").wait_for()
+    for table, heading in ((limits, "maximum"), (page.get_by_test_id("budgets"), "limit on")):
+        expect(table.get_by_role("columnheader", name=heading, exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_rejected_step_is_shown_as_not_run(page: Any, served: Served) -> None:
     opened(page, served, ORDER)
     page.get_by_test_id("reject").click()
     for _ in range(2):
-        card(page, "failed")
+        expect(card(page, "failed").get_by_role("heading")).to_have_text("Rejected")
         step = page.get_by_test_id("plan").get_by_role(
             "button", name="order, order_sensors, not run"
         )

@@ -25,7 +25,7 @@ function pages(path, none, name, { columns, details, flat = (item) => item } = {
       items = [...(anew ? [] : items), ...found.map(flat)];
       next = page.next ?? null;
       more.hidden = !next;
-      place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name, details) : h("p", { class: "quiet" }, none));
+      place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name, details, T.columns) : h("p", { class: "quiet" }, none));
     } catch (error) {
       if (!stale()) place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)));
     }
@@ -38,7 +38,8 @@ export function activityView(app) {
   const audit = pages("/api/audit", T.noAudit, T.audit, { columns: AUDIT, details: AUDIT_DETAILS,
     flat: (one) => ({ ...one.data, ...one, kind: one.kind?.replaceAll("_", " "), at: when(one.at), by: one.data?.by?.user_id }) });
   const budgets = pages("/api/budgets", T.noBudgets, T.budgets, { columns: ["limit", "per", "window", "name", "allows", "left"] });
-  const limits = pages("/api/limits", T.noLimits, T.limits, { columns: ["kind", "name", "used", "allows", "told"] });
+  const limits = pages("/api/limits", T.noLimits, T.limits, { columns: ["kind", "name", "used", "allows", "told"],
+    flat: (one) => ({ ...one, kind: T.limitKinds[one.kind] ?? one.kind }) });
   const workers = pages("/api/workers", T.noWorkers, T.workers, { columns: ["id", "queues", "running"] });
   workers.node.dataset.testid = "workers";
   budgets.node.dataset.testid = "budgets";

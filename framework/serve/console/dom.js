@@ -72,8 +72,10 @@ export function pre(value, props) {
   return h("pre", { tabindex: 0, ...props }, json(value));
 }
 
-// Return a table of plain objects without empty columns. `details` are shown below a row on request.
-export function table(items, columns, caption, details = []) {
+// Return a table of plain objects without empty columns. `details` are shown below a row on request,
+// and `labels` are the headings of columns whose names do not suffice.
+export function table(items, columns, caption, details = [], labels = {}) {
+  const words = (name) => labels[name] ?? name.replaceAll("_", " ");
   const used = columns.filter((name) => items.some((item) => shown(item[name]) !== ""));
   const extra = (item) => details.filter((name) => shown(item[name]) !== "");
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
@@ -88,7 +90,6 @@ export function table(items, columns, caption, details = []) {
 const DETAILS = "Details";
 // A short word is not broken, because the other columns have enough room.
 const isWord = (value) => typeof value === "string" && /^\S{1,14}$/.test(value);
-const words = (name) => name.replaceAll("_", " ");
 
 export function columnsOf(items, first = []) {
   return [...new Set([...first, ...items.flatMap((item) => Object.keys(item))])];

@@ -115,7 +115,7 @@ export const T = {
     label: "Turn", steps: "Steps", retry: "Retry this step", showTrace: "Show trace",
     title: {
       queued: "Starting", running: "Working", asks: "Waiting for a decision", waiting: "Waiting",
-      completed: "Completed", partial: "Partly completed", failed: "Failed", stopped: "Stopped", cancelled: "Interrupted",
+      completed: "Completed", partial: "Partly completed", failed: "Failed", rejected: "Rejected", stopped: "Stopped", cancelled: "Interrupted",
     },
     element: (n) => `element ${n}`,
     interrupted: "was interrupted", rejected: "was rejected",
@@ -197,6 +197,11 @@ export const T = {
   },
 
   // activity, usage
+  columns: {
+    allows: "maximum", at: "time", by: "user", cost_usd: "cost (USD)", id: "ID", key: "idempotency key", limit: "limit on",
+    seq: "number", told: "reason",
+  },
+  limitKinds: { slots: "concurrency", breaker: "circuit breaker" },
   effects: "Effects",
   noEffects: "No effects yet.",
   audit: "Audit log",

@@ -45,7 +45,8 @@ export function turnCard(app) {
     const done = work.filter((step) => statusOf(step) === "done").length;
     attr(node, "data-status", turn.status);
     put(mark, T.marks[turn.status] ?? T.marks.running);
-    put(title, T.turn.title[turn.status] ?? T.turn.title.running);
+    const isRejected = turn.status === "failed" && turn.decisions.some((one) => one.decision === "reject") && !work.some((step) => step.status === "failed");
+    put(title, T.turn.title[isRejected ? "rejected" : turn.status] ?? T.turn.title.running);
     const spent = turn.began ? ((isRunning ? Date.now() : turn.ended) - turn.began) / 1000 : null;
     put(facts, [work.length ? T.counts(done, work.length) : "", spent > 0 ? (isRunning ? T.clock(spent) : T.seconds(spent)) : ""].filter(Boolean).join(" · "));
     trace.hidden = !work.some((step) => step.tries.length);
