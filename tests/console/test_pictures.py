@@ -1,4 +1,4 @@
-"""The pictures of the guide: eight states, light, dark and narrow. ``make pictures`` keeps them."""
+"""The pictures of the docs: states, light, dark and narrow. ``make pictures`` keeps them."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def plan(page: Any) -> None:
 STATES: dict[str, tuple[Callable[[Any], None], dict[str, int], str]] = {
     "1_empty": (empty, WIDE, "light"),
     "2_question": (question, WIDE, "light"),
+    "2_question_dark": (question, WIDE, "dark"),
     "3_refused_dark": (refused, WIDE, "dark"),
     "4_figure": (sourced, WIDE, "light"),
     "5_timeline_dark": (part("Timeline"), WIDE, "dark"),
