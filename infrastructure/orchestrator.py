@@ -96,6 +96,7 @@ class OrchestratorNode(BaseInfrastructureNode):
         )
         # Corrections count as plans.
         update["control_budget"]["plans"] = view.budget.get("plans", 0) + drafts.plans_made
+        update["planning_missing"] = _list_abandoned_steps(view, draft.checked.plan)
         if draft.answer:
             update["task_custom_message"] = draft.answer
         used_capabilities = _list_plan_capabilities(draft.checked.plan)
@@ -173,6 +174,29 @@ async def _review_plan(
     if draft.answer:
         update["task_custom_message"] = draft.answer
     return {**update, "planning_missing": {}}  # an earlier rejection no longer applies
+
+
+def _list_abandoned_steps(view: TurnView, plan: ExecutionPlan) -> dict[str, str]:
+    """Map each unfinished step of a failed plan that is not replaced to the reason.
+
+    The mapping is empty if the new plan still has work to do, because this work may replace the
+    failed steps.
+    """
+    has_open_work = any(
+        step["capability"] not in TERMINAL_STEPS and step["context_key"] not in view.succeeded_keys
+        for step in plan["steps"]
+    )
+    if not view.last_failure or has_open_work:
+        return {}
+    details = (view.last_failure.get("classification") or {}).get("metadata") or {}
+    rejected = details.get("rejected_by_person") or {}
+    reason = readable_text(str(view.last_failure.get("user_message") or ""))
+    done = view.succeeded_keys | view.skipped_keys
+    return {
+        key: f"a person rejected it. {rejected[key]}".strip() if key in rejected else reason
+        for key, step in view.steps_by_key.items()
+        if key not in done and step["capability"] not in TERMINAL_STEPS
+    }
 
 
 def _is_plan_finished(view: TurnView) -> bool:
@@ -343,6 +367,8 @@ class _PlanDrafter:
                 return _PlanDraft(None, text)
             plan = {**plan, "steps": [*finished_steps(self.view), *new]}
             answer = text
+        elif self.view.last_failure and isinstance(plan, dict) and plan.get("steps") == []:
+            plan = {**plan, "steps": finished_steps(self.view)}  # the answer reports their results
         plan = await insert_suppliers(plan, request, self.services)
         checked = await prepare_plan(plan, self.view, self.services, capabilities, labels)
         if wants_look:

@@ -105,7 +105,9 @@ def create_value_context(
         cause = str(exc).split("\n")[0]
         raise ValidationError(
             f"{name!r} returns {shown}, which cannot be stored as plain data: {cause}",
-            fix="Return text, numbers, lists, dictionaries, a dataclass, a pydantic model or a"
+            fix="Import TypedDict from typing_extensions."
+            if exc.code == "typed-dict-version"
+            else "Return text, numbers, lists, dictionaries, a dataclass, a pydantic model or a"
             " TypedDict, or annotate the type with a validator and a serializer:"
             " Annotated[T, PlainValidator(...), PlainSerializer(...)], in this order.",
         ) from exc

