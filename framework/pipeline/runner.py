@@ -58,6 +58,7 @@ class StepRunner:
         has_budgets: True if the operator configured budgets.
 
     Attributes:
+        behaviors: Behaviors that wrap every attempt.
         queues: Worker queue by capability name.
         model_middleware: Behaviors that wrap model calls.
     """
@@ -73,14 +74,14 @@ class StepRunner:
     ) -> None:
         self.config = config
         registry = config.registry
-        self._behaviors = tuple(behaviors)
-        self.model_middleware: tuple[AnyBehavior, ...] = model_middleware(self._behaviors)
-        check_middleware(flatten_behaviors(self._behaviors), "behaviors")
+        self.behaviors: tuple[Any, ...] = tuple(behaviors)
+        self.model_middleware: tuple[AnyBehavior, ...] = model_middleware(self.behaviors)
+        check_middleware(flatten_behaviors(self.behaviors), "behaviors")
         self._own_behaviors = own_behaviors or {}
         self._budget_behaviors, self._has_budgets = tuple(budget_behaviors), has_budgets
         for spec in registry.capabilities.values():
             check_middleware(
-                flatten_behaviors(self._find_own_behaviors(spec)),
+                flatten_behaviors(self.own_behaviors(spec)),
                 f"{spec.name}.behaviors",
                 target_kind(spec),
             )
@@ -90,13 +91,13 @@ class StepRunner:
         self._availability_providers = [
             *(
                 (item, [*capabilities])
-                for item in self._behaviors
+                for item in self.behaviors
                 if isinstance(item, AvailabilityProvider)
             ),
             *(
                 (i, [name])
                 for name in capabilities
-                for i in self._find_own_behaviors(capabilities[name])
+                for i in self.own_behaviors(capabilities[name])
                 if isinstance(i, AvailabilityProvider)
             ),
         ]
@@ -206,13 +207,14 @@ class StepRunner:
         """Return the behaviors that wrap a capability's steps, outermost first."""
         return self._collect_behaviors(spec, ())
 
-    def _find_own_behaviors(self, spec: CapabilitySpec) -> list[Any]:
+    def own_behaviors(self, spec: CapabilitySpec) -> list[Any]:
+        """Return the behaviors that only a capability's own steps have, as declared."""
         return [*spec.behaviors, *self._own_behaviors.get(spec.name, ())]
 
     def _collect_behaviors(
         self, spec: CapabilitySpec, budget_behaviors: Sequence[Any]
     ) -> list[Any]:
-        behaviors = [*self._behaviors, *budget_behaviors, *self._find_own_behaviors(spec)]
+        behaviors = [*self.behaviors, *budget_behaviors, *self.own_behaviors(spec)]
         guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
         if len(guards) > 1:  # merged, so that every guard runs and is named in errors
             other_behaviors = [item for item in behaviors if not isinstance(item, TurnGuardrail)]

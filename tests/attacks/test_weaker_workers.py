@@ -13,9 +13,12 @@ import pytest
 from pydantic import BaseModel
 
 from capgraph import BaseCapability, build_graph, capability_node
-from capgraph.base import PersistenceError
-from capgraph.base.ports import Caller
+from capgraph.base import ApprovalPolicy, PersistenceError
+from capgraph.base.ports import Caller, Verdict
+from capgraph.behaviors import BaseBehavior
 from capgraph.configs.settings import Settings
+from capgraph.governance import Budget, InformationFlow, PolicyEngine, PolicyRule, TimedOut
+from capgraph.governance.policies import PolicyActionData
 from capgraph.scale import Client, Schedule
 from capgraph.scale.jobs import TurnJob
 from capgraph.scale.run_executor import RunExecutor
@@ -212,3 +215,102 @@ async def test_a_scheduled_turn_has_the_current_role_of_its_creator(place: Place
     await place.client(graph).submit("t", plan=READ, caller=creator)
     await graph.persistence.roles.record(Caller("ann", "visitor", authenticated=True))
     assert list((await place.work(graph)).values()) == ["failed"]
+
+
+def capability(name: str = "open_valve", **declared: Any) -> Any:
+    """Capability that opens the valve, with declarations."""
+
+    @capability_node(name=name, **{"effect": "once", **declared})
+    def open_valve(litres: float = 2.0) -> None:
+        """Open the valve of the tank."""
+        opened.append(str(litres))
+
+    return open_valve
+
+
+class Threshold:
+    """Step policy that is configured in code."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.decisions = 0
+
+    async def decide(self, step: Any, view: Any) -> Verdict:
+        """Count the decision, and allow the step."""
+        self.decisions += 1
+        return Verdict("allow")
+
+
+class Watch(BaseBehavior):
+    """Behavior that is configured in code."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+
+def engine(seconds: float) -> PolicyEngine:
+    rule = PolicyRule("late", TimedOut(seconds), [PolicyActionData("abort_phase")])
+    return PolicyEngine([rule])
+
+
+@pytest.mark.parametrize(
+    ("strict", "weak"),
+    [
+        ({"requires_approval": True}, {}),
+        ({"requires_approval": ApprovalPolicy(approvers=2)}, {"requires_approval": True}),
+        ({"permission": "full_access"}, {}),
+        ({"labels": ["untrusted"]}, {}),
+        ({"sends_externally": True}, {}),
+        ({}, {"effect": "none"}),
+        ({}, {"repeatable": True}),
+        ({}, {"removes_labels": ["untrusted"]}),
+        ({"behaviors": [Watch(1)]}, {"behaviors": [Watch(2)]}),
+    ],
+)
+async def test_a_worker_whose_capability_has_weaker_rules_leaves_a_new_turn(
+    place: Place, strict: dict[str, Any], weak: dict[str, Any]
+) -> None:
+    own = place.graph(None, read_level, capability(**strict))
+    await place.client(own).submit("t", plan=READ, caller=ANN)
+    async with refused("open_valve"):
+        await place.work(place.graph(None, read_level, capability(**weak)))
+    assert list((await place.work(own)).values()) == ["completed"]
+
+
+async def test_a_worker_whose_capability_has_stricter_rules_executes_the_turn(
+    place: Place,
+) -> None:
+    own = place.graph(None, read_level, capability(effect="idempotent"))
+    await place.client(own).submit("t", plan=READ, caller=ANN)
+    strict = capability(effect="idempotent", requires_approval=True, sends_externally=True)
+    graph = place.graph(None, read_level, strict)
+    assert list((await place.work(graph)).values()) == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("strict", "weak"),
+    [
+        ({"policies": [Threshold(1)]}, {"policies": [Threshold(2)]}),
+        ({"policies": [engine(1)]}, {"policies": [engine(600)]}),
+        (
+            {"policies": [InformationFlow(labels={"personal": "outside"})]},
+            {"policies": [InformationFlow()]},
+        ),
+        ({"budget": Budget(steps=3)}, {"budget": Budget(steps=4)}),
+        ({"behaviors": [Watch(1)]}, {"behaviors": [Watch(2)]}),
+        ({"behaviors": [Watch(1)]}, {}),
+    ],
+)
+async def test_rules_that_are_passed_in_code_are_compared_by_their_arguments(
+    place: Place, strict: dict[str, Any], weak: dict[str, Any]
+) -> None:
+    def graph(options: dict[str, Any]) -> Any:
+        return build_graph([read_level], checkpointer=place.saver, **options)
+
+    await place.client(graph(strict)).submit("t", plan=READ, caller=ANN)
+    async with refused("policy"):
+        await place.work(graph(weak))
+    # Counters of a policy are not compared.
+    if strict.get("policies") and isinstance(strict["policies"][0], Threshold):
+        strict["policies"][0].decisions += 1
+    assert list((await place.work(graph(strict))).values()) == ["completed"]
