@@ -1,7 +1,7 @@
 """Access tokens of the users for whom remote tools and agents act.
 
-A token is sent to its server and nowhere else. It is not part of the state, so a run that another
-process resumes requests a new token.
+A token is sent only to its server. It is not part of the state, so a process that resumes a run
+requests a new token.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class UserAuth:
         return request
 
     def mask(self, value: Any) -> Any:
-        """Mask the user's latest tokens in a value that the server returned."""
+        """Mask the user's current and previous tokens in a value returned by the server."""
         if isinstance(value, Mapping):
             return {self.mask(name): self.mask(item) for name, item in value.items()}
         if isinstance(value, list):
@@ -127,8 +127,8 @@ def signed_subject(
 ) -> SubjectToken:
     """Create a function that signs a JWT with the user's ID as its subject.
 
-    The authorization server must trust the key. No per-user state is stored, so background runs
-    and runs on workers have credentials, too.
+    The authorization server must trust the key. No per-user state is stored, so the credentials
+    are also available to background runs and workers.
 
     Args:
         key: Private key as PEM text.
@@ -171,7 +171,7 @@ def signed_subject(
 
 
 class TokenExchange:
-    """Credentials that an authorization server exchanges for a user's token (RFC 8693).
+    """Credentials that exchange a user's token for an access token (RFC 8693).
 
     Tokens are cached in memory until shortly before they expire.
 
@@ -179,7 +179,7 @@ class TokenExchange:
         token_url: URL of the token endpoint.
         client_id: Client ID of the agent.
         subject_token: Function that returns a user's own token; see :func:`signed_subject`.
-        client_secret: Client secret; None for a public client.
+        client_secret: Client secret. None for a public client.
         subject_type: Type of the user's own token: ``jwt``, ``access_token``, or ``id_token``.
         audience: Service for which the token is meant.
         resource: URL of that service.

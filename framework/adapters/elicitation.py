@@ -36,10 +36,10 @@ async def elicit_answers(
     Args:
         questions: Approval requests and questions by name.
         context: Context of the MCP call.
-        state: State that the client returns with the answers if the call ends.
+        state: Opaque state that the client sends back with the answers if the call ends.
 
     Returns:
-        The client's responses by form name, or the result with which the call must end.
+        The client's responses by form name, or the result that the call must return.
     """
     forms = elicitation_forms(questions)
     request = context.request_context
@@ -51,7 +51,7 @@ async def elicit_answers(
 
 
 def elicitation_forms(questions: Mapping[str, Any]) -> dict[str, ElicitRequestFormParams]:
-    """Build the elicitation forms for a set of questions, by form name.
+    """Build the elicitation forms for a set of questions, keyed by form name.
 
     Args:
         questions: Questions by name. An approval of several steps has one form for each step.
@@ -64,7 +64,7 @@ def elicitation_forms(questions: Mapping[str, Any]) -> dict[str, ElicitRequestFo
 
 
 def is_asked_before_run(question: Any) -> bool:
-    """Return True if a question is an approval request that is sent before any step runs."""
+    """Return True if a question is an approval request for steps that have not started."""
     return is_approval_request(question) and question["steps"][0].get("kind", STEP) == STEP
 
 
@@ -200,7 +200,7 @@ def _flatten_schema(
 
 
 def _infer_schema(value: Any) -> dict[str, Any]:
-    """Infer a JSON schema from the value of an undeclared parameter."""
+    """Infer the JSON schema of an undeclared parameter from its value."""
     return {
         "type": next(
             (name for name, scalar in _SCALAR_TYPES.items() if type(value) is scalar), None
@@ -221,7 +221,7 @@ def _read_decision(step: Mapping[str, Any], response: Any) -> dict[str, Any]:
     values = step.get("parameters") or {}
     edited = _read_edited_parameters(step, content) if "edit" in step["decisions"] else {}
     if decision == "edit" or (decision == "approve" and edited):
-        # The user approved the values in the form, so changed fields count as an edit.
+        # The user approved the values in the form, so changed fields are edited parameters.
         return {"decision": "edit", "parameters": {**values, **edited}}
     answer = {"decision": decision}
     if isinstance(decision, str) and (text := _DECISION_FIELDS.get(decision)) and content.get(text):
@@ -243,4 +243,4 @@ def _parse_json(text: Any) -> Any:
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
-        return text  # validation of the answer reports the error
+        return text  # the validation of the answer reports the error

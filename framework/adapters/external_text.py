@@ -71,7 +71,7 @@ def is_http_url(value: Any) -> bool:
 
 
 def task_with_inputs(step: StepContext) -> str:
-    """Return the task of a step as text, followed by the step's inputs as JSON."""
+    """Return a step's task as text, followed by the step's inputs as JSON."""
     input_text = "\n\n" + json.dumps(serialize_inputs(step.inputs), ensure_ascii=False)
     return step.task + input_text if step.inputs else step.task
 

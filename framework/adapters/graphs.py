@@ -163,7 +163,7 @@ def agent_capability(
         )
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
-        # Outside of a turn, such as in another agent, no later message follows.
+        # Outside a turn, such as in another agent, there are no later messages.
         in_dialogue = keeps_dialogue and bool(step.state.get("control_turn"))
         earlier = read_messages(step.state, name) if in_dialogue else []
         graph_input = {
@@ -193,9 +193,9 @@ def agent_capability(
 def _hand_off(
     request: HandoffRequest, name: str, step: StepContext, *, in_dialogue: bool
 ) -> ResultWithState:
-    """Build the step result of an agent that handed the request over.
+    """Build the result of a step whose agent handed the request over.
 
-    The recipient is a different agent or the planner.
+    The recipient is another agent or the planner.
     """
     if not in_dialogue:
         raise CapabilityError(

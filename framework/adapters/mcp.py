@@ -1,8 +1,8 @@
 """Capabilities backed by tools of MCP servers, over stdio and streamable HTTP.
 
-MCP servers are not trusted. Results carry the label ``untrusted``, texts are cut and sanitized, a
-tool without annotations is assumed to have the effect ``once``, and a tool that changed since it
-was reviewed needs an approval.
+MCP servers are not trusted. Their results have the label ``untrusted``, and their texts are
+sanitized and truncated. A tool without annotations has the effect ``once``. A tool that changed
+since its review needs an approval.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class McpCapabilities(list[type[BaseCapability]]):
     The connection is closed by ``aclose()``, at the end of ``async with``, and with the event loop.
 
     Attributes:
-        pins: Digest of each tool by its name on the server. Pass stored pins to the next
-            ``mcp_capabilities`` to detect tools that changed in between.
-        omitted_tools: Reason of each tool that cannot be a capability, by its name on the server.
+        pins: Digests of the tools, by tool name on the server. Store them and pass them to later
+            calls of ``mcp_capabilities`` to detect changed tools.
+        omitted_tools: Reasons why tools cannot be used as capabilities, by tool name on the
+            server.
     """
 
     def __init__(
@@ -119,16 +120,15 @@ async def mcp_capabilities(
     """Connect to an MCP server and return its tools as capabilities.
 
     A tool whose schema is invalid or refers to another document is omitted with a warning,
-    unless ``allow`` lists it. A graph does not pick up tools that the server adds later. To use
-    new tools, build a new graph with the same checkpointer. Its registry comes from
-    ``registry.with_(*await mcp_capabilities(server))``.
+    unless ``allow`` lists it. To use tools that the server adds later, build a new graph with the
+    same checkpointer and ``registry.with_(*await mcp_capabilities(server))``.
 
     Args:
         server: ``StdioServerParameters``, the URL of a streamable HTTP server, a server object
             in this process, or a function that returns an ``mcp`` transport.
         prefix: Prefix of the capability names, to avoid clashes between servers.
         allow: Names of the tools to use. Default: all.
-        effects: Effects by tool name, which override the annotations.
+        effects: Effects by tool name. They override the tools' annotations.
         permission: Permission that callers need, for all tools or by tool name.
         pins: Digests of the reviewed tools; see :class:`McpCapabilities`. A step whose tool
             differs or is not listed needs an approval.
@@ -232,8 +232,7 @@ def _find_unusable_tools(tools: Mapping[str, Tool], server: RemoteMcpServer) -> 
 def _select_tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Select the declarations that apply to one tool.
 
-    Values that are not mappings apply to all tools. Mappings contain a value for each tool
-    name.
+    A mapping contains values by tool name. Any other value applies to all tools.
     """
     own_values = {}
     for declaration, value in declared.items():
@@ -247,7 +246,7 @@ def _select_tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[st
 def _tool_to_capability(
     name: str, tool: Tool, client: McpToolClient, declared: dict[str, Any]
 ) -> type[BaseCapability]:
-    # A plain string is passed on, so that validation rejects it as everywhere else.
+    # A plain string is passed on, because validation rejects it.
     for key, always in (("labels", "untrusted"), ("behaviors", PinCheck(client))):
         values = declared.get(key, ())
         declared[key] = (always, *values) if isinstance(values, (list, tuple, set)) else values

@@ -1,4 +1,4 @@
-"""Calls of tools of MCP servers, with questions to the user and checks of changed tools."""
+"""Tool calls on MCP servers, with questions to the user and checks for changed tools."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PinCheck:
         self._client = client
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Run an attempt with an approval reason if its tool differs from the reviewed version."""
+        """Run an attempt, adding an approval reason if its tool has changed since the review."""
         reason = ""
         # If the server is unreachable, the call itself fails and is retried.
         with suppress(CapabilityError):
@@ -126,7 +126,7 @@ class McpToolClient:
                 )
             if self._must_not_repeat(connection) and await find_record(step, _ASKED_MARKER):
                 self._raise_unknown_outcome(
-                    "the call that asked a question was lost with its process", None
+                    "the process that made the call ended before the question was answered", None
                 )
             call = self._start_call(McpCall(connection, tools[self.name]), values, step)
         connection.calls.append(call)
@@ -150,7 +150,7 @@ class McpToolClient:
         return output
 
     def _must_not_repeat(self, connection: McpConnection) -> bool:
-        """Return True if a tool call that was lost with its process must not be repeated.
+        """Return True if a tool call must not be repeated after its process was lost.
 
         This applies to tools with the effect ``once`` on servers with an older protocol version.
         """
@@ -179,9 +179,9 @@ class McpToolClient:
         return call
 
     async def _wait_for_result(self, call: McpCall, step: StepContext) -> CallToolResult:
-        """Wait for the result of a tool call. Questions from the server interrupt the step."""
+        """Wait for a tool call's result, interrupting the step for each question of the server."""
         for _ in range(call.answer_count):
-            interrupt(None)  # replays an answer that the call already received
+            interrupt(None)  # replay an answer that the call already received
         while True:
             if call.open_question is None:
                 question = asyncio.ensure_future(call.questions.get())
@@ -243,7 +243,7 @@ class McpToolClient:
 def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
     """Convert a user's answer to the result of an MCP elicitation.
 
-    The answer is an object (also as JSON text), the value of the only field, or a refusal.
+    The answer may be an object, JSON text of an object, the value of the only field, or a refusal.
 
     Raises:
         ValidationError: The answer does not match the requested schema.

@@ -44,7 +44,7 @@ current_call: contextvars.ContextVar[McpCall | None] = contextvars.ContextVar(
 
 @dataclass
 class McpCall:
-    """MCP tool call in flight, with its open question and the number of answered questions."""
+    """MCP tool call in progress, with its open question and the number of answered questions."""
 
     connection: McpConnection
     tool: Tool
@@ -99,13 +99,13 @@ class McpConnection:
             self.ready.set()
 
     def close(self) -> None:
-        """Request that the connection be closed, without waiting until it is closed."""
+        """Start closing the connection without waiting until it is closed."""
         self.closing.set()
         if not self.ready.is_set():
             self.task.cancel()
 
     def mask(self, value: Any) -> Any:
-        """Mask the user's access tokens in a value that the server returned."""
+        """Mask the user's access tokens in a value returned by the server."""
         return value if self._auth is None else self._auth.mask(value)
 
     async def _on_elicitation(
@@ -114,7 +114,9 @@ class McpConnection:
         waiting = [*self.calls, *self.suspended_calls.values()]
         call = current_call.get() or (waiting[0] if len(waiting) == 1 else None)
         if call is None:
-            return ErrorData(code=INVALID_REQUEST, message="The question belongs to no known call.")
+            return ErrorData(
+                code=INVALID_REQUEST, message="The question does not belong to a known call."
+            )
         payload: dict[str, Any] = {"message": sanitize_text(params.message, 4_000)}
         if params.mode == "form":
             payload["schema"] = params.requested_schema
@@ -163,7 +165,7 @@ class RemoteMcpServer:
     async def authorize(self, step: StepContext) -> Caller | None:
         """Return the user on whose behalf a step runs, or ``None`` without credentials.
 
-        If the user must grant a token, the step asks the user for the authorization.
+        If the user has not granted a token, the step is interrupted to request the authorization.
 
         Raises:
             CapabilityError: The run has no authenticated user, or the user has no token.
@@ -173,7 +175,7 @@ class RemoteMcpServer:
         user = current_user(self._title)
         connection = self._connections.get(_connection_key(user))
         is_started = connection is not None and step.idempotency_key in connection.suspended_calls
-        # Requested here, because an error inside of the transport would lose its severity.
+        # Request the token here, because an error inside the transport would lose its severity.
         await authorize_step(self.credentials, self._title, step, is_started=is_started)
         return user
 
@@ -190,7 +192,7 @@ class RemoteMcpServer:
         return f"T{str(self)[1:]}"
 
     async def get_connection(self, user: Caller | None = None) -> McpConnection:
-        """Return the connection for the current event loop and user, and open one if necessary.
+        """Return the connection for the current event loop and user, opening it if necessary.
 
         Raises:
             CapabilityError: The server cannot be reached. Nothing was sent, so the step may be
@@ -206,7 +208,7 @@ class RemoteMcpServer:
             connection = McpConnection(
                 partial(self._create_client, auth), auth if user is not None else None
             )
-        self._connections[key] = connection  # the last one is the one used last
+        self._connections[key] = connection  # move it to the end, as the most recent
         try:
             async with asyncio.timeout(self._timeout):
                 await connection.ready.wait()
@@ -240,10 +242,10 @@ class RemoteMcpServer:
             self._connections.pop(key).close()
 
     async def list_tools(self, user: Caller | None = None) -> dict[str, Tool]:
-        """List the server's current tools, with caching for as long as the server allows.
+        """List the server's current tools. The list is cached for as long as the server allows.
 
         Raises:
-            CapabilityError: The server does not list its tools.
+            CapabilityError: The server cannot list its tools.
         """
         connection = await self.get_connection(user)
         tools: dict[str, Tool] = {}

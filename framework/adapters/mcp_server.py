@@ -68,8 +68,8 @@ def as_mcp_server(
     Args:
         capabilities: Registry, capabilities, or the services returned by ``bind``.
         name: Name of the server.
-        checkpointer: Checkpointer that stores questions and effects. By default, they are kept
-            in memory and lost when the process ends.
+        checkpointer: Checkpointer that stores questions and effects. By default, they are stored
+            in memory until the process ends.
         caller: Caller for permissions and records, or a function that returns the caller of a
             request. Defaults to the caller that the server authenticated.
         **options: Options of ``mcp.server.MCPServer``, such as ``auth`` and ``instructions``.
@@ -103,7 +103,7 @@ def _server_options() -> list[str]:
 
 
 class _CapabilityTools:
-    """Tools of a server, and their execution."""
+    """Tools of an MCP server, and their execution."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _CapabilityServer(MCPServer[Any]):
 
 
 async def _wait_for_cleanup(run: Coroutine[Any, Any, None]) -> None:
-    """Wait for a run to finish. If the waiting task is canceled, cancel the run only once.
+    """Wait for a run to finish, and cancel it only once if the waiting task is canceled.
 
     The ``mcp`` package cancels a task repeatedly until the task ends, which would interrupt
     LangGraph's cleanup.
@@ -276,9 +276,9 @@ def capability_tool(spec: CapabilitySpec, registry: Registry) -> Tool:
 
 
 def _is_answered(snapshot: StateSnapshot, spec: CapabilitySpec) -> bool:
-    """Return True if a tool call has already been answered.
+    """Return True if a tool call already has a result.
 
-    A failed call counts as answered only if the capability has the effect ``once``.
+    The error of a failed call is its result only if the capability has the effect ``once``.
     """
     has_ended = bool(snapshot.values) and not snapshot.next
     return has_ended and (snapshot.values.get("success", True) or spec.effect == "once")

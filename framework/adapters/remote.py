@@ -1,8 +1,8 @@
-"""Function that creates capabilities from remote agents, over A2A or on a LangGraph Agent Server.
+"""Capabilities backed by remote agents, over A2A or on a LangGraph Agent Server.
 
-Remote work continues when this process ends. Its ID (the task of an A2A agent, the thread of an
-Agent Server) is therefore stored first. A step that restarts follows this work instead of sending
-the task twice.
+Remote work continues when this process ends, so its ID (the task of an A2A agent, or the thread of
+an Agent Server) is stored first. A restarted step follows the existing work instead of sending the
+task again.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def remote_capability(
 
 
 class _Input(BaseModel):
-    """Input of a remote graph. Without it, the graph receives the step's task."""
+    """Parameters of a step on a remote graph. By default, the graph receives the step's task."""
 
     input: dict[str, Any] | None = None
 
@@ -142,7 +142,7 @@ class _RemoteGraphAgent:
         self._subject = f"The graph {graph.name!r} on its Agent Server"
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
-        """Run the remote graph on the task of a step, in a thread that belongs to the step.
+        """Run the remote graph on a step's task, in a thread of the step.
 
         Raises:
             CapabilityError: The graph failed or cannot be reached.
@@ -167,7 +167,7 @@ class _RemoteGraphAgent:
         ]
         turns += [{"command": {"resume": interrupt(None)}} for _ in range(count_consumed_answers())]
         while True:
-            # Each turn is one run of the thread, so turns that were sent before are skipped.
+            # Each turn is one run of the thread, so skip the turns that were already sent.
             runs_so_far = await runs.list(thread, limit=len(turns))
             run: Any = runs_so_far[0] if runs_so_far else None
             for turn in turns[len(runs_so_far) :]:
@@ -201,7 +201,7 @@ class _RemoteGraphAgent:
         assistants: Any = self._client.assistants
         matches = await assistants.search(
             graph_id=self._assistant, limit=1
-        )  # or it is an id itself
+        )  # or the value is an ID
         assistant_id = matches[0]["assistant_id"] if matches else self._assistant
         schemas = await assistants.get_schemas(assistant_id)
         if "messages" in ((schemas.get("input_schema") or {}).get("properties") or {}):

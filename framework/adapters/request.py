@@ -1,6 +1,6 @@
-"""Functions for calls of a capability outside of plans.
+"""Functions that call a capability outside a plan.
 
-They convert the arguments to a step, and its record to an output.
+They convert arguments to a step, and the step's record to an output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCALAR_TYPES = ["string", "number", "boolean", "null"]
 def parse_request(
     spec: CapabilitySpec, arguments: Mapping[str, Any]
 ) -> tuple[PlannedStep, Contexts]:
-    """Convert a capability call's arguments to a plan step and its input data.
+    """Convert the arguments of a capability call to a plan step and its input data.
 
     An object, or a list of objects, under the name of a required type or role becomes an input.
     All other arguments become parameters.
@@ -71,7 +71,7 @@ def parse_request(
 
 
 def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityContext]]) -> Schema:
-    """Build the JSON schema of a capability's arguments, as accepted by :func:`parse_request`.
+    """Build the JSON schema of the arguments that :func:`parse_request` accepts for a capability.
 
     Args:
         spec: Specification of the capability.
@@ -125,7 +125,7 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
 
 
 def services_for(capability: Any, services: Services | None) -> Services:
-    """Return the services to run a capability with, registering the capability if necessary.
+    """Return the services that run a capability, registering the capability if necessary.
 
     If ``services`` is None, use the services of the enclosing run, or default services outside
     a run.
@@ -142,7 +142,7 @@ def services_for(capability: Any, services: Services | None) -> Services:
 
 
 def failure_message(record: StepRecord) -> str | None:
-    """Return the reason why a step has no usable result, or None if the step succeeded.
+    """Return the reason why a step failed, or None if it succeeded.
 
     Raises:
         StoppedError: The run was stopped by a user or a rule.

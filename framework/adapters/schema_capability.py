@@ -56,7 +56,7 @@ def capability_from_schema(
     Args:
         name: Name of the capability.
         description: Description for planners.
-        parameters: Pydantic model, or JSON schema against which plans are validated as it is.
+        parameters: Pydantic model or JSON schema against which plans are validated.
         call: Function that executes the capability. A dictionary, pydantic object, or dataclass
             that it returns becomes the data of the context type. Any other value is stored under
             ``value``.
@@ -64,8 +64,8 @@ def capability_from_schema(
         credentials: Credentials that ``call`` uses, whose authorization a server serves.
         max_attempts: Maximum number of attempts of a step. Defaults to 3.
         delay_seconds: Delay before the second attempt. Defaults to 0.5.
-        classify_error: Function that classifies a failure.
-        parameters_from: Function that reads parameters from a task if no model plans.
+        classify_error: Function that returns the severity of a failure.
+        parameters_from: Function that reads the parameters from a task when no model plans.
         **options: ``requires``, and the declarations of :class:`~capgraph.base.spec.Declarations`,
             such as ``examples``, ``effect``, and ``permission``.
 
@@ -101,7 +101,7 @@ def capability_from_schema(
         "name": name,
         "description": description,
         "provides": [context_type],
-        # An empty model, so that unknown parameters are rejected.
+        # Use an empty model, so that unknown parameters are rejected.
         "Parameters": parameters or create_model(f"{name}_parameters"),
         "execute": execute,
         **methods_from_options(name, max_attempts, delay_seconds, classify_error, parameters_from),

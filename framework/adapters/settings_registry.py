@@ -1,7 +1,7 @@
 """Registry of the tools, graphs, agents, and MCP servers in the settings.
 
-Settings accept the same declarations as code: each key of an entry is a keyword argument of its
-adapter.
+The settings accept the same declarations as code: each key of an entry is a keyword argument of
+the entry's adapter.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def open_registry(
     Raises:
         ConfigurationError: An entry of ``tools``, ``graphs``, ``agents``, or ``mcp`` is invalid.
         ValidationError: An entry has an unknown key or an invalid value.
-        RegistryError: A reference cannot be imported, or the parts do not fit together.
+        RegistryError: A reference cannot be imported, or the capabilities do not fit together.
         MissingExtraError: ``mcp`` contains a server, but the extra is not installed.
 
     >>> from capgraph.configs.settings import Settings
@@ -74,7 +74,7 @@ async def open_registry(
                     stack, server, f"mcp[{index}]", settings.serve.base_url
                 )
                 adapted += capabilities
-                if problems is not None:  # otherwise, a warning was logged
+                if problems is not None:  # otherwise, it was logged as a warning
                     problems += _list_omitted_tools(capabilities, f"mcp[{index}]")
             except CapgraphError as exc:
                 _report(_add_location(f"mcp[{index}]", exc), problems)
@@ -149,7 +149,7 @@ def _import_reference(name: Any, location: str) -> Any:
         return import_attribute(name, location)
     except CapgraphError:
         raise
-    except Exception as exc:  # importing a module may raise anything
+    except Exception as exc:  # importing a module may raise any exception
         raise ConfigurationError(
             f"{location}: the module of {name!r} cannot be imported ({type(exc).__name__}: {exc}).",
             fix="Fix the error in the module.",

@@ -1,4 +1,4 @@
-"""Function that converts agents, capabilities, and functions to graphs that perform a task."""
+"""Conversion of agents, capabilities, and functions to graphs that perform a task."""
 
 from __future__ import annotations
 
@@ -70,12 +70,13 @@ def task_graph(
             - an object with ``compile()``.
             - an object with ``async execute(task, context)``.
             - a function of the task, synchronous or asynchronous.
-        services: Services for a capability or tool. By default, it is unbound, with default limits.
+        services: Services for a capability or tool. Defaults to unbound services with default
+            limits.
         name: Name of the graph. Defaults to the target's own name.
 
     Raises:
-        ConfigurationError: The target is none of these, has static breakpoints, or is a capability
-            that declares something that needs ``services``.
+        ConfigurationError: The type of the target is not supported, the graph has static
+            breakpoints, or the declaration of the capability requires ``services``.
 
     >>> import asyncio
     >>> async def shout(task: str) -> str:
@@ -88,7 +89,7 @@ def task_graph(
     spec = getattr(target, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
         bound = services_for(target, services)
-        # Without explicit services, each run uses those of its surrounding run.
+        # Without explicit services, each run uses those of the enclosing run.
         return _build_graph(_create_capability_task(spec, services and bound), name or spec.name)
     if isinstance(target, Pregel):
         reject_breakpoints(target, f"The graph {target.name!r}")
@@ -122,8 +123,8 @@ def target_name(target: Any) -> str:
 def reject_breakpoints(graph: Pregel[Any, Any, Any, Any], subject: str) -> None:
     """Raise an error if a graph or one of its subgraphs has static breakpoints.
 
-    A static breakpoint ends the graph without an interrupt. A step would therefore end with half of
-    the work done, and the next call would do the rest without an approval.
+    A static breakpoint ends the graph without an interrupt. The step would end before the work is
+    complete, and the next call would do the rest without an approval.
 
     Args:
         graph: Compiled graph.

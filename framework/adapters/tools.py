@@ -1,4 +1,4 @@
-"""Function that creates capabilities from LangChain tools."""
+"""Capabilities backed by LangChain tools."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def tool_capability(
     description: str | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Create a capability from a LangChain tool, or from a function that LangChain can make a tool.
+    """Create a capability from a LangChain tool or an annotated function.
 
-    Name, description, and parameters are the tool's. Injected arguments (state, store, runtime,
-    call ID) are filled in from the step. A synchronous tool runs in a thread of the pool.
+    The capability has the tool's name, description, and parameters. Injected arguments (state,
+    store, runtime, call ID) are filled in from the step. A synchronous tool runs in a thread.
 
     The tool's return value becomes the data of the context type:
 
@@ -85,7 +85,7 @@ def tool_capability(
     injected = _find_injected_arguments(tool)
     schema: Any = tool.args_schema
     if schema is None and isinstance(tool, Tool):
-        [argument] = tool.args  # one text
+        [argument] = tool.args  # a single text
         model_factory: Any = create_model
         schema = model_factory(tool.name, **{argument: (str, ...)})
     elif schema is None:
@@ -139,7 +139,7 @@ async def _call_tool(
     values: dict[str, Any],
     step: StepContext,
 ) -> Any:
-    """Call a tool with a step's parameters and the arguments injected from the step context."""
+    """Call a tool with a step's parameters and injected arguments."""
     sync = _is_sync(tool)
     # Calling the function directly is faster. LangChain's wrapper only serves callbacks here, and
     # the arguments are already validated.
@@ -183,11 +183,11 @@ def _get_plain_function(tool: BaseTool) -> Callable[..., Any] | None:
     return None if {*FILTERED_ARGS} & inspect.signature(function).parameters.keys() else function
 
 
-# --- what is injected ------------------------------------------------------------------------
+# --- injected arguments ----------------------------------------------------------------------
 
 
 def _find_injected_arguments(tool: BaseTool) -> dict[str, Getter]:
-    """Return a getter for each tool argument that is injected at run time.
+    """Return a getter for each injected argument of a tool.
 
     Injected arguments are supplied by the framework and must not appear in a plan.
 
@@ -204,10 +204,10 @@ def _find_injected_arguments(tool: BaseTool) -> dict[str, Getter]:
     getters: dict[str, Getter] = {}
     for name, hint in {**by_name, **resolve_hints(function), **fields}.items():
         if name in (*FILTERED_ARGS, "return") or (hint is RunnableConfig and is_class):
-            continue  # LangChain fills these itself
+            continue  # LangChain supplies these arguments itself
         match = find_injection(hint)
         if match is None and name in by_name:
-            match = find_injection(ToolRuntime)  # a ToolNode goes by the name
+            match = find_injection(ToolRuntime)  # a ToolNode recognizes the argument by its name
         if match is None:
             continue
         passed = not is_class or tool.args_schema is None or name in fields
@@ -216,8 +216,8 @@ def _find_injected_arguments(tool: BaseTool) -> dict[str, Getter]:
         elif match.kind != "InjectedToolArg" or _is_required(function, schema, name):
             raise ConfigurationError(
                 f"The argument {name!r} of the tool {tool.name!r} has the type {match.kind},"
-                " which is not supported: LangGraph or LangChain injects it, so no plan may"
-                " supply it.",
+                " which is not supported: LangGraph or LangChain injects it, so a plan"
+                " cannot supply it.",
                 fix=match.fix or f"Add {name!r} to args_schema with the same annotation.",
             )
     return getters

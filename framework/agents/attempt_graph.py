@@ -96,7 +96,7 @@ def build_attempt_graph(
     """
     spec = _create_run_capability(agent_id, name, behaviors, services).capability_spec
     run_services = _select_run_services(services, unbound_services(spec))
-    # Tokens of the model are not streamed before a guardrail has checked the answer.
+    # Model tokens are not streamed until a guardrail has checked the answer.
     guarded = any(isinstance(one, TurnGuardrail) for one in behaviors)
     guarded = guarded or (services is not None and services.guard is not None)
 
@@ -135,7 +135,7 @@ def build_attempt_graph(
         if record.error is not None:
             info = runtime.execution_info
             if record.attempts > 1 and info is not None:
-                # A resumed run starts with all its attempts.
+                # A resumed run starts with all of its attempts.
                 ledger = run_services.ledger(run_services.view({}), visit_id=info.task_id)
                 await ledger.record_failure(record.key, 0, 0.0, run_services.clock.now())
             raise current.error or CapabilityError(failure_message(record) or "")
@@ -165,10 +165,9 @@ def get_execution_id(runtime: Runtime[Any]) -> str:
 
 
 def _select_run_services(services: Services | None, unbound: Services) -> Services:
-    """Return the services for an agent's run, reduced to the settings that apply to whole runs.
+    """Return the services for an agent's run, with only the settings that apply to whole runs.
 
-    The run does not occupy a concurrency slot, because it only waits for its model and tools,
-    which occupy slots of their own.
+    The run does not occupy a concurrency slot, because its model calls and tool calls do.
     """
     settings = (services or unbound).settings
     boundless = settings.limits.model_copy(update={"max_parallel": sys.maxsize})
@@ -206,7 +205,7 @@ def _create_run_capability(
         def get_retry_policy() -> dict[str, Any]:
             """Return a retry policy with a single attempt.
 
-            A run calls tools, so it is repeated only by ``RetryBehavior``.
+            A run calls tools, so only ``RetryBehavior`` repeats it.
             """
             return {"max_attempts": 1}
 
@@ -214,7 +213,7 @@ def _create_run_capability(
             run, job = _current_run(), current_execution()
             assert job is not None
             spending = current_spending()
-            # Model calls use the reservation of the enclosing step, or else one of this run.
+            # Model calls use the enclosing step's reservation if there is one, or else the run's.
             holds = (
                 nullcontext()
                 if spending is None or spending.current_reservations()
@@ -232,21 +231,21 @@ def _create_run_capability(
 
 
 def _is_plain_hooks(behavior: Any) -> bool:
-    """Return True if an object defines behavior hooks but no middleware stage."""
+    """Return True if a behavior defines hooks but no middleware stage."""
     if hasattr(behavior, "stage") or hasattr(behavior, "parts"):
         return False
     return any(hasattr(behavior, n) for n in ("before_execute", "after_execute", "on_error"))
 
 
 class _ErrorRecorder(BaseBehavior):
-    """Behavior that records a run's exception so that it can be raised to the agent's caller."""
+    """Behavior that records a run's exception, so that the agent's caller receives it."""
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
         _current_run().error = error
 
 
 class _AgentHooks:
-    """Wrapper for behavior hooks that passes them the agent's result instead of the step's output."""
+    """Wrapper that calls behavior hooks with the agent's result instead of the step's output."""
 
     def __init__(self, behavior: Any, agent_id: str) -> None:
         self._behavior, self._agent_id = behavior, agent_id

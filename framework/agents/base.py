@@ -92,9 +92,9 @@ class BaseAgent:
     so behaviors and services apply to each of them. A custom agent overrides ``execute`` and
     ``stream_execute``; calls of these methods run the graph as well.
 
-    A nested call of ``self.execute(subtask)`` is a separate run and passes the behaviors again. Two
-    calls belong to the running method instead: ``super().execute(…)``, and
-    ``self.stream_execute(task)`` from ``execute`` (or the reverse) with the same task.
+    A nested call of ``self.execute(subtask)`` is a separate run, so the behaviors apply to it
+    again. ``super().execute(…)`` is part of the same run, as is ``self.stream_execute(task)`` in
+    ``execute`` (or the reverse) with the same task.
 
     Args:
         model: A LangChain chat model.
@@ -103,7 +103,8 @@ class BaseAgent:
         behaviors: Middleware around each run: objects with hooks, or behaviors of
             ``capgraph.behaviors``.
         services: Services returned by ``bind``. Each tool call then runs as a step under their
-            permissions, guardrails, limits, effect records and audit, and model calls are counted.
+            permissions, guardrails, limits, effect records and audit, and model calls count toward
+            budgets.
         checkpoint_manager: A ``CheckpointManager`` or a LangGraph checkpointer, required by
             ``resume_from``.
         state_store: Store for the steps of each run, under
@@ -112,8 +113,8 @@ class BaseAgent:
             exist in the process, a number follows, such as ``ReActAgent#2``.
 
     Raises:
-        ConfigurationError: The class has no work to run, both ``tools`` and ``tool_registry`` are passed, or an item is not a
-            tool.
+        ConfigurationError: The class does not override ``execute``, both ``tools`` and
+            ``tool_registry`` are passed, or an item is not a tool.
 
     >>> import asyncio
     >>> class Echo(BaseAgent):
@@ -153,7 +154,7 @@ class BaseAgent:
         self._require_work()
         if tools is not None and tool_registry is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} has both tools and tool_registry: they mean the same.",
+                f"{type(self).__name__} has both tools and tool_registry: both have the same meaning.",
                 fix="Pass one of them.",
             )
         self.model = model
@@ -170,7 +171,7 @@ class BaseAgent:
         if not cls.agent_id or "agent_id" not in vars(cls):
             cls.agent_id = cls.__name__
         cls.graph_name = cls.agent_id
-        # An override becomes the work of the graph, so that calling it passes the behaviors.
+        # An overridden method runs inside the graph, so that behaviors apply to calls of it.
         for name, entry_point in (
             ("execute", BaseAgent._execute_graph),
             ("stream_execute", BaseAgent._stream_graph),
@@ -197,7 +198,7 @@ class BaseAgent:
         Args:
             checkpointer: Checkpointer of the graph. A subgraph uses the checkpointer of its parent
                 graph.
-            **options: Further arguments of LangGraph's ``compile``, such as ``store``.
+            **options: Additional arguments of LangGraph's ``compile``, such as ``store``.
         """
         graph = self._build_work_graph()
         if self.behaviors or self.services is not None:
@@ -225,17 +226,17 @@ class BaseAgent:
         )
 
     def _require_work(self) -> None:
-        """Raise a ConfigurationError if the agent class defines no work to run."""
+        """Raise a ConfigurationError if the agent's class does not define what a run does."""
         kind = type(self)
         names = ("_build", "compile", "execute")
         if all(getattr(kind, name) is getattr(BaseAgent, name) for name in names):
             raise ConfigurationError(
-                f"{kind.__name__} has no work to run: it does not override 'execute'.",
+                f"{kind.__name__} cannot run: it does not override 'execute'.",
                 fix="Add 'async def execute(self, task, context=None)' and 'stream_execute'.",
             )
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
-        """Build the graph for this kind of agent if ``execute`` is not overridden."""
+        """Build the agent's graph if ``execute`` is not overridden."""
         self._require_work()
         raise NotImplementedError
 
@@ -244,7 +245,7 @@ class BaseAgent:
     ) -> StateGraph[Any, Any, Any, Any]:
         """Build a graph that calls an overridden method of the agent.
 
-        A streaming run calls an overridden ``stream_execute`` instead, if there is one.
+        A streaming run calls an overridden ``stream_execute`` if the agent has one.
         """
 
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -275,7 +276,7 @@ class BaseAgent:
     def _to_conversation(
         self, task: str, values: Mapping[str, Any], answer: Any
     ) -> list[BaseMessage]:
-        """Return this run's messages that are shown to later runs of the thread."""
+        """Return the messages of this run that later runs of the thread see."""
         return to_conversation(task, answer)
 
     def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -304,7 +305,7 @@ class BaseAgent:
 
     @validate_arguments
     async def _execute_graph(self, task: str, context: Any = None) -> AgentResult:
-        """Run the agent's complete graph, even if an overridden method of the agent is running."""
+        """Run the agent's complete graph, even during an overridden method of the agent."""
         graph_input = {"task": task, "streamed": False}
         return await self._await_result(self._run_graph(graph_input, uuid4().hex, context))
 
@@ -437,7 +438,7 @@ class BaseAgent:
         nested = current_runtime() is not None
         config: Any = checkpoint_config if checkpoint_config is not None else {}
         if not nested and checkpoint_config is None:
-            owner = {"agent_id": self.agent_id}  # CheckpointManager lists checkpoints by it
+            owner = {"agent_id": self.agent_id}  # CheckpointManager lists checkpoints by this key
             config = {"configurable": {"thread_id": execution_id}, "metadata": owner}
         depth = 1 if self._is_wrapped and not unwrapped else 0
         # The first chunk comes from this graph itself. Its namespace is longer inside another
@@ -458,14 +459,14 @@ class BaseAgent:
                 base_length = len(namespace) if base_length is None else base_length
                 if mode == "custom":
                     if len(namespace) != base_length + depth:
-                        continue  # it comes from a nested call
+                        continue  # the chunk comes from a nested call
                     if streamed and isinstance(chunk, Mapping) and STEP_KEY in chunk:
                         yielded += 1
                         yield AgentStep(**chunk[STEP_KEY])
                     continue
                 if (
                     len(namespace) == base_length
-                ):  # several tasks may interrupt, one after the other
+                ):  # several tasks may be interrupted, one after another
                     interrupts |= {item.id: item for item in chunk.get(INTERRUPT, ())}
                     values = {**values, **chunk, INTERRUPT: list(interrupts.values())}
                 if len(namespace) != base_length + depth:
@@ -508,7 +509,7 @@ class BaseAgent:
         if self.response_format is not None and result.success:
             result.output = self.response_format.model_validate(result.output)
         result.metadata = {**result.metadata, "execution_id": execution_id}
-        propagate_labels(result.metadata.get("labels", {}))  # also those of a stored run
+        propagate_labels(result.metadata.get("labels", {}))  # include the labels of a stored run
         return result
 
 

@@ -29,7 +29,8 @@ class ChainOfThoughtAgent(BaseAgent):
         **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
-        ConfigurationError: There is no model, or tools are passed, which are not supported.
+        ConfigurationError: There is no model, or tools are passed, which this agent does not
+            support.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel

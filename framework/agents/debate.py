@@ -31,17 +31,17 @@ answer}}."""
 class DebateOrchestrator(BaseOrchestrator):
     """Team whose members take positions in parallel and revise them in rounds.
 
-    A model then writes the conclusion. A failed member keeps its last position, and the result is
-    not successful. ``agent_outputs`` has the last positions, ``subtask_outputs`` all of them, and
-    ``rounds`` counts the revisions.
+    A model then writes the conclusion. If a member fails, its last position is used and the result
+    is not successful. ``agent_outputs`` contains the last positions, ``subtask_outputs`` contains
+    all positions, and ``rounds`` is the number of revisions.
 
     Args:
-        agents: The members. A repeated name gets a number, such as ``name#2``.
+        agents: Members of the team. A repeated name receives a number, such as ``name#2``.
         debate_rounds: Number of revision rounds.
-        synthesis_gateway: The chat model that writes the conclusion. Defaults to the first member's
+        synthesis_gateway: Chat model that writes the conclusion. Defaults to the first member's
             model.
-        router: Unused; accepted because all teams take it.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        router: Not used. Accepted for consistency with other teams.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: There is no model for the conclusion, or ``debate_rounds`` is below 0.
@@ -88,7 +88,7 @@ class DebateOrchestrator(BaseOrchestrator):
         subtasks = [(name, task) for name in self.members]
         for revisions in range(self.debate_rounds + 1):
             results = await team_run.delegate(subtasks, context)
-            team_run.rounds = revisions  # taking positions is not a round of the debate
+            team_run.rounds = revisions  # the first positions are not a round of the debate
             for (name, _), result in zip(subtasks, results, strict=True):
                 if result.success:
                     positions[name] = str(result.output)

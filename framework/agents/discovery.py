@@ -102,7 +102,7 @@ class AgentDiscoveryBehavior:
         try:
             await self.refresh_once()
         except Exception as exc:
-            # The present members stay; the next discovery may succeed.
+            # Keep the current members. The next discovery may succeed.
             get_logger("framework", "discovery").warning("The discovery of agents failed: %s", exc)
 
     async def _refresh_periodically(self) -> None:

@@ -1,4 +1,4 @@
-"""Handoff of a conversation to another agent of the same graph, or to another capability."""
+"""Handoffs of a conversation to another agent of the same graph or to another capability."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def handoff(
         parent: True if the node belongs to the parent graph.
 
     Raises:
-        ConfigurationError: ``to`` is empty, which LangGraph would treat as the silent end of
-            the run.
+        ConfigurationError: ``to`` is empty, which LangGraph would treat as the end of the run.
 
     >>> handoff("support").goto
     'support'
@@ -43,22 +42,22 @@ def handoff(
 
 
 class HandoffTool(StructuredTool):
-    """Tool that ends an agent's run and hands over to a different capability or the planner."""
+    """Tool that ends an agent's run and hands over to another capability or the planner."""
 
 
 @validate_arguments
 def handoff_tool(to: str = "", description: str | None = None) -> HandoffTool:
-    """Return a tool with which an agent hands the request to another capability or to the planner.
+    """Return a tool that hands a request over to another capability or to the planner.
 
     The agent must be part of an :func:`~capgraph.adapters.graphs.agent_capability` with
     ``keeps_dialogue=True``. The tool ends the agent's run and its dialogue:
 
-    - ``transfer_to_<name>(task)`` proposes a plan in which the capability does the task. The plan is
-      checked like any other plan.
-    - ``hand_back(task)`` shows the agent's reason to the planner, which continues the turn.
+    - ``transfer_to_<name>(task)`` proposes a plan in which the capability performs the task. The
+    plan is validated like any other plan.
+    - ``hand_back(task)`` passes the agent's reason to the planner, which continues the turn.
 
     Args:
-        to: Name of the capability. Default: the planner.
+        to: Name of the capability. Defaults to the planner.
         description: Description for the agent's model.
 
     >>> handoff_tool("lodging", "Books rooms.").name, handoff_tool().name

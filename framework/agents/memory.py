@@ -1,4 +1,4 @@
-"""Memory of agents: the part of a long conversation that the model sees."""
+"""Memory of agents: selection of the messages and facts that the model sees."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Memory:
         summarize: True to let the agent's model summarize omitted messages.
         facts: Namespace of facts in the graph's store. The model sees them, and a tool ``remember``
             writes new ones.
-        max_facts: Maximum number of facts. A store with semantic search returns those closest to
-            the task.
+        max_facts: Maximum number of facts. A store with semantic search returns the most relevant
+            ones.
 
     Raises:
         ConfigurationError: A number is below 1.
@@ -95,7 +95,7 @@ class Memory:
         runtime: Runtime[Any],
         model: Any,
     ) -> RecalledContext:
-        """Build the conversation context of the next model call.
+        """Build the conversation context for the next model call.
 
         Older messages that do not fit are omitted and covered by a summary.
 
@@ -116,7 +116,7 @@ class Memory:
         conversation_length = max(0, len(before) - omitted_count)
         summary = dict(state.get("summary") or {})
         upto = summary.get("upto", 0)
-        if not messages:  # in a new run the messages of the previous one have other positions
+        if not messages:  # messages of the previous run have different positions in a new run
             task_indexes = [
                 index for index, message in enumerate(before) if isinstance(message, HumanMessage)
             ]
@@ -148,7 +148,7 @@ class Memory:
         return [str(item.value.get("fact", item.value)) for item in items]
 
     def fact_tools(self) -> list[Any]:
-        """Return the tools with which the model stores facts for later conversations."""
+        """Return the tools that let the model store facts for later conversations."""
         if not self.facts:
             return []
 

@@ -86,8 +86,7 @@ class ModelWithTools:
             ``additional_kwargs["unreadable"]`` contains the reason.
 
         Raises:
-            ModelError: The call failed, the model refused, or the answer was truncated. The
-                original exception is chained.
+            ModelError: The call failed, the model refused, or the answer was truncated.
         """
         prompt = [*to_text_messages(messages, system_prompt, self._text_instructions)]
         role = get_role_model(self._agent)

@@ -40,7 +40,7 @@ def is_running_override(agent: Any) -> bool:
 def run_through_graph(
     entry_point: Callable[..., Any], override: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap an overridden agent method so that a call runs it through the agent's graph.
+    """Wrap an overridden agent method so that calls of it run through the agent's graph.
 
     The wrapper calls the method directly if a subclass calls ``super()``, or if a different
     overridden method delegates the same task. Any other nested call is a separate run.

@@ -1,4 +1,4 @@
-"""Team that works in sequence: the output of each member is the task of the next."""
+"""Team that runs its members in sequence. The output of each member is the next member's task."""
 
 from __future__ import annotations
 

@@ -57,16 +57,16 @@ class PlanState(RunState):
 class PlanExecuteAgent(BaseAgent):
     """Agent whose model writes a plan, then works on each step with the tools and earlier results.
 
-    A step fails if its tool calls are used up or the model returns no usable answer. The rest is
-    then planned again, once, and ``metadata["replanned"]`` has the reason. The output is that of
-    the last step.
+    A step fails if it exceeds its tool calls or the model returns no usable answer. The remaining
+    steps are then replanned once, and ``metadata["replanned"]`` contains the reason. The result
+    has the output of the last step.
 
     Args:
-        model: A chat model.
+        model: Chat model.
         max_plan_steps: Maximum number of steps of a plan.
-        max_tool_calls_per_step: Maximum number of tool calls of one step; 0 for none.
+        max_tool_calls_per_step: Maximum number of tool calls of one step. 0 disables tools.
         system_prompt: System prompt of each step.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: A number is too low, or there is no model.

@@ -56,18 +56,18 @@ class ReActAgent(BaseAgent):
 
     The tool calls of one message run in parallel. Each is a LangGraph task, so a finished call is
     not repeated after a crash. Errors of a tool, unknown tools and arguments that do not match the
-    schema become observations. A call that fails twice with the same arguments ends the run.
+    schema become observations. The run ends if a call fails twice with the same arguments.
 
-    A model without tool calling uses a text protocol. A tool call that a model writes as JSON text
-    is run as a call.
+    A model without tool calling uses a text protocol. A tool call written as JSON text is
+    executed.
 
     Args:
-        model: A chat model.
+        model: Chat model.
         max_steps: Maximum number of model messages.
         system_prompt: System prompt. ``{tool_descriptions}`` is replaced by the tool descriptions.
         response_format: Pydantic type of the output.
         memory: Limits for the conversation that the model sees.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: ``max_steps`` is below 1, or there is no model.
@@ -196,7 +196,7 @@ class ReActAgent(BaseAgent):
         return None
 
     def _handle_message(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
-        """Convert a message from the model to an update of the graph's state."""
+        """Convert a model message to a state update."""
         calls, answer_type = message.tool_calls, self.response_format
         answer_calls = [
             call
@@ -216,7 +216,7 @@ class ReActAgent(BaseAgent):
             return self._end_run(state, [message], str(message.text), None)
         value = parse_json(str(message.text))
         if answer_type is not None and not calls and isinstance(value, dict):
-            reason = None  # a JSON object is an answer, even outside of the text protocol
+            reason = None  # a JSON object is an answer, even outside the text protocol
         if reason is None and answer_type is not None:
             if len(calls) > len(answer_calls):
                 reason = f"{answer_type.__name__} ends the work, so it stands alone."
@@ -356,7 +356,7 @@ def insert_tool_descriptions(prompt: str, tools: Sequence[Any]) -> str:
 
 
 def check_minimum(agent: BaseAgent, minimum: int, **values: int) -> int:
-    """Check that an integer option of an agent is not below its minimum, and return the value.
+    """Return an integer option of an agent after checking its minimum.
 
     Raises:
         ConfigurationError: The value is not an integer or is below the minimum.

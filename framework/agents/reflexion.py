@@ -1,4 +1,4 @@
-"""Agent that has the answers of another agent critiqued and asks it to try again."""
+"""Agent that critiques the answers of another agent and retries rejected ones."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def _route_next(state: Mapping[str, Any]) -> str:
 
 
 def parse_critique(text: str) -> str | None:
-    """Return the objection in a critique, or None if the critique simply approves the answer.
+    """Return the objection in a critique, or None if the critique approves the answer.
 
     >>> parse_critique("YES."), parse_critique("NO: too short"), parse_critique("Yes, but it is late")
     (None, 'too short', 'Yes, but it is late')

@@ -20,7 +20,7 @@ def to_conversation(task: str, answer: Any) -> list[BaseMessage]:
     """Convert a task and its answer to a pair of conversation messages."""
     text = answer if isinstance(answer, str) else json.dumps(to_plain(answer), ensure_ascii=False)
     question = HumanMessage(task)
-    exclude_from_message_stream(question)  # the caller sent it
+    exclude_from_message_stream(question)  # the task is the caller's own message
     return [question, AIMessage(text)]
 
 
@@ -30,7 +30,7 @@ class AgentStep:
 
     Attributes:
         thought: Reasoning text of the model.
-        action: Name of the called tool, or of a different action, such as the final answer.
+        action: Name of the called tool, or of another action, such as the final answer.
         action_input: Arguments of the action.
         observation: Result of the action as text.
         metadata: Additional details about the step.
@@ -74,7 +74,7 @@ class AgentResult:
 
     @classmethod
     def coerce(cls, value: Any) -> AgentResult:
-        """Convert an agent result, the output of an agent's graph, or a plain value to a result."""
+        """Convert a value to an agent result."""
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping) and "output" in value:
@@ -104,7 +104,7 @@ class AgentResult:
     def with_output(self, output: Any) -> AgentResult:
         """Return a copy of the agent result with a different output.
 
-        The output also replaces the last step's observation if the two were equal.
+        If the last step's observation was the old output, it is replaced, too.
         """
         steps = list(self.steps)
         if steps and steps[-1].observation == str(self.output):

@@ -1,4 +1,4 @@
-"""Stored states of agent runs: how to save, load and find them by step."""
+"""Storage of agent run states, with lookup by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def snapshot_state(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in _MESSAGE_KEYS:
         if name in plain:
             plain[name] = messages_to_dict(plain[name])
-    # The artifact of a tool message may be any value with a plain form.
+    # The artifact of a tool message may be any value that converts to plain data.
     snapshot: dict[str, Any] = to_plain(plain, "state")
     return snapshot
 
@@ -77,8 +77,8 @@ async def find_state_after_step(
         thread: LangGraph config that selects the thread.
         from_step: Zero-based index of the step.
         read_steps: Function that returns the steps recorded in a state.
-        is_wrapped: True if behaviors or services wrap the agent's own graph, which then has its
-            own checkpoint namespace.
+        is_wrapped: True if behaviors or services wrap the agent's graph, which then has a separate
+            checkpoint namespace.
 
     Raises:
         ValueError: The run does not contain the step.

@@ -1,4 +1,4 @@
-"""Team with a supervisor: a model splits the task, and members run the subtasks in parallel."""
+"""Team whose model splits the task into subtasks that members run in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JSON object: {"answer": the answer}."""
 
 class _Subtask(BaseModel):
     agent: str = Field("", description="Name of the member that takes it.")
-    # Models that write JSON as text use either name.
+    # Models that write JSON as text may use either name.
     subtask: str = Field(
         description="What is to be done, complete in itself.",
         validation_alias=AliasChoices("subtask", "task"),
@@ -51,16 +51,16 @@ class Subtasks(BaseModel):
 class SupervisorOrchestrator(BaseOrchestrator):
     """Team whose model splits a task into subtasks and writes the answer from their results.
 
-    The members run in parallel. If one fails, or the model names an unknown member, the result is
-    not successful and the answer is written from the other results. A second subtask of a member is
-    ``name#2`` in ``agent_outputs``.
+    The members run in parallel. If a member fails or the model names an unknown member, the result
+    is not successful, and the model writes the answer from the other results. A member's second
+    subtask has the key ``name#2`` in ``agent_outputs``.
 
     Args:
-        model: The chat model that leads the team.
+        model: Chat model that leads the team.
         agents: Members by name.
         agent_descriptions: Descriptions of the members by name.
         router: Router that chooses the member for each subtask, instead of the model.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: There is no model.

@@ -1,4 +1,4 @@
-"""Team without a fixed order, whose coordinator chooses the next subtask and its member."""
+"""Team whose coordinator chooses the next subtask and the member that works on it."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class SwarmOrchestrator(BaseOrchestrator):
     The keys of ``agent_outputs`` are ``round_1_<name>``, ``round_2_<name>`` and so on.
 
     Args:
-        model: The chat model that coordinates the team.
+        model: Chat model that coordinates the team.
         agents: Members by name.
         router: Router that chooses the member if the coordinator names none.
-        max_rounds: Maximum number of subtasks. Reaching it is not a success.
-        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
+        max_rounds: Maximum number of subtasks. A run that reaches it is not successful.
+        **options: Options of :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: There is no model, or ``max_rounds`` is below 1.

@@ -48,8 +48,8 @@ class OrchestratorResult:
         subtask_outputs: Tuples of member name, subtask, and result, in the order of the
             subtasks.
         rounds: Number of delegation rounds.
-        success: True if all subtasks succeeded. A partial failure or a reached limit is not a
-            success.
+        success: True if all subtasks succeeded. False after a partial failure or if a limit was
+            reached.
         error: Reason for the failure, or None.
         metadata: ``execution_id`` and additional entries from the team.
     """
@@ -96,7 +96,7 @@ class BaseOrchestrator(BaseAgent):
         names = ("_build", "compile", "execute", "run", "lead")
         if all(getattr(kind, name) is getattr(BaseOrchestrator, name) for name in names):
             raise ConfigurationError(
-                f"{kind.__name__} has no work to run: it does not override 'lead'.",
+                f"{kind.__name__} cannot run: it does not override 'lead'.",
                 fix="Add 'async def lead(self, task, context, team_run)', or override 'run'.",
             )
 
@@ -185,7 +185,7 @@ class BaseOrchestrator(BaseAgent):
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         if not self.members:
             raise ConfigurationError(
-                f"{self!r} has no members: a team delegates its work to them.",
+                f"{self!r} has no members that could do its work.",
                 fix="Pass at least one agent.",
             )
         graphs = {
@@ -230,7 +230,7 @@ class TeamRun:
         self._team = team
         self._graphs = graphs
         self._completed: list[_CompletedSubtask] = []
-        self._labels: dict[str, str] = {}  # of what members have read
+        self._labels: dict[str, str] = {}  # labels of the data that the members read
         self.rounds: int = 0
         self.errors: list[str] = []
 
@@ -259,7 +259,8 @@ class TeamRun:
                     )
                 }
             except MalformedAnswerError as exc:
-                # The task's result is stored too: a repeated call could return another answer.
+                # The result is stored as well, because a repeated call could return a different
+                # answer.
                 return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
         kept = await run_as_task("ask", ask)
@@ -283,7 +284,7 @@ class TeamRun:
     async def route(self, subtask: str, available: Iterable[str] | None = None) -> str:
         """Ask the router to choose the member for a subtask.
 
-        Return the member's name, or an empty string if no member is suitable.
+        Return the member's name, or an empty string if the router finds no suitable member.
         """
         names = list(self._graphs if available is None else available)
 
@@ -328,7 +329,7 @@ class TeamRun:
             found = await self._graphs[name].ainvoke({"task": text}, context=context)
             propagate_labels(
                 (found.get("metadata") or {}).get("labels", {})
-            )  # also those of a stored run
+            )  # include the labels of a stored run
             return AgentResult.coerce({"output": None, **found}).to_plain()
         except RUN_ENDING_ERRORS:
             raise
@@ -397,7 +398,7 @@ def number_duplicates(names: Iterable[str]) -> Iterator[str]:
 
 
 def get_raw_answer(error: ModelError) -> str:
-    """Return the raw text of a malformed model answer from the error that reports it.
+    """Return the raw text of a malformed model answer.
 
     Raises:
         ModelError: The model call itself failed, so there is no answer text. The original error

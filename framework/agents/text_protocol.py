@@ -66,7 +66,7 @@ def to_text_messages(
 ) -> Iterator[BaseMessage]:
     """Yield the messages of a model prompt, starting with the system message.
 
-    If text instructions are given, tool calls and tool results are converted to text.
+    If ``text_instructions`` are passed, tool calls and tool results are converted to text.
     """
     if system := "\n\n".join(part for part in (system_prompt, text_instructions) if part):
         yield SystemMessage(system)
@@ -202,7 +202,7 @@ def mark_unreadable(message: AIMessage, reason: str) -> AIMessage:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON text, with or without a code fence. Text that is not JSON is returned unchanged."""
+    """Parse JSON text with or without a code fence. Return other text unchanged."""
     try:
         return json.loads(re.sub(r"^```\w*", "", text.strip()).removesuffix("```"))
     except ValueError:
@@ -210,7 +210,7 @@ def parse_json(text: str) -> Any:
 
 
 def _parse_arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
-    """Parse the arguments of a tool call from text, or return None if this is not possible.
+    """Parse the arguments of a tool call from text. Return None if they are invalid.
 
     A value that is not an object becomes the argument of a tool with a single parameter. Text
     that is not JSON is such a value only if it is a single line and does not look like an

@@ -494,7 +494,7 @@ async def test_a_subclass_may_call_super() -> None:
 
 
 async def test_an_agent_without_execute_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no work to run"):
+    with pytest.raises(ConfigurationError, match="does not override"):
         await BaseAgent().execute("?")
 
 
