@@ -330,12 +330,13 @@ def test_the_state_of_a_step_copies_and_merges_like_a_dictionary() -> None:
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic supports typing.TypedDict here")
 def test_fix_for_a_typed_dict_of_typing_names_the_right_module() -> None:
-    record = TypedDict("record", {"day": str})
+    class Record(TypedDict):
+        day: str
 
     def read() -> Any:
         """Read a record."""
 
-    read.__annotations__["return"] = record
+    read.__annotations__["return"] = Record
     with pytest.raises(ValidationError) as error:
         capability_node(read)
     assert error.value.fix == "Import TypedDict from typing_extensions."
