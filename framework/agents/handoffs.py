@@ -53,7 +53,7 @@ def handoff_tool(to: str = "", description: str | None = None) -> HandoffTool:
     ``keeps_dialogue=True``. The tool ends the agent's run and its dialogue:
 
     - ``transfer_to_<name>(task)`` proposes a plan in which the capability performs the task. The
-    plan is validated like any other plan.
+      plan is validated like any other plan.
     - ``hand_back(task)`` passes the agent's reason to the planner, which continues the turn.
 
     Args:
