@@ -96,7 +96,8 @@ class OrchestratorNode(BaseInfrastructureNode):
         )
         # Corrections count as plans.
         update["control_budget"]["plans"] = view.budget.get("plans", 0) + drafts.plans_made
-        update["planning_missing"] = _list_abandoned_steps(view, draft.checked.plan)
+        if draft.gives_up:
+            update["planning_missing"] = _list_abandoned_steps(view)
         if draft.answer:
             update["task_custom_message"] = draft.answer
         used_capabilities = _list_plan_capabilities(draft.checked.plan)
@@ -176,18 +177,8 @@ async def _review_plan(
     return {**update, "planning_missing": {}}  # an earlier rejection no longer applies
 
 
-def _list_abandoned_steps(view: TurnView, plan: ExecutionPlan) -> dict[str, str]:
-    """Map each unfinished step of a failed plan that is not replaced to the reason.
-
-    The mapping is empty if the new plan still has work to do, because this work may replace the
-    failed steps.
-    """
-    has_open_work = any(
-        step["capability"] not in TERMINAL_STEPS and step["context_key"] not in view.succeeded_keys
-        for step in plan["steps"]
-    )
-    if not view.last_failure or has_open_work:
-        return {}
+def _list_abandoned_steps(view: TurnView) -> dict[str, str]:
+    """Map each unfinished step of a failed plan to the reason why it did not run."""
     details = (view.last_failure.get("classification") or {}).get("metadata") or {}
     rejected = details.get("rejected_by_person") or {}
     reason = readable_text(str(view.last_failure.get("user_message") or ""))
@@ -262,10 +253,12 @@ class _PlanDraft(NamedTuple):
     Attributes:
         checked: Validated plan, or ``None`` if the reply contains only an answer.
         answer: Answer to the user included in the reply, or an empty string.
+        gives_up: True if the reply to a failure has no steps.
     """
 
     checked: CheckedPlan | None
     answer: str
+    gives_up: bool = False
 
 
 @dataclass
@@ -357,6 +350,9 @@ class _PlanDrafter:
         Returns ``None`` to keep the current plan.
         """
         plan, answer, wants_look = split_reply(reply, self.services)
+        gives_up = (
+            bool(self.view.last_failure) and isinstance(plan, dict) and plan.get("steps") == []
+        )
         if self.reviewed_steps and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             new = new_steps(plan["steps"], self.view, request.catalog)
             if not new and not answer and (not plan["steps"] or _is_plan_finished(self.view)):
@@ -367,7 +363,7 @@ class _PlanDrafter:
                 return _PlanDraft(None, text)
             plan = {**plan, "steps": [*finished_steps(self.view), *new]}
             answer = text
-        elif self.view.last_failure and isinstance(plan, dict) and plan.get("steps") == []:
+        elif gives_up:
             plan = {**plan, "steps": finished_steps(self.view)}  # the answer reports their results
         plan = await insert_suppliers(plan, request, self.services)
         checked = await prepare_plan(plan, self.view, self.services, capabilities, labels)
@@ -380,7 +376,9 @@ class _PlanDrafter:
         ):  # the answer of a small model would not list the abilities
             answer = _write_refusal(self.view, self.services)
         return _PlanDraft(
-            checked, answer if self.reviewed_steps else self._find_direct_answer(answer, checked)
+            checked,
+            answer if self.reviewed_steps else self._find_direct_answer(answer, checked),
+            gives_up and not self.reviewed_steps,
         )
 
     def _find_direct_answer(self, answer: str, plan: CheckedPlan) -> str:

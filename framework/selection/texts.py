@@ -18,11 +18,11 @@ _DIGIT = re.compile(r"\d")
 _WORD = re.compile(r"\w+")
 _VALUE = re.compile(
     r"(?:in|at|near|from|to|for)\s+(?P<place>[^\W\d_]{3,})\b"
-    r"|(?<=[a-z,] )(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)|\b(?P<code>(?=[\w-]*\d)\w[\w-]*)",
+    r"|(?<=[a-z,] )(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)|(?<![\w-])-*+(?P<code>(?=[\w-]*\d)\w[\w-]*)",
 )
 _NAME = re.compile(
     r"\b(?:about|at|by|for|from|in|near|of|on|to)\s+(?P<name>[A-Z][\w-]+(?:\s[A-Z][\w-]+)*)"
-    r"|\b(?P<code>(?=[\w-]*\d)(?=[\w-]*[A-Z])\w[\w-]*)"
+    r"|(?<![\w-])-*+(?P<code>(?=[\w-]*\d)(?=[\w-]*[A-Z])\w[\w-]*)"
 )
 _DATE_NAMES = frozenset(map(str.lower, (*calendar.day_name, *calendar.month_name, "I")))
 _PUNCTUATION = re.compile(r"[.!?:;,()]\s+|[.!?:;,()]$")
